@@ -1,0 +1,68 @@
+"""Train a neural network from a Spark DataFrame, with Horovod over MPI inside Spark's own tasks.
+
+Importing this package loads no framework; what a name needs is loaded when it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+from .config import AllreduceOptions
+from .errors import (
+    DataError,
+    EnvironmentProblem,
+    HorovodSparkError,
+    InvalidInputError,
+    LaunchError,
+    ModelError,
+    NotEnoughSlotsError,
+    RankFailedError,
+    RunDirectoryError,
+    RunFailedError,
+)
+
+if TYPE_CHECKING:
+    from .api import run_training
+    from .launch.driver import RunResult
+    from .ml.transformer import TFTransformer
+    from .runner import HorovodRunner
+
+_LAZY = {
+    "HorovodRunner": ".runner",
+    "RunResult": ".launch.driver",
+    "TFTransformer": ".ml.transformer",
+    "run_training": ".api",
+}
+
+__all__ = [
+    "AllreduceOptions",
+    "DataError",
+    "EnvironmentProblem",
+    "HorovodRunner",
+    "HorovodSparkError",
+    "InvalidInputError",
+    "LaunchError",
+    "ModelError",
+    "NotEnoughSlotsError",
+    "RankFailedError",
+    "RunDirectoryError",
+    "RunFailedError",
+    "RunResult",
+    "TFTransformer",
+    "__version__",
+    "run_training",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name], __name__), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

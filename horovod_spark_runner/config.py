@@ -1,0 +1,169 @@
+"""Settings of a run: frozen values, checked when they are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from .errors import InvalidInputError
+
+ALLREDUCE_ALGORITHMS = ("auto", "ring", "segmented_ring", "recursive_doubling")
+COMPRESSIONS = ("none", "fp16")
+LR_SCALINGS = ("none", "linear", "sqrt")
+MATERIALIZERS = ("petastorm", "spark")
+
+
+def check_count(name: str, value: object, minimum: int = 1) -> int:
+    """Return ``value`` if it is a whole number of at least ``minimum``.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    # bool is an int to Python, but num_workers=True is a mistake.
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise InvalidInputError(
+            f"{name} must be a whole number of at least {minimum}, got {value!r}"
+        )
+    return value
+
+
+def check_seconds(name: str, value: object) -> float:
+    """Return ``value`` in seconds if it is a finite number of at least 0, else raise."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not math.isfinite(value)
+        or value < 0
+    ):
+        raise InvalidInputError(f"{name} must be a number of seconds, at least 0, got {value!r}")
+    return float(value)
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    """Return ``value`` if it is one of ``choices``, else raise ``InvalidInputError``."""
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidInputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+@dataclass(frozen=True)
+class AllreduceOptions:
+    """How gradients are added up over the ranks.
+
+    Attributes:
+        algorithm: Open MPI's allreduce. ``"auto"`` (default) leaves the choice to Open MPI, which
+            takes recursive doubling for small messages and ring or segmented ring for large
+            ones: a ring moves the least data (2·(N−1)/N of the message per rank) but needs
+            2·(N−1) messages one after the other, so forcing it slows small models down.
+            ``"ring"`` and ``"segmented_ring"`` force it for every size.
+        segment_bytes: segment size of ``"segmented_ring"``, in bytes; 0 leaves Open MPI's own.
+        compression: ``"fp16"`` halves what is sent of float32 gradients; ``"none"`` (default).
+        fusion_bytes: Horovod's fusion buffer, in bytes (64 MiB).
+        cycle_ms: how long Horovod waits for further tensors, in milliseconds (1).
+    """
+
+    algorithm: str = "auto"
+    segment_bytes: int = 0
+    compression: str = "none"
+    fusion_bytes: int = 64 * 1024 * 1024
+    cycle_ms: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_choice("allreduce algorithm", self.algorithm, ALLREDUCE_ALGORITHMS)
+        check_choice("allreduce compression", self.compression, COMPRESSIONS)
+        check_count("allreduce segment_bytes", self.segment_bytes, minimum=0)
+        check_count("allreduce fusion_bytes", self.fusion_bytes, minimum=0)
+        if self.segment_bytes and self.algorithm != "segmented_ring":
+            raise InvalidInputError(
+                f"segment_bytes={self.segment_bytes} applies to algorithm='segmented_ring' only, "
+                f"got algorithm={self.algorithm!r}"
+            )
+        if not self.cycle_ms > 0:
+            raise InvalidInputError(f"allreduce cycle_ms must be above 0, got {self.cycle_ms!r}")
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How ranks are started and watched.
+
+    Attributes:
+        num_workers: ranks, one per Spark barrier task.
+        gpus_per_worker: GPUs of each rank, as Spark schedules them; 0 for CPU.
+        start_timeout: seconds to wait for Spark to have enough free slots (10: executors that
+            are just registering), and for the ranks to start once it has.
+        env: environment variables set for every rank.
+        mpi_parameters: further Open MPI parameters, as ``--mca NAME VALUE``.
+        allreduce: see `AllreduceOptions`.
+        stream_logs: print the ranks' output lines on the driver.
+    """
+
+    num_workers: int
+    gpus_per_worker: int = 0
+    start_timeout: float = 10.0
+    env: Mapping[str, str] = field(default_factory=dict)
+    mpi_parameters: Mapping[str, str] = field(default_factory=dict)
+    allreduce: AllreduceOptions = AllreduceOptions()
+    stream_logs: bool = True
+
+    def __post_init__(self) -> None:
+        check_count("num_workers", self.num_workers)
+        check_count("gpus_per_worker", self.gpus_per_worker, minimum=0)
+        check_seconds("start_timeout", self.start_timeout)
+        for name, mapping in (("env", self.env), ("mpi_parameters", self.mpi_parameters)):
+            if not all(isinstance(k, str) and isinstance(v, str) for k, v in mapping.items()):
+                raise InvalidInputError(f"{name} must map text to text, got {dict(mapping)!r}")
+            object.__setattr__(self, name, MappingProxyType(dict(mapping)))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A mapping proxy does not pickle; the settings travel to the workers.
+        values = (
+            self.num_workers,
+            self.gpus_per_worker,
+            self.start_timeout,
+            dict(self.env),
+            dict(self.mpi_parameters),
+            self.allreduce,
+            self.stream_logs,
+        )
+        return LaunchOptions, values
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How a model is fitted.
+
+    Attributes:
+        batch_size: rows per rank and step; a global batch holds ``num_workers`` times as many.
+        epochs: epochs the run is to have in the end, those of earlier, resumed runs included.
+        seed: seed of the shuffle, of weight initialisation and of the frameworks.
+        shuffle: take the rows in another order every epoch.
+        lr_scaling: multiply the learning rate by the number of ranks (``"linear"``), its square
+            root (``"sqrt"``) or not at all (``"none"``).
+        warmup_epochs: epochs over which the learning rate rises to its scaled value.
+        window_bytes: memory of the shuffle window of one rank, in bytes.
+    """
+
+    batch_size: int = 32
+    epochs: int = 1
+    seed: int = 0
+    shuffle: bool = True
+    lr_scaling: str = "none"
+    warmup_epochs: float = 0.0
+    window_bytes: int = 256 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        check_count("batch_size", self.batch_size)
+        check_count("epochs", self.epochs)
+        check_count("seed", self.seed, minimum=0)
+        if self.seed >= 2**32:
+            raise InvalidInputError(f"seed must be below 2**32, got {self.seed}")
+        check_choice("lr_scaling", self.lr_scaling, LR_SCALINGS)
+        check_seconds("warmup_epochs", self.warmup_epochs)
+        check_count("window_bytes", self.window_bytes)
+        if self.warmup_epochs and self.lr_scaling == "none":
+            raise InvalidInputError(
+                f"warmup_epochs={self.warmup_epochs} needs lr_scaling='linear' or 'sqrt': the "
+                "warm-up rises from the model's learning rate to the scaled one"
+            )

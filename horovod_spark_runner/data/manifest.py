@@ -1,0 +1,108 @@
+"""What a materialized dataset is: its columns, files and row groups. Pure.
+
+The manifest is made once, on the driver, from the files' footers, and sent to all ranks; they
+list nothing and open only the files they read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column as the ranks read it.
+
+    Attributes:
+        name: column name.
+        dtype: NumPy dtype name of its elements.
+        shape: shape of one row's value; ``()`` for a scalar.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Elements of one row's value."""
+        return math.prod(self.shape)
+
+    def describe(self) -> str:
+        """Return "'image': float32 of shape (8, 8, 1)" for messages."""
+        shape = f" of shape {self.shape}" if self.shape else ""
+        return f"{self.name!r}: {self.dtype}{shape}"
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """One Parquet row group: where it is and how large.
+
+    Attributes:
+        file: index into the manifest's files.
+        index: row group's place in that file.
+        rows: rows it holds.
+        size: bytes it takes uncompressed.
+    """
+
+    file: int
+    index: int
+    rows: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A materialized dataset.
+
+    Attributes:
+        url: folder of the dataset.
+        files: its Parquet files, relative to ``url``.
+        columns: its columns.
+        row_groups: all row groups, in file order.
+        checksum: of the rows' contents, whatever their order; equal data have equal checksums.
+    """
+
+    url: str
+    files: tuple[str, ...]
+    columns: tuple[Column, ...]
+    row_groups: tuple[RowGroup, ...]
+    checksum: str
+
+    @property
+    def rows(self) -> int:
+        return sum(group.rows for group in self.row_groups)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the data: contents and columns, not where or when it was written."""
+        columns = [asdict(column) for column in self.columns]
+        text = json.dumps([self.checksum, self.rows, columns], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def column(self, name: str) -> Column:
+        return next(column for column in self.columns if column.name == name)
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """Rebuild a manifest.
+
+        Raises:
+            ValueError: the text is no manifest of this format.
+        """
+        fields: dict[str, Any] = json.loads(text)
+        if fields.pop("format", None) != FORMAT:
+            raise ValueError("a dataset manifest of another format")
+        columns = tuple(Column(**{**c, "shape": tuple(c["shape"])}) for c in fields.pop("columns"))
+        groups = tuple(RowGroup(**group) for group in fields.pop("row_groups"))
+        files = tuple(fields.pop("files"))
+        return cls(columns=columns, row_groups=groups, files=files, **fields)

@@ -1,0 +1,124 @@
+"""Petastorm's converter on current pyarrow and numpy.
+
+Petastorm's last release still uses names that both have dropped. While it is imported and while
+it converts, they are supplied with what replaced them, and taken away again: other libraries test
+for some of them. Only the converter (DataFrame to Parquet) is used, and it runs unchanged. Nothing
+else in this package imports Petastorm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..storage.filesystem import Location
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_PARENT_CACHE = "petastorm.spark.converter.parentCacheDirUrl"
+# The converter takes its folder from the session's settings: one materialization at a time.
+_lock = threading.Lock()
+
+
+def convert(
+    spark: SparkSession, frame: DataFrame, parent_url: str, row_group_bytes: int, codec: str
+) -> str:
+    """Write ``frame`` to Parquet with Petastorm and return the folder it made.
+
+    Args:
+        spark: the frame's session.
+        frame: columns of numbers and of arrays of numbers, in their final types.
+        parent_url: folder, as a URL, under which the converter makes one of its own.
+        row_group_bytes: size of the row groups.
+        codec: Parquet compression; ``zstd`` is not among Petastorm's.
+    """
+    settings = {_PARENT_CACHE: parent_url, "parquet.enable.dictionary": "false"}
+    with _lock, _missing_names(), _settings(spark, settings):
+        converter = _load_converter().make_spark_converter(
+            frame,
+            parquet_row_group_size_bytes=row_group_bytes,
+            compression_codec=codec,
+            dtype=None,  # types are final; Petastorm would warn of every conversion
+        )
+    return str(converter.cache_dir_url)
+
+
+def _load_converter() -> Any:
+    """Import and return ``petastorm.spark.spark_dataset_converter``."""
+    name = "petastorm.spark.spark_dataset_converter"
+    if name not in sys.modules:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = importlib.import_module(name)
+        # It advises files of 50 MB, which its own reader needs, and fails where a path holds a
+        # space, because it does not unquote the URLs Spark gives it.
+        module._check_dataset_file_median_size = _give_no_advice
+        # Its own deletion, also at exit, goes through names that are gone by then.
+        module.register_delete_dir_handler(_delete_folder)
+    return sys.modules[name]
+
+
+def _delete_folder(url: str) -> None:
+    Location(url).delete_folder()
+
+
+def _give_no_advice(urls: list[str]) -> None:
+    """Stand in for the converter's warning about small files."""
+
+
+@contextlib.contextmanager
+def _missing_names() -> Iterator[None]:
+    import fsspec.implementations.local
+    import numpy
+    import pyarrow
+
+    local = fsspec.implementations.local.LocalFileSystem
+    added: list[tuple[Any, str]] = []
+    modules: list[str] = []
+
+    def supply(owner: Any, name: str, make: Callable[[], Any]) -> None:
+        if not hasattr(owner, name):
+            setattr(owner, name, make())
+            added.append((owner, name))
+
+    supply(pyarrow, "LocalFileSystem", lambda: local)
+    supply(pyarrow, "localfs", local)
+    supply(pyarrow.lib, "ArrowIOError", lambda: OSError)
+    supply(numpy, "unicode_", lambda: numpy.str_)
+    supply(numpy, "string_", lambda: numpy.bytes_)
+    for name in ("pyarrow.filesystem", "pyarrow.hdfs"):
+        if name not in sys.modules:
+            module = types.ModuleType(name)
+            module.__dict__.update(LocalFileSystem=local, FileSystem=local, HadoopFileSystem=local)
+            sys.modules[name] = module
+            modules.append(name)
+            supply(pyarrow, name.rpartition(".")[2], lambda module=module: module)
+    try:
+        yield
+    finally:
+        for owner, name in added:
+            delattr(owner, name)
+        for name in modules:
+            del sys.modules[name]
+
+
+@contextlib.contextmanager
+def _settings(spark: SparkSession, values: dict[str, str]) -> Iterator[None]:
+    before = {name: spark.conf.get(name, None) for name in values}
+    try:
+        for name, value in values.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)

@@ -1,0 +1,244 @@
+"""Row groups to NumPy batches.
+
+One thread reads ahead; what it holds is bounded by one block per lane and a few chunks of
+batches. Values go from Parquet to NumPy without a detour through Python objects.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import DataError
+from ..storage.filesystem import Location
+from .manifest import Column, Manifest
+from .sharding import Block, EpochPlan, LaneSlice, Piece, contiguous_share
+
+# Rows gathered at once: batches are views into such a chunk, so that the cost per batch is small.
+CHUNK_ROWS = 4096
+# Chunks the reading thread may be ahead.
+PREFETCH_CHUNKS = 2
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's part of a global batch.
+
+    Attributes:
+        step: step in the epoch, from 0.
+        rows: rows in this part; 0 if the last global batch has fewer rows than there are ranks.
+        arrays: values by column name, each of shape ``(rows, *column.shape)``.
+    """
+
+    step: int
+    rows: int
+    arrays: Arrays
+
+
+class DatasetReader:
+    """Reads a materialized dataset.
+
+    Args:
+        manifest: the dataset.
+        columns: names of the columns to read; all by default.
+    """
+
+    def __init__(self, manifest: Manifest, columns: Sequence[str] | None = None) -> None:
+        self._manifest = manifest
+        names = [c.name for c in manifest.columns] if columns is None else list(columns)
+        self._columns = [manifest.column(name) for name in dict.fromkeys(names)]
+        self._location = Location(manifest.url)
+        self._files: dict[int, pq.ParquetFile] = {}
+
+    def epoch(
+        self, plan: EpochPlan, rank: int, world: int, first_step: int = 0
+    ) -> Iterator[Batch]:
+        """Yield the batches of ``rank`` from ``first_step`` on, read ahead by a thread."""
+        return _read_ahead(lambda: self._epoch_chunks(plan, rank, world, first_step))
+
+    def share(self, rank: int, world: int, batch_size: int) -> Iterator[Batch]:
+        """Yield this rank's contiguous share of all rows, in file order, for evaluation."""
+        groups = [group.rows for group in self._manifest.row_groups]
+        pieces = contiguous_share(groups, rank, world)
+        return _read_ahead(lambda: self._share_chunks(pieces, batch_size))
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _epoch_chunks(
+        self, plan: EpochPlan, rank: int, world: int, first_step: int
+    ) -> Iterator[list[Batch]]:
+        lanes: dict[int, _Lane] = {}
+        steps = max(1, CHUNK_ROWS * world // plan.global_batch)
+        for begin in range(first_step, plan.steps, steps):
+            yield self._gather(plan, lanes, rank, world, range(begin, min(begin + steps, plan.steps)))
+
+    def _gather(
+        self, plan: EpochPlan, lanes: dict[int, _Lane], rank: int, world: int, steps: range
+    ) -> list[Batch]:
+        slices = [plan.rank_slices(step, rank, world) for step in steps]
+        counts = [sum(s.stop - s.start for s in batch) for batch in slices]
+        chunk = {c.name: np.empty((sum(counts), *c.shape), c.dtype) for c in self._columns}
+        for lane, (positions, places) in _by_lane(slices).items():
+            if lane not in lanes:
+                lanes[lane] = _Lane(plan.lane_blocks(lane), self._read_block)
+            lanes[lane].copy_rows(positions, chunk, places)
+        batches, offset = [], 0
+        for step, count in zip(steps, counts, strict=True):
+            arrays = {name: values[offset : offset + count] for name, values in chunk.items()}
+            batches.append(Batch(step, count, arrays))
+            offset += count
+        return batches
+
+    def _share_chunks(self, pieces: list[Piece], batch_size: int) -> Iterator[list[Batch]]:
+        step = 0
+        for piece in pieces:
+            arrays = self._read_pieces([piece])
+            batches = []
+            for begin in range(0, piece.stop - piece.start, batch_size):
+                part = {name: values[begin : begin + batch_size] for name, values in arrays.items()}
+                rows = min(batch_size, piece.stop - piece.start - begin)
+                batches.append(Batch(step, rows, part))
+                step += 1
+            yield batches
+
+    def _read_block(self, block: Block) -> Arrays:
+        return self._read_pieces(block.pieces)
+
+    def _read_pieces(self, pieces: Sequence[Piece]) -> Arrays:
+        parts = [self._read_piece(piece) for piece in pieces]
+        if len(parts) == 1:
+            return parts[0]
+        return {c.name: np.concatenate([p[c.name] for p in parts]) for c in self._columns}
+
+    def _read_piece(self, piece: Piece) -> Arrays:
+        group = self._manifest.row_groups[piece.row_group]
+        file = self._files.get(group.file)
+        if file is None:
+            path = self._location.join(self._manifest.files[group.file])
+            file = self._files[group.file] = pq.ParquetFile(path.open_input())
+        table = file.read_row_group(group.index, columns=[c.name for c in self._columns])
+        rows = table.slice(piece.start, piece.stop - piece.start)
+        return {c.name: column_to_numpy(rows.column(c.name), c) for c in self._columns}
+
+
+class _Lane:
+    """Reads one lane front to back, one block at a time."""
+
+    def __init__(self, blocks: Sequence[Block], read: Callable[[Block], Arrays]) -> None:
+        self._blocks = blocks
+        self._read = read
+        self._number = -1
+        self._arrays: Arrays = {}
+        self._order = np.empty(0, np.int64)
+
+    def copy_rows(self, positions: np.ndarray, target: Arrays, places: np.ndarray) -> None:
+        """Copy the rows at ascending lane ``positions`` to ``places`` of ``target``."""
+        done = 0
+        while done < len(positions):
+            block = self._load(int(positions[done]))
+            end = int(np.searchsorted(positions, block.first + block.rows))
+            rows = self._order[positions[done:end] - block.first]
+            for name, values in target.items():
+                values[places[done:end]] = self._arrays[name][rows]
+            done = end
+
+    def _load(self, position: int) -> Block:
+        number = max(self._number, 0)
+        while position >= self._blocks[number].first + self._blocks[number].rows:
+            number += 1
+        block = self._blocks[number]
+        if number != self._number:
+            self._arrays = {}  # released before the next is read
+            self._arrays = self._read(block)
+            self._order = block.order()
+            self._number = number
+        return block
+
+
+def _by_lane(
+    slices: Sequence[tuple[LaneSlice, ...]],
+) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Return, by lane, the positions to read and their places in the chunk."""
+    positions: dict[int, list[np.ndarray]] = {}
+    places: dict[int, list[np.ndarray]] = {}
+    offset = 0
+    for batch in slices:
+        for part in batch:
+            count = part.stop - part.start
+            positions.setdefault(part.lane, []).append(np.arange(part.start, part.stop))
+            places.setdefault(part.lane, []).append(np.arange(offset, offset + count))
+            offset += count
+    return {
+        lane: (np.concatenate(positions[lane]), np.concatenate(places[lane])) for lane in positions
+    }
+
+
+def column_to_numpy(values: pa.ChunkedArray, column: Column) -> np.ndarray:
+    """Return a Parquet column as one array of shape ``(rows, *column.shape)``.
+
+    Raises:
+        DataError: it holds nulls, or lists of another length.
+    """
+    array = values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
+    rows = len(array)
+    if array.null_count:
+        raise DataError(f"column {column.name!r} holds {array.null_count} null values")
+    if column.shape:
+        offsets = array.offsets.to_numpy(zero_copy_only=False)
+        if rows and not np.array_equal(np.diff(offsets), np.full(rows, column.width)):
+            raise DataError(f"column {column.name!r} holds arrays that have not {column.width} elements")
+        array = array.values.slice(offsets[0] if rows else 0, rows * column.width)
+        if array.null_count:
+            raise DataError(f"column {column.name!r} holds arrays with null elements")
+    flat = array.to_numpy(zero_copy_only=False)
+    return flat.astype(column.dtype, copy=False).reshape(rows, *column.shape)
+
+
+_END = object()
+
+
+def _read_ahead(chunks: Callable[[], Iterator[list[Batch]]]) -> Iterator[Batch]:
+    """Yield the batches of ``chunks()``, which runs in a thread of its own."""
+    ready: queue.Queue[Any] = queue.Queue(PREFETCH_CHUNKS)
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=_produce, args=(chunks, ready, stop), name="hsr-reader", daemon=True
+    )
+    thread.start()
+    try:
+        while (item := ready.get()) is not _END:
+            if isinstance(item, BaseException):
+                raise item
+            yield from item
+    finally:
+        stop.set()
+        while thread.is_alive():  # it may be waiting for room in the queue
+            try:
+                ready.get_nowait()
+            except queue.Empty:
+                thread.join(0.01)
+
+
+def _produce(
+    chunks: Callable[[], Iterator[list[Batch]]], ready: queue.Queue[Any], stop: threading.Event
+) -> None:
+    try:
+        for chunk in chunks():
+            ready.put(chunk)
+            if stop.is_set():
+                return
+        ready.put(_END)
+    except BaseException as error:  # raised where the batches are used
+        ready.put(error)

@@ -1,0 +1,235 @@
+"""Which rank reads which row at which step. Pure.
+
+The order of samples in an epoch is a function of (row groups, seed, epoch, global batch size)
+only, never of the number of ranks, so any world size reads the same global batches, every row
+exactly once per epoch, in equally many steps.
+
+How: the row groups are permuted and laid end to end; that sequence is cut into equally long
+*lanes*; each lane is read in *blocks* of consecutive row groups whose rows are permuted. A global
+batch takes equally many rows of every lane, lane after lane, and a rank takes its slice of the
+global batch, which is its own lanes: it reads about 1/N of the data, and memory is bounded by one
+block per lane it reads. (The lanes serve the purpose of the canonical nodes of mosaicml/streaming,
+but follow from the global batch, so that no number of nodes needs to be remembered.)
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+MAX_LANES = 64
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows ``start`` to ``stop`` of one row group."""
+
+    row_group: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive rows of a lane that are shuffled together.
+
+    Attributes:
+        first: position in the lane of its first row.
+        rows: number of rows.
+        pieces: where they come from.
+        order: permutation of its rows.
+    """
+
+    first: int
+    rows: int
+    pieces: tuple[Piece, ...]
+    key: tuple[int, ...]
+    shuffle: bool
+
+    def order(self) -> np.ndarray:
+        """Return which row of the pieces, laid end to end, is at which place."""
+        if not self.shuffle:
+            return np.arange(self.rows)
+        return permutation(self.rows, *self.key)
+
+
+@dataclass(frozen=True)
+class LaneSlice:
+    """Positions ``start`` to ``stop`` of one lane."""
+
+    lane: int
+    start: int
+    stop: int
+
+
+def permutation(size: int, *key: int) -> np.ndarray:
+    """Return a permutation of ``range(size)`` that depends on ``key`` only.
+
+    Sorts the raw output of the counter-based Philox generator (Salmon et al., 2011), whose stream
+    NumPy keeps the same in all versions, as it does not for ``Generator.permutation``.
+    """
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
+    generator = np.random.Philox(key=np.frombuffer(digest, dtype=np.uint64))
+    return np.argsort(generator.random_raw(size), kind="stable")
+
+
+def lane_count(row_groups: Sequence[int], global_batch: int, window_row_groups: int) -> int:
+    """Return the number of lanes: the largest divisor of the global batch that is affordable.
+
+    Args:
+        row_groups: rows of each row group.
+        global_batch: rows of a global batch.
+        window_row_groups: row groups that fit the shuffle window of one rank, for the case that
+            a single rank has to read all lanes.
+    """
+    limit = max(1, min(MAX_LANES, len(row_groups), window_row_groups, global_batch))
+    return next(lanes for lanes in range(limit, 0, -1) if global_batch % lanes == 0)
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """The order of one epoch.
+
+    Attributes:
+        row_groups: rows of each row group of the dataset.
+        global_batch: rows of a global batch, all ranks together.
+        seed: seed of the run.
+        epoch: epoch, from 0.
+        lanes: see `lane_count`; must divide ``global_batch``.
+        block_rows: rows a block has at least, unless its lane ends.
+        shuffle: ``False`` keeps the order of the files.
+    """
+
+    row_groups: tuple[int, ...]
+    global_batch: int
+    seed: int
+    epoch: int
+    lanes: int = 1
+    block_rows: int = 1
+    shuffle: bool = True
+
+    @cached_property
+    def rows(self) -> int:
+        return sum(self.row_groups)
+
+    @cached_property
+    def steps(self) -> int:
+        """Global batches of the epoch; the last may be partial."""
+        return -(-self.rows // self.global_batch)
+
+    def batch_rows(self, step: int) -> int:
+        """Rows of the global batch of ``step``."""
+        return min(self.global_batch, self.rows - step * self.global_batch)
+
+    def lane_rows(self, lane: int) -> int:
+        return self.rows // self.lanes + (lane < self.rows % self.lanes)
+
+    def rank_slices(self, step: int, rank: int, world: int) -> tuple[LaneSlice, ...]:
+        """Return what ``rank`` of ``world`` reads at ``step``; nothing if there are fewer rows.
+
+        A full global batch gives every rank the same number of rows if ``world`` divides it; the
+        rows of a partial one are spread as evenly as can be.
+        """
+        total = self.batch_rows(step)
+        begin, end = total * rank // world, total * (rank + 1) // world
+        per_lane = self.global_batch // self.lanes
+        slices = []
+        offset = 0
+        for lane in range(self.lanes):
+            first = step * per_lane
+            count = min(per_lane, self.lane_rows(lane) - first)
+            low, high = max(begin, offset), min(end, offset + count)
+            if low < high:
+                slices.append(LaneSlice(lane, first + low - offset, first + high - offset))
+            offset += count
+        return tuple(slices)
+
+    def lane_blocks(self, lane: int) -> tuple[Block, ...]:
+        """Return the blocks of ``lane``, in the order they are read."""
+        blocks: list[Block] = []
+        pieces: list[Piece] = []
+        first = rows = 0
+        for piece in self._lane_pieces(lane):
+            pieces.append(piece)
+            rows += piece.stop - piece.start
+            if rows >= self.block_rows:
+                blocks.append(self._block(lane, len(blocks), first, rows, pieces))
+                first, rows, pieces = first + rows, 0, []
+        if pieces:
+            blocks.append(self._block(lane, len(blocks), first, rows, pieces))
+        return tuple(blocks)
+
+    def _block(self, lane: int, number: int, first: int, rows: int, pieces: list[Piece]) -> Block:
+        key = (self.seed, self.epoch, lane, number)
+        return Block(first, rows, tuple(pieces), key, self.shuffle)
+
+    @cached_property
+    def _sequence(self) -> tuple[list[int], list[int]]:
+        """The row groups in reading order, and where each begins in the whole sequence."""
+        if self.shuffle:
+            order = permutation(len(self.row_groups), self.seed, self.epoch).tolist()
+        else:
+            order = list(range(len(self.row_groups)))
+        starts, position = [], 0
+        for group in order:
+            starts.append(position)
+            position += self.row_groups[group]
+        return order, starts
+
+    def _lane_pieces(self, lane: int) -> list[Piece]:
+        longer = self.rows % self.lanes
+        begin = lane * (self.rows // self.lanes) + min(lane, longer)
+        return self._pieces(begin, begin + self.lane_rows(lane))
+
+    def _pieces(self, begin: int, end: int) -> list[Piece]:
+        order, starts = self._sequence
+        pieces = []
+        place = max(0, bisect.bisect_right(starts, begin) - 1)
+        while begin < end:
+            group, start = order[place], starts[place]
+            stop = min(end, start + self.row_groups[group])
+            if stop > begin:
+                pieces.append(Piece(group, begin - start, stop - start))
+                begin = stop
+            place += 1
+        return pieces
+
+
+def plan_epoch(
+    row_groups: Sequence[tuple[int, int]],
+    *,
+    global_batch: int,
+    seed: int,
+    epoch: int,
+    window_bytes: int,
+    shuffle: bool = True,
+) -> EpochPlan:
+    """Return the plan of an epoch whose shuffle window takes about ``window_bytes`` in all.
+
+    Args:
+        row_groups: (rows, bytes) of each row group.
+        global_batch: rows of a global batch.
+        seed: seed of the run.
+        epoch: epoch, from 0.
+        window_bytes: memory a single rank may use if it has to read all lanes.
+        shuffle: whether to take the rows in another order every epoch.
+    """
+    sizes = [size for _, size in row_groups]
+    rows = tuple(count for count, _ in row_groups)
+    affordable = max(1, window_bytes // max(1, *sizes)) if sizes else 1
+    lanes = lane_count(rows, global_batch, affordable) if shuffle else 1
+    row_bytes = max(1.0, sum(sizes) / max(1, sum(rows)))
+    block_rows = max(1, int(window_bytes / lanes / row_bytes)) if shuffle else 1
+    return EpochPlan(rows, global_batch, seed, epoch, lanes, block_rows, shuffle)
+
+
+def contiguous_share(row_groups: Sequence[int], rank: int, world: int) -> list[Piece]:
+    """Return the rows ``rank`` of ``world`` reads when order does not matter (evaluation)."""
+    plan = EpochPlan(tuple(row_groups), 1, 0, 0, shuffle=False)
+    total = plan.rows
+    return plan._pieces(total * rank // world, total * (rank + 1) // world)

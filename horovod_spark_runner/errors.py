@@ -1,0 +1,116 @@
+"""Every exception this package raises.
+
+::
+
+    HorovodSparkError
+    ├── InvalidInputError (also a ValueError)   what the caller passed cannot work
+    │   ├── DataError                           columns, types or values of the DataFrame
+    │   ├── ModelError                          model_fn, or the model it returned
+    │   └── RunDirectoryError                   the run directory, or what it holds
+    ├── EnvironmentProblem                      something is not installed or not built right
+    ├── NotEnoughSlotsError                     Spark cannot give the slots that were asked for
+    └── RunFailedError                          a distributed run ended without a result
+        ├── RankFailedError                     a rank raised, exited or was killed
+        └── LaunchError                         the ranks could not be started or lost Spark
+
+Who can mend it is what separates the branches: the caller (``InvalidInputError``), whoever
+installs the cluster (``EnvironmentProblem``), whoever sizes it (``NotEnoughSlotsError``), or the
+author of the training code (``RankFailedError``). Every exception pickles, with its fields.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class HorovodSparkError(Exception):
+    """Base of every error raised by horovod_spark_runner."""
+
+
+class InvalidInputError(HorovodSparkError, ValueError):
+    """What the caller passed cannot work; raised before anything is launched."""
+
+
+class DataError(InvalidInputError):
+    """The DataFrame's columns, types or values do not fit the training asked for."""
+
+
+class ModelError(InvalidInputError):
+    """``model_fn`` or the model it returned cannot be trained on these columns."""
+
+
+class RunDirectoryError(InvalidInputError):
+    """The run directory cannot be used, or holds something else than this run."""
+
+
+class EnvironmentProblem(HorovodSparkError):
+    """A program or package is missing, or is built in a way that cannot work."""
+
+
+class NotEnoughSlotsError(HorovodSparkError):
+    """Spark cannot run as many tasks at once as ranks were asked for.
+
+    Attributes:
+        asked: slots asked for.
+        found: slots Spark can give.
+    """
+
+    def __init__(self, message: str, *, asked: int, found: int) -> None:
+        super().__init__(message)
+        self.asked = asked
+        self.found = found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), {"asked": self.asked, "found": self.found})
+
+
+class RunFailedError(HorovodSparkError):
+    """A distributed run ended without a result."""
+
+
+class LaunchError(RunFailedError):
+    """The ranks could not be started, or Spark lost them."""
+
+
+class RankFailedError(RunFailedError):
+    """A rank raised an exception, exited or was killed.
+
+    The message names the first failing rank, its host and its exception with the remote
+    traceback, then what the other ranks did. ``__cause__`` is the remote exception itself where
+    it could be pickled.
+
+    Attributes:
+        rank: rank that failed first.
+        host: host it ran on.
+        exception_type: qualified name of the remote exception, or ``None`` if it was killed.
+        remote_traceback: its formatted traceback, possibly empty.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int,
+        host: str,
+        exception_type: str | None = None,
+        remote_traceback: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.exception_type = exception_type
+        self.remote_traceback = remote_traceback
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = {
+            "rank": self.rank,
+            "host": self.host,
+            "exception_type": self.exception_type,
+            "remote_traceback": self.remote_traceback,
+        }
+        return _rebuild, (type(self), str(self), fields)
+
+
+def _rebuild(cls: type[HorovodSparkError], message: str, fields: dict[str, Any]) -> Any:
+    """Build an exception with keyword-only fields again, for pickle."""
+    return cls(message, **fields)

@@ -1,0 +1,113 @@
+"""The mpirun command and the environments of what is started, as values. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..config import AllreduceOptions, LaunchOptions
+from .topology import World
+
+# What Open MPI, PMIx and PRRTE tell a process they started.
+MPI_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
+# An outer scheduler's variables would make mpirun ask that scheduler for hosts.
+_SCHEDULER_PREFIXES = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_", "PMI_", "FLUX_", "HYDRA_")
+_ALGORITHM_NUMBERS = {"recursive_doubling": "3", "ring": "4", "segmented_ring": "5"}
+
+
+def is_mpi_variable(name: str) -> bool:
+    """Tell whether an environment variable belongs to the MPI start-up handshake."""
+    return name.startswith(MPI_PREFIXES)
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environment`` without the traces of an outer MPI job or scheduler."""
+    dropped = MPI_PREFIXES + _SCHEDULER_PREFIXES
+    return {k: v for k, v in environment.items() if not k.startswith(dropped)}
+
+
+def allreduce_parameters(options: AllreduceOptions) -> dict[str, str]:
+    """Return the Open MPI parameters that force ``options.algorithm``; none for ``"auto"``.
+
+    Open MPI's ``han`` component, preferred for several ranks on one host, has no such choice; it
+    is left out so that ``tuned``, which has, is the one in use.
+    """
+    if options.algorithm == "auto":
+        return {}
+    parameters = {
+        "coll": "^han",
+        "coll_tuned_use_dynamic_rules": "1",
+        "coll_tuned_allreduce_algorithm": _ALGORITHM_NUMBERS[options.algorithm],
+    }
+    if options.segment_bytes:
+        parameters["coll_tuned_allreduce_algorithm_segmentsize"] = str(options.segment_bytes)
+    return parameters
+
+
+def mpirun_command(
+    mpirun: str,
+    world: World,
+    options: LaunchOptions,
+    shim: Sequence[str],
+    *,
+    as_root: bool,
+) -> list[str]:
+    """Return the argv that starts one shim per rank of ``world``.
+
+    Args:
+        mpirun: path of the program.
+        world: the ranks; its first node is the one this command runs on.
+        options: the run's settings.
+        shim: argv of the program mpirun starts for every rank.
+        as_root: whether the user is root, whom Open MPI refuses unless told.
+    """
+    if len(world.nodes) == 1:
+        # The literal name: no name look-up, and no network interface needs to be up.
+        hosts = f"localhost:{world.size}"
+    else:
+        hosts = ",".join(f"{node.address}:{len(node.ranks)}" for node in world.nodes)
+    command = [mpirun, "--host", hosts, "-n", str(world.size)]
+    # Spark's scheduling, not core numbers, says what a rank may use.
+    command += ["--bind-to", "none", "--map-by", "slot", "--leave-session-attached"]
+    if as_root:
+        command.append("--allow-run-as-root")
+    parameters = {**allreduce_parameters(options.allreduce), **options.mpi_parameters}
+    for name, value in sorted(parameters.items()):
+        command += ["--mca", name, value]
+    return [*command, *shim]
+
+
+def mpirun_environment(base: Mapping[str, str], temporary: str) -> dict[str, str]:
+    """Return mpirun's environment: ``base`` cleaned, its session files under ``temporary``."""
+    return {**clean_environment(base), "TMPDIR": temporary}
+
+
+def worker_environment(
+    base: Mapping[str, str],
+    options: LaunchOptions,
+    *,
+    gpus: Sequence[str],
+    cpus: int,
+    python_path: Sequence[str],
+) -> dict[str, str]:
+    """Return the environment a rank's process starts with, before MPI's part is known.
+
+    Threads default to the task's cores: ranks that share a host would fight for them otherwise.
+    """
+    threads = str(max(1, cpus))
+    environment = {
+        "OMP_NUM_THREADS": threads,
+        "TF_NUM_INTRAOP_THREADS": threads,
+        "TF_NUM_INTEROP_THREADS": threads,
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        **clean_environment(base),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": ":".join(path for path in python_path if path),
+        "HOROVOD_FUSION_THRESHOLD": str(options.allreduce.fusion_bytes),
+        "HOROVOD_CYCLE_TIME": str(options.allreduce.cycle_ms),
+    }
+    if options.gpus_per_worker:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    else:
+        # A CPU rank on a GPU machine must not take memory on its devices.
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    return {**environment, **options.env}

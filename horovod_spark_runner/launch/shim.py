@@ -1,0 +1,28 @@
+"""What mpirun starts for every rank: it lends its MPI identity to the Spark task's worker.
+
+Run as ``python -S -E shim.py SOCKET [SOCKET ...]``, one Unix socket per rank. The shim connects
+to its own rank's socket, sends the environment mpirun gave it, and waits for one byte: the exit
+code to end with. If the socket closes without one, the task is gone and the shim fails, which
+makes mpirun end the other ranks. Standard library only: it starts in milliseconds.
+"""
+
+import json
+import os
+import socket
+import sys
+
+PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
+
+
+def main() -> int:
+    path = sys.argv[1 + int(os.environ["OMPI_COMM_WORLD_RANK"])]
+    environment = {k: v for k, v in os.environ.items() if k.startswith(PREFIXES)}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(path)
+        connection.sendall(json.dumps(environment).encode() + b"\n")
+        code = connection.recv(1)
+    return code[0] if code else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

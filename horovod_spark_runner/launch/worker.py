@@ -1,0 +1,132 @@
+"""The process of one rank, a child of its Spark task.
+
+It starts importing the frameworks at once, while Spark's tasks and mpirun still find each other;
+then it is lent the environment mpirun made for its rank, joins MPI, runs the function and leaves
+its outcome in the slot's private directory. It talks with its slot over an inherited Unix socket,
+one JSON object per line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from . import reporting
+from .outcome import RAISED, Failure, describe_exception
+
+PAYLOAD_FILE = "payload"
+OUTCOME_FILE = "outcome"
+
+
+def main() -> None:
+    """Run one rank: ``python -m horovod_spark_runner.launch.worker FD DIRECTORY MODULE...``."""
+    descriptor, directory, modules = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    slot = socket.socket(fileno=descriptor)
+    slot.set_inheritable(False)
+    # Ctrl-C on a terminal reaches the whole foreground group; ending ranks is the driver's call.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    began = time.monotonic()
+    for module in modules:
+        # Only a head start: what is missing is reported when the function imports it.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    timings = {"import": time.monotonic() - began}
+    line = slot.makefile("r", encoding="utf-8").readline()
+    if not line:  # the slot is gone
+        os._exit(1)
+    start = json.loads(line)
+    os.environ.update(start["environment"])
+    reporting.connect(slot)
+    code = _run(directory, timings)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Frameworks' and Horovod's threads make an orderly interpreter exit slow and fragile.
+    os._exit(code)
+
+
+def _run(directory: Path, timings: dict[str, float]) -> int:
+    failure: Failure | None = None
+    result: bytes | None = None
+    try:
+        began = time.monotonic()
+        from mpi4py import MPI  # joins the world: after the environment is set
+
+        timings["mpi_init"] = time.monotonic() - began
+        reporting.send({"type": "started", "rank": MPI.COMM_WORLD.Get_rank()})
+        with (directory / PAYLOAD_FILE).open("rb") as stream:
+            function, args, kwargs = pickle.load(stream)
+        result = _dump_result(function(*args, **kwargs))
+    except BaseException as error:  # also SystemExit: user code that exits is a failed rank
+        failure = describe_failure(error)
+    _write_outcome(directory, result, failure, timings)
+    if failure is None:
+        _leave_world()
+        return 0
+    reporting.send({"type": "failed", "message": failure.message, "time": failure.time})
+    _abort_world()
+    return 1
+
+
+def _dump_result(value: Any) -> bytes:
+    try:
+        return cloudpickle.dumps(value)
+    except Exception as error:
+        raise TypeError(
+            f"the function returned a {type(value).__qualname__} that cannot be pickled, so it "
+            f"cannot be sent to the driver: {error}"
+        ) from error
+
+
+def describe_failure(error: BaseException) -> Failure:
+    """Return ``error`` as a value that survives this process."""
+    name, message, text = describe_exception(error)
+    try:
+        exception = cloudpickle.dumps(error)
+        pickle.loads(exception)  # some exceptions pickle but cannot be built again
+    except Exception:
+        exception = None
+    return Failure(RAISED, time.time(), message, name, text, exception)
+
+
+def _write_outcome(
+    directory: Path, result: bytes | None, failure: Failure | None, timings: dict[str, float]
+) -> None:
+    # Written aside and renamed: the slot never sees half an outcome of a rank that was killed.
+    partial = directory / f"{OUTCOME_FILE}.partial"
+    with partial.open("wb") as stream:
+        pickle.dump((result, failure, timings), stream, protocol=5)
+    partial.rename(directory / OUTCOME_FILE)
+
+
+def _leave_world() -> None:
+    for framework in ("horovod.tensorflow", "horovod.torch"):
+        module = sys.modules.get(framework)
+        if module is not None and module.is_initialized():
+            module.shutdown()
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def _abort_world() -> None:
+    # An uncaught exception on one rank must not leave the others waiting in a collective.
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        sys.stderr.flush()
+        mpi.COMM_WORLD.Abort(1)
+
+
+if __name__ == "__main__":
+    main()

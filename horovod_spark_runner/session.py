@@ -1,0 +1,44 @@
+"""The Spark session: finding it, and the little that differs between its kinds."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def active_session() -> SparkSession:
+    """Return the active Spark session, or make one as ``SparkSession.builder`` would."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+
+
+def classic_context(spark: SparkSession) -> Any | None:
+    """Return the session's ``SparkContext``, or ``None`` on Spark Connect, which has none."""
+    return getattr(spark, "_sc", None)
+
+
+def master_of(spark: SparkSession) -> str:
+    """Return Spark's master URL."""
+    return str(spark.conf.get("spark.master", "") or "")
+
+
+def runs_on_this_machine(spark: SparkSession) -> bool:
+    """Tell whether the executors are on the driver's machine, under its user (``local…``)."""
+    return master_of(spark).startswith("local")
+
+
+def use_own_python(spark: SparkSession) -> None:
+    """Let executors on this machine run the driver's Python, unless another one was chosen.
+
+    PySpark starts ``python3`` from ``PATH`` otherwise, which is not the driver's when a virtual
+    environment was not activated, and then lacks its packages.
+    """
+    context = classic_context(spark)
+    chosen = os.environ.get("PYSPARK_PYTHON") or spark.conf.get("spark.pyspark.python", "")
+    if context is not None and not chosen and runs_on_this_machine(spark):
+        context.pythonExec = sys.executable

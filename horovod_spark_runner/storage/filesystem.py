@@ -1,0 +1,134 @@
+"""One name for a place in storage, for Spark's side and for Python's.
+
+A location is a local path or a URL of any file system pyarrow knows (``hdfs://``, ``s3://``,
+``gs://``); credentials come from the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import uuid
+from functools import cached_property
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from ..errors import InvalidInputError
+
+
+class Location:
+    """A file or folder in local or shared storage.
+
+    Args:
+        place: a path, a ``file:`` URL or a URL of another file system.
+
+    Raises:
+        InvalidInputError: the file system is unknown or cannot be reached.
+    """
+
+    def __init__(self, place: str | os.PathLike[str]) -> None:
+        text = os.fspath(place)
+        scheme = urlsplit(text).scheme if "://" in text or text.startswith("file:") else ""
+        self._scheme = "" if scheme == "file" else scheme
+        if scheme == "file":
+            text = unquote(urlsplit(text).path)
+        self._text = text if self._scheme else os.path.abspath(text)
+
+    def __repr__(self) -> str:
+        return f"Location({self._text!r})"
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Location, (self._text,)
+
+    @property
+    def is_local(self) -> bool:
+        return not self._scheme
+
+    @property
+    def spark_url(self) -> str:
+        """The place as Hadoop's ``Path`` takes it (unescaped)."""
+        if self.is_local:
+            return "file://" + self._text
+        return "s3a" + self._text[2:] if self._scheme == "s3" else self._text
+
+    @cached_property
+    def _resolved(self) -> tuple[pafs.FileSystem, str]:
+        if self.is_local:
+            return pafs.LocalFileSystem(), self._text
+        url = "s3" + self._text[3:] if self._scheme in ("s3a", "s3n") else self._text
+        try:
+            return pafs.FileSystem.from_uri(url)
+        except (pa.ArrowInvalid, OSError, ValueError) as error:
+            raise InvalidInputError(f"{self._text}: storage cannot be reached: {error}") from error
+
+    @property
+    def name(self) -> str:
+        return posixpath.basename(self._text.rstrip("/"))
+
+    def join(self, *parts: str) -> Location:
+        return Location(posixpath.join(self._text, *parts))
+
+    def exists(self) -> bool:
+        filesystem, path = self._resolved
+        return filesystem.get_file_info(path).type != pafs.FileType.NotFound
+
+    def list(self) -> list[Location]:
+        """Return what lies in this folder, sorted by name; nothing if it does not exist."""
+        filesystem, path = self._resolved
+        infos = filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+        return [self.join(name) for name in sorted(info.base_name for info in infos)]
+
+    def make_folder(self) -> None:
+        filesystem, path = self._resolved
+        filesystem.create_dir(path, recursive=True)
+
+    def delete_folder(self) -> None:
+        """Delete this folder and all in it; does nothing if it does not exist."""
+        if self.exists():
+            filesystem, path = self._resolved
+            filesystem.delete_dir(path)
+
+    def delete_file(self) -> None:
+        filesystem, path = self._resolved
+        filesystem.delete_file(path)
+
+    def move_to(self, target: Location) -> None:
+        """Rename this file or folder (atomic on local and HDFS storage)."""
+        filesystem, path = self._resolved
+        filesystem.move(path, target._resolved[1])
+
+    def open_input(self) -> pa.NativeFile:
+        filesystem, path = self._resolved
+        return filesystem.open_input_file(path)
+
+    def read_bytes(self) -> bytes:
+        with self.open_input() as stream:
+            return bytes(stream.read())
+
+    def read_text(self) -> str:
+        return self.read_bytes().decode("utf-8")
+
+    def write_bytes(self, data: bytes) -> None:
+        """Write a whole file, so that a reader sees the old one or the new one, never a part.
+
+        Local and HDFS files are written aside and renamed; object stores show an object only
+        when it is complete.
+        """
+        filesystem, path = self._resolved
+        aside = path
+        if self._scheme in ("", "hdfs"):
+            parent, name = posixpath.split(path)
+            aside = posixpath.join(parent, f".{name}.{uuid.uuid4().hex[:8]}")
+        with filesystem.open_output_stream(aside) as stream:
+            stream.write(data)
+        if aside != path:
+            filesystem.move(aside, path)
+
+    def write_text(self, text: str) -> None:
+        self.write_bytes(text.encode("utf-8"))

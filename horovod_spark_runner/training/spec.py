@@ -1,0 +1,170 @@
+"""What the ranks are told about a training, and what they answer. Loads no framework."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..config import AllreduceOptions, FitOptions
+from ..data.manifest import Manifest
+from ..errors import ModelError
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where the model comes from: a function, or the contents of a Keras file.
+
+    Attributes:
+        function: returns a compiled ``keras.Model``.
+        archive: bytes of a ``.keras`` file.
+        json: text of ``model.to_json()``.
+        custom_objects: classes and functions by the name the file calls them.
+    """
+
+    function: Callable[[], Any] | None = None
+    archive: bytes | None = field(default=None, repr=False)
+    json: str | None = field(default=None, repr=False)
+    custom_objects: Mapping[str, Any] = field(default_factory=dict)
+
+
+def model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) -> ModelSource:
+    """Return the source for ``run_training``'s ``model_fn`` argument.
+
+    Args:
+        model: a function without required arguments, or the path of a ``.keras`` or ``.json``
+            file.
+        custom_objects: see `ModelSource`.
+
+    Raises:
+        ModelError: it is neither, or the file cannot be a Keras model.
+    """
+    custom_objects = dict(custom_objects or {})
+    if isinstance(model, (str, Path)):
+        return _file_source(Path(model), custom_objects)
+    if _is_keras_model(model):
+        raise ModelError(
+            f"model_fn is a {type(model).__name__} object; give the function that builds and "
+            "compiles it, so that the model is made on the workers"
+        )
+    if not callable(model):
+        raise ModelError(
+            "model_fn must be a function that returns a compiled keras.Model, or the path of a "
+            f".keras or .json file, got {model!r}"
+        )
+    return ModelSource(function=model, custom_objects=custom_objects)
+
+
+def _is_keras_model(value: Any) -> bool:
+    # Without importing Keras: if it is an instance, Keras is loaded already.
+    return any(
+        cls.__module__.startswith("keras.") and cls.__name__ == "Model"
+        for cls in type(value).__mro__
+    )
+
+
+def _file_source(path: Path, custom_objects: dict[str, Any]) -> ModelSource:
+    if not path.is_file():
+        raise ModelError(f"model file {path} does not exist")
+    if path.suffix == ".keras":
+        if not zipfile.is_zipfile(path) or "config.json" not in zipfile.ZipFile(path).namelist():
+            raise ModelError(f"model file {path} is not a Keras archive (model.save('….keras'))")
+        return ModelSource(archive=path.read_bytes(), custom_objects=custom_objects)
+    if path.suffix == ".json":
+        text = path.read_text()
+        try:
+            config = json.loads(text)
+        except ValueError as error:
+            raise ModelError(f"model file {path} is not JSON: {error}") from error
+        if not isinstance(config, dict) or "class_name" not in config:
+            raise ModelError(f"model file {path} was not made by model.to_json()")
+        if not config.get("compile_config"):
+            raise ModelError(
+                f"model file {path} holds a model that was not compiled; call model.compile(…) "
+                "before model.to_json(), or give a model_fn"
+            )
+        return ModelSource(json=text, custom_objects=custom_objects)
+    raise ModelError(f"model file {path} must end in .keras or .json")
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Which column feeds which input, or is compared with which output, of the model.
+
+    Attributes:
+        columns: column names, in the order given.
+        names: names of the model's inputs or outputs, in the same order, if given.
+    """
+
+    columns: tuple[str, ...]
+    names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class TrainingSpec:
+    """One training, as every rank needs to know it.
+
+    Attributes:
+        model: where the model comes from.
+        inputs: the model's inputs.
+        outputs: what its outputs are compared with.
+        weight: column of sample weights.
+        fit: batch size, epochs and the like.
+        allreduce: how gradients are exchanged.
+        train: the training data.
+        validation: the validation data.
+        run_dir: path or URL of the run directory.
+        checkpoint: folder of the checkpoint to go on from.
+        keep_checkpoints: how many checkpoints to keep.
+        callbacks: Keras callbacks, or a function that returns them.
+        settings: what to record in checkpoints.
+    """
+
+    model: ModelSource
+    inputs: Binding
+    outputs: Binding
+    weight: str | None
+    fit: FitOptions
+    allreduce: AllreduceOptions
+    train: Manifest
+    validation: Manifest | None
+    run_dir: str
+    checkpoint: str | None
+    keep_checkpoints: int
+    callbacks: Any
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """One output of a trained model.
+
+    Attributes:
+        name: its name.
+        shape: shape of one row's value; ``None`` for a size that may vary.
+        dtype: NumPy dtype name.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """What a rank tells of a finished training.
+
+    Attributes:
+        history: metrics of every epoch of the run, earlier parts included.
+        epochs_run: epochs of this call.
+        samples_per_second: rows of all ranks over the time spent in training steps.
+        train_seconds: time spent in training steps.
+    """
+
+    history: list[dict[str, float]]
+    epochs_run: int
+    samples_per_second: float
+    train_seconds: float

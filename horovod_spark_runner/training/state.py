@@ -1,0 +1,98 @@
+"""A training's variables as named arrays, and back: what checkpoints hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import RunDirectoryError
+from .model import find_optimizers
+
+Arrays = dict[str, np.ndarray]
+
+
+class TrainingVariables:
+    """All variables a training goes on from: weights, seeds of random layers, optimizers.
+
+    Args:
+        model: the built model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.weights = list(model.weights)
+        ids = {id(variable) for variable in self.weights}
+        # What is a variable but no weight is the state of a random layer (dropout and the like).
+        self.seeds = [v for v in model.non_trainable_variables if id(v) not in ids]
+        self.optimizer: list[Any] = []
+        for optimizer in find_optimizers(model):
+            self.optimizer += optimizer.variables
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        groups = {"model": self.weights, "seed": self.seeds, "optimizer": self.optimizer}
+        return {
+            f"{group}/{number:05d}": variable
+            for group, variables in groups.items()
+            for number, variable in enumerate(variables)
+        }
+
+    @property
+    def shared(self) -> list[Any]:
+        """The variables that have one value on all ranks."""
+        return [*self.weights, *self.optimizer]
+
+    def describe(self) -> list[list[Any]]:
+        """Return (name, path, shape, dtype) of every variable, as JSON."""
+        return [
+            [name, variable.path, list(variable.shape), str(variable.dtype)]
+            for name, variable in self._named.items()
+        ]
+
+    def capture(self) -> Arrays:
+        """Return a copy of all values."""
+        return {name: np.array(variable.numpy()) for name, variable in self._named.items()}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        for name, variable in self._named.items():
+            variable.assign(arrays[name])
+
+    def check_same(self, described: list[list[Any]], where: str) -> None:
+        """Check that a checkpoint's variables are those of this model.
+
+        Raises:
+            RunDirectoryError: they are not; the first difference is shown.
+        """
+        own = [entry[1:] for entry in self.describe()]
+        other = [entry[1:] for entry in described]
+        for ours, theirs in zip(own, other, strict=False):
+            if ours != theirs:
+                raise RunDirectoryError(_other_model(where, _show(theirs), _show(ours)))
+        if len(own) != len(other):
+            raise RunDirectoryError(
+                _other_model(where, f"{len(other)} variables", f"{len(own)} variables")
+            )
+
+    def separate_seeds(self, rank: int) -> None:
+        """Give the random layers of this rank a stream of their own.
+
+        All ranks start from rank 0's state; without this, every rank would drop the same units.
+        """
+        for variable in self.seeds:
+            value = np.array(variable.numpy())
+            if value.dtype.kind == "u" and rank:
+                value[..., 0] += np.array(rank * 0x9E3779B1 % 2**32, dtype=value.dtype)
+                variable.assign(value)
+
+
+def _show(entry: list[Any]) -> str:
+    path, shape, dtype = entry
+    return f"{path!r} ({dtype}, shape {tuple(shape)})"
+
+
+def _other_model(where: str, theirs: str, ours: str) -> str:
+    return (
+        f"run_dir holds a run of another model: {where} has {theirs} where this model has {ours}. "
+        "Give another run_dir, or resume='never' with an empty one"
+    )
