@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,8 @@ from .errors import DataError, InvalidInputError, RunDirectoryError
 from .launch.capacity import check_slots
 from .launch.console import Console
 from .launch.driver import RunResult, launch
-from .launch.serialize import check_picklable
 from .ml.transformer import TFTransformer, read_trained_model
+from .serialize import check_picklable
 from .session import runs_on_this_machine
 from .storage.checkpoint import CheckpointInfo, newest_checkpoint, read_info
 from .storage.filesystem import Location
@@ -246,9 +246,7 @@ def _default_run_dir(spark: Any) -> str:
     return str(Path("runs", time.strftime("%Y%m%d-%H%M%S")))
 
 
-def find_checkpoint(
-    directory: RunDirectory, resume: str
-) -> tuple[Location, CheckpointInfo] | None:
+def find_checkpoint(directory: RunDirectory, resume: str) -> tuple[Location, CheckpointInfo] | None:
     """Return the checkpoint to go on from, or ``None`` to start anew.
 
     Raises:

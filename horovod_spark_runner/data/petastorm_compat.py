@@ -14,7 +14,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..storage.filesystem import Location
@@ -56,7 +56,7 @@ def _load_converter() -> Any:
     if name not in sys.modules:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = importlib.import_module(name)
+            module: Any = importlib.import_module(name)
         # It advises files of 50 MB, which its own reader needs, and fails where a path holds a
         # space, because it does not unquote the URLs Spark gives it.
         module._check_dataset_file_median_size = _give_no_advice
@@ -83,23 +83,24 @@ def _missing_names() -> Iterator[None]:
     added: list[tuple[Any, str]] = []
     modules: list[str] = []
 
-    def supply(owner: Any, name: str, make: Callable[[], Any]) -> None:
-        if not hasattr(owner, name):
-            setattr(owner, name, make())
-            added.append((owner, name))
-
-    supply(pyarrow, "LocalFileSystem", lambda: local)
-    supply(pyarrow, "localfs", local)
-    supply(pyarrow.lib, "ArrowIOError", lambda: OSError)
-    supply(numpy, "unicode_", lambda: numpy.str_)
-    supply(numpy, "string_", lambda: numpy.bytes_)
+    names = [
+        (pyarrow, "LocalFileSystem", local),
+        (pyarrow, "localfs", local()),
+        (pyarrow.lib, "ArrowIOError", OSError),
+        (numpy, "unicode_", numpy.str_),
+        (numpy, "string_", numpy.bytes_),
+    ]
     for name in ("pyarrow.filesystem", "pyarrow.hdfs"):
         if name not in sys.modules:
             module = types.ModuleType(name)
             module.__dict__.update(LocalFileSystem=local, FileSystem=local, HadoopFileSystem=local)
             sys.modules[name] = module
             modules.append(name)
-            supply(pyarrow, name.rpartition(".")[2], lambda module=module: module)
+            names.append((pyarrow, name.rpartition(".")[2], module))
+    for owner, name, value in names:
+        if not hasattr(owner, name):
+            setattr(owner, name, value)
+            added.append((owner, name))
     try:
         yield
     finally:

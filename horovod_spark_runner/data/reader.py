@@ -59,9 +59,7 @@ class DatasetReader:
         self._location = Location(manifest.url)
         self._files: dict[int, pq.ParquetFile] = {}
 
-    def epoch(
-        self, plan: EpochPlan, rank: int, world: int, first_step: int = 0
-    ) -> Iterator[Batch]:
+    def epoch(self, plan: EpochPlan, rank: int, world: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield the batches of ``rank`` from ``first_step`` on, read ahead by a thread."""
         return _read_ahead(lambda: self._epoch_chunks(plan, rank, world, first_step))
 
@@ -82,7 +80,9 @@ class DatasetReader:
         lanes: dict[int, _Lane] = {}
         steps = max(1, CHUNK_ROWS * world // plan.global_batch)
         for begin in range(first_step, plan.steps, steps):
-            yield self._gather(plan, lanes, rank, world, range(begin, min(begin + steps, plan.steps)))
+            yield self._gather(
+                plan, lanes, rank, world, range(begin, min(begin + steps, plan.steps))
+            )
 
     def _gather(
         self, plan: EpochPlan, lanes: dict[int, _Lane], rank: int, world: int, steps: range
@@ -198,11 +198,13 @@ def column_to_numpy(values: pa.ChunkedArray, column: Column) -> np.ndarray:
     if column.shape:
         offsets = array.offsets.to_numpy(zero_copy_only=False)
         if rows and not np.array_equal(np.diff(offsets), np.full(rows, column.width)):
-            raise DataError(f"column {column.name!r} holds arrays that have not {column.width} elements")
+            raise DataError(
+                f"column {column.name!r} holds arrays that have not {column.width} elements"
+            )
         array = array.values.slice(offsets[0] if rows else 0, rows * column.width)
         if array.null_count:
             raise DataError(f"column {column.name!r} holds arrays with null elements")
-    flat = array.to_numpy(zero_copy_only=False)
+    flat: np.ndarray = array.to_numpy(zero_copy_only=False)
     return flat.astype(column.dtype, copy=False).reshape(rows, *column.shape)
 
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..config import LaunchOptions
 from ..errors import EnvironmentProblem, LaunchError
+from ..serialize import dump_call
 from ..session import runs_on_this_machine, use_own_python
 from .capacity import check_slots
 from .channel import Message
 from .control_server import ControlServer
 from .outcome import LAUNCH, Failure, RankOutcome, failure_error, root_cause
-from .serialize import dump_call
 from .slot import SlotPlan
 from .spark_job import SparkJob
 from .topology import RankPlacement

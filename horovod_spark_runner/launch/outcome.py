@@ -74,8 +74,10 @@ def describe_exception(error: BaseException) -> tuple[str, str, str]:
     if cls.__module__ not in ("builtins", "__main__"):
         name = f"{cls.__module__}.{name}"
     text = str(error)
-    return name, f"{cls.__qualname__}: {text}" if text else cls.__qualname__, "".join(
-        traceback.format_exception(error)
+    return (
+        name,
+        f"{cls.__qualname__}: {text}" if text else cls.__qualname__,
+        "".join(traceback.format_exception(error)),
     )
 
 

@@ -8,10 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import EnvironmentProblem
+from .lines import LineSplitter
 
 _TETHER = str(Path(__file__).with_name("tether.py"))
 _SHIM = str(Path(__file__).with_name("shim.py"))
@@ -72,13 +73,67 @@ def end_group(process: subprocess.Popen[bytes], grace: float) -> None:
     # Also after a clean exit: what it started may have stayed behind in its group.
     _signal_group(process, signal.SIGKILL)
     process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
+
+
+class ChildOutput:
+    """The output of a child, read line by line as it comes.
+
+    Args:
+        process: the child.
+        tail: how many of its last lines to keep.
+        on_lines: takes every line; ``None`` to keep the tail only.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        tail: int,
+        on_lines: Callable[[list[str]], None] | None,
+    ) -> None:
+        assert process.stdout is not None
+        self._stream = process.stdout
+        self._splitter = LineSplitter(tail)
+        self._on_lines = on_lines
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        return tuple(self._splitter.tail)
+
+    def handlers(self) -> dict[int, Callable[[], None]]:
+        """Return what to call when which descriptor can be read."""
+        return {} if self._stream.closed else {self._stream.fileno(): self._read}
+
+    def drain(self) -> None:
+        """Take what an ended child has written, without waiting."""
+        if self._stream.closed:
+            return
+        # A process that the child started may hold the pipe open: no end would ever come.
+        os.set_blocking(self._stream.fileno(), False)
+        with contextlib.suppress(BlockingIOError):
+            while not self._stream.closed:
+                self._read()
+        self.close()
+
+    def close(self) -> None:
+        if not self._stream.closed:
+            self._stream.close()
+            self._pass_on(self._splitter.finish())
+
+    def _read(self) -> None:
+        data = os.read(self._stream.fileno(), 65536)
+        if data:
+            self._pass_on(self._splitter.feed(data))
+        else:
+            self.close()
+
+    def _pass_on(self, lines: list[str]) -> None:
+        if lines and self._on_lines is not None:
+            self._on_lines(lines)
 
 
 def describe_exit(code: int) -> str:

@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import mpi4py
 
+from ..errors import LaunchError
+from ..quiet import quiet_imports
 from . import reporting
 from .outcome import RAISED, Failure, describe_exception
 
@@ -37,10 +40,7 @@ def main() -> None:
     # Ctrl-C on a terminal reaches the whole foreground group; ending ranks is the driver's call.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     began = time.monotonic()
-    for module in modules:
-        # Only a head start: what is missing is reported when the function imports it.
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
+    _import_ahead(modules)
     timings = {"import": time.monotonic() - began}
     line = slot.makefile("r", encoding="utf-8").readline()
     if not line:  # the slot is gone
@@ -48,22 +48,44 @@ def main() -> None:
     start = json.loads(line)
     os.environ.update(start["environment"])
     reporting.connect(slot)
-    code = _run(directory, timings)
+    code = _run(directory, start["rank"], start["size"], timings)
     sys.stdout.flush()
     sys.stderr.flush()
     # Frameworks' and Horovod's threads make an orderly interpreter exit slow and fragile.
     os._exit(code)
 
 
-def _run(directory: Path, timings: dict[str, float]) -> int:
+def _import_ahead(modules: list[str]) -> None:
+    # Importing mpi4py must not join the world: its environment is not known yet, and a process
+    # that joins without one is a world of its own.
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    with quiet_imports():
+        for module in modules:
+            # Only a head start: what is missing is reported when the function imports it.
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
+
+
+def _join_world(rank: int, size: int) -> None:
+    from mpi4py import MPI
+
+    MPI.Init_thread(MPI.THREAD_MULTIPLE)  # Horovod calls MPI from a thread of its own
+    found = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+    if found != (rank, size):
+        raise LaunchError(
+            f"this process was to be rank {rank} of {size}, but MPI made it rank {found[0]} of "
+            f"{found[1]}; was MPI initialised by an import?"
+        )
+
+
+def _run(directory: Path, rank: int, size: int, timings: dict[str, float]) -> int:
     failure: Failure | None = None
     result: bytes | None = None
     try:
         began = time.monotonic()
-        from mpi4py import MPI  # joins the world: after the environment is set
-
+        _join_world(rank, size)
         timings["mpi_init"] = time.monotonic() - began
-        reporting.send({"type": "started", "rank": MPI.COMM_WORLD.Get_rank()})
         with (directory / PAYLOAD_FILE).open("rb") as stream:
             function, args, kwargs = pickle.load(stream)
         result = _dump_result(function(*args, **kwargs))
@@ -73,19 +95,19 @@ def _run(directory: Path, timings: dict[str, float]) -> int:
     if failure is None:
         _leave_world()
         return 0
-    reporting.send({"type": "failed", "message": failure.message, "time": failure.time})
     _abort_world()
     return 1
 
 
 def _dump_result(value: Any) -> bytes:
     try:
-        return cloudpickle.dumps(value)
+        data: bytes = cloudpickle.dumps(value)
     except Exception as error:
         raise TypeError(
             f"the function returned a {type(value).__qualname__} that cannot be pickled, so it "
             f"cannot be sent to the driver: {error}"
         ) from error
+    return data
 
 
 def describe_failure(error: BaseException) -> Failure:

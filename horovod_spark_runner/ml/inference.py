@@ -6,17 +6,19 @@ all calls of ``transform`` it serves.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ..data.manifest import Column, Manifest
 from ..data.reader import column_to_numpy
+from ..quiet import quiet_imports
+from ..storage.arrays import load_arrays
 from ..training.spec import Binding, ModelSource, OutputSpec
 
 # Models a Python worker keeps loaded.
@@ -110,10 +112,10 @@ def load_model(
     source: ModelSource, weights: bytes | None, inputs: Binding, columns: tuple[Column, ...]
 ) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
     """Return a compiled function from feature columns to the model's outputs."""
-    import tensorflow as tf
+    with quiet_imports():
+        import tensorflow as tf
 
-    from ..storage.arrays import load_arrays
-    from ..training.model import InputBinding, build_model, flatten_outputs
+        from ..training.model import InputBinding, build_model, flatten_outputs
 
     model = build_model(source)
     bind = InputBinding(model, inputs, Manifest("", (), columns, (), ""))
@@ -123,9 +125,7 @@ def load_model(
         arrays = load_arrays(weights)
         model.set_weights([arrays[name] for name in sorted(arrays)])
 
-    @tf.function(reduce_retracing=True)
-    def forward(values: Any) -> Any:
-        return model(values, training=False)
+    forward = tf.function(functools.partial(model, training=False), reduce_retracing=True)
 
     def predict(values: dict[str, np.ndarray]) -> list[np.ndarray]:
         tensors = tf.nest.map_structure(tf.convert_to_tensor, bind(values))

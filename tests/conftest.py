@@ -1,0 +1,67 @@
+"""Fixtures for all tests. Importing this file starts nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every test an environment without settings of the machine's own."""
+    for name in list(os.environ):
+        if name.startswith(("PYSPARK_", "SPARK_", "HOROVOD_", "OMPI_", "PMIX_", "HSR_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """A local Spark session with four cores, more than the machine may have."""
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[4]")
+        .appName("tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """scikit-learn's 1,797 handwritten digits: images of 8×8 in 0…1, and labels."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    return (data.images / 16.0).astype(np.float32).reshape(-1, 64), data.target.astype(np.int32)
+
+
+@pytest.fixture(scope="session")
+def digits_df(spark: Any, digits: tuple[np.ndarray, np.ndarray]) -> Any:
+    """The digits as a DataFrame: ``image`` (array of 64), ``digit``, ``id``."""
+    images, labels = digits
+    rows = [
+        (number, image.tolist(), int(label))
+        for number, (image, label) in enumerate(zip(images, labels, strict=True))
+    ]
+    return spark.createDataFrame(rows, "id int, image array<float>, digit int").repartition(3)
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    return sys.executable
