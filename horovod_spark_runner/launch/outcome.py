@@ -17,6 +17,10 @@ ABORTED = "aborted"  # ended because another rank had failed, or the driver aske
 
 LOG_TAIL_LINES = 20
 
+# Files by which a slot and its worker hand call and outcome over, in the slot's private directory.
+PAYLOAD_FILE = "payload"
+OUTCOME_FILE = "outcome"
+
 
 @dataclass(frozen=True)
 class Failure:

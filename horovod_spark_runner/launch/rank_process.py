@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .lines import LineSplitter
-from .outcome import DIED, LOG_TAIL_LINES, Failure
+from .outcome import DIED, LOG_TAIL_LINES, OUTCOME_FILE, PAYLOAD_FILE, Failure
 from .processes import ChildOutput, describe_exit, end_group, start_tethered
-from .worker import OUTCOME_FILE, PAYLOAD_FILE
 
 WORKER_MODULE = f"{__package__}.worker"
 

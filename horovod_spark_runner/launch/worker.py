@@ -21,15 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import mpi4py
 
 from ..errors import LaunchError
 from ..quiet import quiet_imports
 from . import reporting
-from .outcome import RAISED, Failure, describe_exception
-
-PAYLOAD_FILE = "payload"
-OUTCOME_FILE = "outcome"
+from .outcome import OUTCOME_FILE, PAYLOAD_FILE, RAISED, Failure, describe_exception
 
 
 def main() -> None:
@@ -56,7 +52,9 @@ def main() -> None:
 
 
 def _import_ahead(modules: list[str]) -> None:
-    # Importing mpi4py must not join the world: its environment is not known yet, and a process
+    import mpi4py
+
+    # Importing mpi4py.MPI must not join the world: its environment is not known yet, and a process
     # that joins without one is a world of its own.
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False

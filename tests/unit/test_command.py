@@ -1,0 +1,94 @@
+"""Commands and environments as values."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovod_spark_runner.config import AllreduceOptions, LaunchOptions
+from horovod_spark_runner.launch.command import (
+    clean_environment,
+    mpirun_command,
+    mpirun_environment,
+    worker_environment,
+)
+from horovod_spark_runner.launch.topology import SlotInfo, World, arrange
+
+
+def world(*nodes: str) -> World:
+    return arrange([SlotInfo(i, n, n, f"10.0.0.{n}", f"/s/{i}") for i, n in enumerate(nodes)])
+
+
+def command(options: LaunchOptions, *nodes: str, as_root: bool = False) -> list[str]:
+    return mpirun_command("/bin/mpirun", world(*nodes), options, ["shim", "a"], as_root=as_root)
+
+
+def test_one_host() -> None:
+    argv = command(LaunchOptions(2), "1", "1")
+    assert argv[:5] == ["/bin/mpirun", "--host", "localhost:2", "-n", "2"]
+    assert argv[-2:] == ["shim", "a"]
+    assert "--allow-run-as-root" not in argv
+    assert "--mca" not in argv
+
+
+def test_several_hosts_are_named_by_address_in_rank_order() -> None:
+    argv = command(LaunchOptions(3), "2", "1", "2")
+    assert argv[argv.index("--host") + 1] == "10.0.0.2:2,10.0.0.1:1"
+
+
+def test_root_is_allowed_only_as_root() -> None:
+    assert "--allow-run-as-root" in command(LaunchOptions(1), "1", as_root=True)
+
+
+def test_forced_ring() -> None:
+    options = AllreduceOptions(algorithm="segmented_ring", segment_bytes=65536)
+    text = " ".join(command(LaunchOptions(2, allreduce=options), "1", "1"))
+    assert "--mca coll ^han" in text
+    assert "--mca coll_tuned_use_dynamic_rules 1" in text
+    assert "--mca coll_tuned_allreduce_algorithm 5" in text
+    assert "--mca coll_tuned_allreduce_algorithm_segmentsize 65536" in text
+
+
+def test_own_mpi_parameters_win() -> None:
+    options = LaunchOptions(
+        2, allreduce=AllreduceOptions(algorithm="ring"), mpi_parameters={"coll": "^han,sm"}
+    )
+    text = " ".join(command(options, "1", "1"))
+    assert "--mca coll ^han,sm" in text
+    assert text.count("--mca coll ") == 1
+
+
+def test_outer_jobs_and_schedulers_leave_no_trace() -> None:
+    outer = {"PATH": "/bin", "OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "1", "SLURM_JOB_ID": "1"}
+    assert clean_environment(outer) == {"PATH": "/bin"}
+    assert mpirun_environment(outer, "/t") == {"PATH": "/bin", "TMPDIR": "/t"}
+
+
+def environment(options: LaunchOptions, base: dict[str, str], **other: object) -> dict[str, str]:
+    arguments = {"gpus": (), "cpus": 2, "python_path": ["", "/a", "/b"], **other}
+    return worker_environment(base, options, **arguments)  # type: ignore[arg-type]
+
+
+def test_worker_threads_are_the_tasks_cores_unless_set() -> None:
+    result = environment(LaunchOptions(1), {})
+    assert result["OMP_NUM_THREADS"] == result["TF_NUM_INTRAOP_THREADS"] == "2"
+    assert environment(LaunchOptions(1), {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+
+
+def test_worker_sees_its_gpus_only() -> None:
+    seen = environment(LaunchOptions(1, gpus_per_worker=2), {}, gpus=("3", "GPU-a"))
+    assert seen["CUDA_VISIBLE_DEVICES"] == "3,GPU-a"
+    assert (
+        environment(LaunchOptions(1), {"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == ""
+    )
+
+
+def test_worker_gets_the_python_path_and_the_users_variables() -> None:
+    result = environment(LaunchOptions(1, env={"A": "1", "HOROVOD_CYCLE_TIME": "5"}), {"A": "0"})
+    assert result["PYTHONPATH"] == "/a:/b"
+    assert result["A"] == "1"
+    assert result["HOROVOD_CYCLE_TIME"] == "5"
+
+
+@pytest.mark.parametrize("name", ["PMIX_X", "OMPI_X"])
+def test_worker_is_not_born_into_another_mpi_world(name: str) -> None:
+    assert name not in environment(LaunchOptions(1), {name: "1"})

@@ -1,0 +1,45 @@
+"""The exception tree."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from horovod_spark_runner import errors
+from horovod_spark_runner.errors import HorovodSparkError, NotEnoughSlotsError, RankFailedError
+
+CLASSES = [
+    cls
+    for _, cls in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(cls, HorovodSparkError)
+]
+
+
+def make(cls: type[HorovodSparkError]) -> HorovodSparkError:
+    if cls is NotEnoughSlotsError:
+        return NotEnoughSlotsError("few", asked=8, found=4)
+    if cls is RankFailedError:
+        return RankFailedError(
+            "bad", rank=3, host="h", exception_type="KeyError", remote_traceback="Traceback"
+        )
+    return cls("message")
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_exception_pickles_with_its_fields(cls: type[HorovodSparkError]) -> None:
+    error = make(cls)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is cls
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_the_drawn_tree_names_every_exception(cls: type[HorovodSparkError]) -> None:
+    assert cls.__name__ in (errors.__doc__ or "")
+
+
+def test_wrong_input_is_a_value_error() -> None:
+    assert issubclass(errors.DataError, ValueError)

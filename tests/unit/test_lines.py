@@ -1,0 +1,35 @@
+"""Output to lines."""
+
+from __future__ import annotations
+
+from horovod_spark_runner.launch.lines import MAX_LINE_BYTES, LineSplitter
+
+
+def test_characters_cut_between_reads_stay_whole() -> None:
+    data = "grüße 🙂 日本\nzweite".encode()
+    for cut in range(len(data)):
+        splitter = LineSplitter(5)
+        lines = splitter.feed(data[:cut]) + splitter.feed(data[cut:]) + splitter.finish()
+        assert lines == ["grüße 🙂 日本", "zweite"]
+
+
+def test_carriage_returns_end_lines() -> None:
+    assert LineSplitter(5).feed(b"10%\r20%\r\nend\n") == ["10%", "20%", "end"]
+
+
+def test_bytes_that_are_no_text_do_not_harm() -> None:
+    assert LineSplitter(5).feed(b"\xff\xfe\n") == ["\ufffd\ufffd"]
+
+
+def test_very_long_lines_are_cut_between_characters_and_lose_nothing() -> None:
+    text = "é" * MAX_LINE_BYTES
+    splitter = LineSplitter(5)
+    lines = splitter.feed(text.encode()) + splitter.finish()
+    assert len(lines) > 1
+    assert "".join(lines) == text
+
+
+def test_the_tail_keeps_the_last_lines() -> None:
+    splitter = LineSplitter(2)
+    splitter.feed(b"a\nb\n\nc\n")
+    assert list(splitter.tail) == ["b", "c"]

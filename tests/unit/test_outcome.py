@@ -1,0 +1,78 @@
+"""Which failure explains a run, and how it is told."""
+
+from __future__ import annotations
+
+from horovod_spark_runner.errors import DataError, LaunchError, RankFailedError
+from horovod_spark_runner.launch.outcome import (
+    ABORTED,
+    DIED,
+    LAUNCH,
+    RAISED,
+    Failure,
+    RankOutcome,
+    failure_error,
+    root_cause,
+)
+from horovod_spark_runner.launch.topology import RankPlacement
+
+
+def outcome(rank: int, failure: Failure | None = None) -> RankOutcome:
+    return RankOutcome(
+        rank, f"h{rank}", RankPlacement(rank, rank, f"h{rank}", 0, rank), failure=failure
+    )
+
+
+def failed(kind: str, time: float, **more: object) -> Failure:
+    return Failure(kind, time, f"{kind} at {time}", **more)  # type: ignore[arg-type]
+
+
+def test_no_failure_no_cause() -> None:
+    assert root_cause([outcome(0), outcome(1)]) is None
+
+
+def test_the_first_by_time_is_the_cause() -> None:
+    late, early = outcome(0, failed(RAISED, 5.0)), outcome(1, failed(DIED, 4.0))
+    assert root_cause([late, early]) is early
+
+
+def test_an_aborted_rank_is_never_the_cause_of_another() -> None:
+    aborted, raised = outcome(0, failed(ABORTED, 1.0)), outcome(1, failed(RAISED, 5.0))
+    assert root_cause([aborted, raised]) is raised
+
+
+def test_horovods_complaint_about_a_lost_peer_is_secondary() -> None:
+    complaint = failed(RAISED, 1.0, exception_type="horovod.common.exceptions.HorovodInternalError")
+    lost = outcome(1, failed(DIED, 2.0))
+    assert root_cause([outcome(0, complaint), lost]) is lost
+
+
+def test_the_message_names_rank_host_traceback_and_the_others() -> None:
+    cause = outcome(
+        1, failed(RAISED, 1.0, exception_type="KeyError", traceback="Traceback…\nKeyError")
+    )
+    original = KeyError("x")
+    error = failure_error(cause, [outcome(0, failed(ABORTED, 2.0)), cause, outcome(2)], original)
+    assert isinstance(error, RankFailedError)
+    assert (error.rank, error.host, error.exception_type) == (1, "h1", "KeyError")
+    assert error.__cause__ is original
+    text = str(error)
+    assert text.startswith("rank 1 on h1 failed: raised at 1.0")
+    assert "Traceback…" in text
+    assert "rank 0 on h0: aborted at 2.0" in text
+    assert "rank 2 on h2: finished" in text
+
+
+def test_a_killed_ranks_last_lines_are_shown() -> None:
+    cause = outcome(0, failed(DIED, 1.0, log_tail=("line one", "line two")))
+    assert "  line one\n  line two" in str(failure_error(cause, [cause], None))
+
+
+def test_wrong_input_found_on_a_worker_is_told_as_such() -> None:
+    cause = outcome(0, failed(RAISED, 1.0))
+    problem = DataError("column x")
+    assert failure_error(cause, [cause], problem) is problem
+
+
+def test_a_slot_that_could_not_start_is_a_launch_error() -> None:
+    cause = outcome(0, failed(LAUNCH, 1.0))
+    assert isinstance(failure_error(cause, [cause], None), LaunchError)

@@ -1,0 +1,72 @@
+"""Placement of ranks, without a process started."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from horovod_spark_runner.errors import LaunchError
+from horovod_spark_runner.launch.topology import SlotInfo, arrange, format_placement
+
+
+def slot(index: int, node: str, gpus: tuple[str, ...] = ()) -> SlotInfo:
+    return SlotInfo(index, f"host-{node}", node, f"10.0.0.{node}", f"/tmp/{index}", gpus)
+
+
+def test_ranks_are_contiguous_per_host_and_rank_0_is_with_slot_0() -> None:
+    world = arrange([slot(0, "2"), slot(1, "1"), slot(2, "2"), slot(3, "1")])
+    assert [(p.rank, p.slot, p.host, p.local_rank, p.cross_rank) for p in world.placements] == [
+        (0, 0, "host-2", 0, 0),
+        (1, 2, "host-2", 1, 0),
+        (2, 1, "host-1", 0, 1),
+        (3, 3, "host-1", 1, 1),
+    ]
+    assert [node.ranks for node in world.nodes] == [(0, 1), (2, 3)]
+    assert world.sockets == ("/tmp/0", "/tmp/2", "/tmp/1", "/tmp/3")
+
+
+def test_ranks_of_a_host_follow_their_gpus_in_numeric_order() -> None:
+    world = arrange([slot(0, "1", ("10",)), slot(1, "1", ("2",)), slot(2, "1", ("GPU-a",))])
+    assert [p.gpus for p in world.placements] == [("2",), ("10",), ("GPU-a",)]
+
+
+def test_22_hosts_of_8_gpus_in_any_order() -> None:
+    infos = [slot(i, str(i % 22), (str(i // 22),)) for i in range(22 * 8)]
+    world = arrange(infos)
+    random.Random(1).shuffle(infos)
+    assert arrange(infos) == world
+    assert [p.rank for p in world.placements] == list(range(176))
+    assert all(p.gpus == (str(p.local_rank),) for p in world.placements)
+    assert {len(node.ranks) for node in world.nodes} == {8}
+
+
+def test_uneven_hosts() -> None:
+    world = arrange([slot(0, "1"), slot(1, "2"), slot(2, "2"), slot(3, "2"), slot(4, "3")])
+    assert [len(node.ranks) for node in world.nodes] == [1, 3, 1]
+
+
+def test_two_ranks_on_one_device_are_refused() -> None:
+    with pytest.raises(LaunchError, match=r"slots 0 and 1 on host host-1 .* GPU 0"):
+        arrange([slot(0, "1", ("0",)), slot(1, "1", ("0",))])
+
+
+def test_the_same_address_on_two_hosts_is_two_devices() -> None:
+    assert arrange([slot(0, "1", ("0",)), slot(1, "2", ("0",))]).size == 2
+
+
+def test_missing_and_double_slots_are_refused() -> None:
+    with pytest.raises(LaunchError, match=r"\[0, 2\]"):
+        arrange([slot(0, "1"), slot(2, "1")])
+
+
+def test_infos_survive_json() -> None:
+    info = slot(3, "1", ("0", "1"))
+    assert SlotInfo.from_json(info.to_json()) == info
+
+
+def test_placement_reads_well() -> None:
+    world = arrange([slot(0, "1", ("0",)), slot(1, "1", ("1",)), slot(2, "2")])
+    assert format_placement(world.placements) == (
+        "host-1: ranks 0 (GPU 0), 1 (GPU 1)\nhost-2: ranks 2 (CPU)"
+    )
