@@ -19,7 +19,7 @@ from .config import (
 )
 from .data.manifest import Manifest
 from .data.materialize import DataRequest, materialize
-from .data.schema import Roles, sources_of
+from .data.schema import Roles, check_shape_names, sources_of
 from .data.split import check_validation, split_rows
 from .errors import DataError, InvalidInputError, RunDirectoryError
 from .launch.capacity import check_slots
@@ -157,6 +157,7 @@ def run_training(
     inputs, outputs = _binding(feature_cols, "feature_cols"), _binding(label_cols, "label_cols")
     roles = Roles(inputs.columns, outputs.columns, sample_weight_col)
     sources_of(df, roles)
+    check_shape_names(shapes or {}, roles.columns)
     check_validation(df, validation, roles)
     directory = RunDirectory(run_dir or _default_run_dir(spark))
     check_slots(spark, launching)

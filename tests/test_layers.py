@@ -31,9 +31,9 @@ ALLOWED = {
     "ml.transformer": LIGHT | {"pyspark"},
     "training.artifact": LIGHT | {"keras"},
     "training.callbacks": LIGHT | {"keras"},
+    "training.collectives": LIGHT | {"horovod", "tensorflow"},
     "training.exchange": LIGHT | {"horovod", "tensorflow"},
     "training.loop": LIGHT | {"horovod", "keras", "mpi4py", "tensorflow"},
-    "training.metrics": LIGHT | {"horovod", "tensorflow"},
     "training.model": LIGHT | {"keras"},
 }
 

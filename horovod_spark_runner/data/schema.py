@@ -171,7 +171,8 @@ def expression(source: Source) -> SparkColumn:
 
     column = F.col(quoted(source.name))
     if source.kind == "vector":
-        column = vector_to_array(column, "float32")
+        # Spark's function fails on null, and says neither where nor how often.
+        column = F.when(column.isNotNull(), vector_to_array(column, "float32"))
     elif source.kind == "array":
         column = column.cast(f"array<{source.stored}>")
     else:
@@ -182,6 +183,17 @@ def expression(source: Source) -> SparkColumn:
 def quoted(name: str) -> str:
     """Return a column name that Spark does not read dots or spaces into."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def check_shape_names(shapes: Mapping[str, object], names: Sequence[str]) -> None:
+    """Check that ``shapes`` speaks of columns that are trained on. Pure.
+
+    Raises:
+        DataError: it does not.
+    """
+    unknown = [name for name in shapes if name not in names]
+    if unknown:
+        raise DataError(f"shapes names {_quote(unknown)}, which is neither feature nor label")
 
 
 def check_shapes(
@@ -196,9 +208,7 @@ def check_shapes(
     Raises:
         DataError: a shape names no column, or does not hold its column's elements.
     """
-    unknown = [name for name in shapes if name not in widths]
-    if unknown:
-        raise DataError(f"shapes names {_quote(unknown)}, which is neither feature nor label")
+    check_shape_names(shapes, tuple(widths))
     result: dict[str, tuple[int, ...]] = {}
     for name, width in widths.items():
         shape = tuple(int(size) for size in shapes.get(name, (width,) if width else ()))

@@ -19,6 +19,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from ..config import AllreduceOptions
+from .collectives import sum_over_ranks
 from .model import find_optimizers
 
 
@@ -71,7 +72,7 @@ class GradientExchange:
         self._calls = 0
         logs = self._model.train_step(data)
         if self._reduced is None:  # train_step applied no gradients
-            self._reduced = hvd.allreduce(self._control, op=hvd.Sum, name="control")
+            self._reduced = sum_over_ranks([self._control], "control")[0]
         self._average_statistics()
         return logs, self._reduced[1]
 
@@ -84,12 +85,7 @@ class GradientExchange:
             small, context = self._compression.compress(tensor)
             packed.append(small)
             contexts.append(context)
-        summed = hvd.grouped_allreduce(
-            [*packed, self._control],
-            op=hvd.Sum,
-            name=f"gradients.{self._calls}",
-            ignore_name_scope=True,
-        )
+        summed = sum_over_ranks([*packed, self._control], f"gradients.{self._calls}")
         self._calls += 1
         self._reduced = summed[-1]
         result: list[Any] = [None] * len(gradients)
@@ -109,9 +105,7 @@ class GradientExchange:
         if not self._stateful:
             return
         values = [self._scale(tf.convert_to_tensor(v)) for v in self._stateful]
-        summed = hvd.grouped_allreduce(
-            values, op=hvd.Sum, name="statistics", ignore_name_scope=True
-        )
+        summed = sum_over_ranks(values, "statistics")
         for variable, value in zip(self._stateful, summed, strict=True):
             variable.assign(self._unscale(value))
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import horovod.tensorflow as hvd
-import tensorflow as tf
+from .collectives import sum_over_ranks
 
 
 def reduce_metrics(model: Any) -> dict[str, float]:
@@ -21,8 +20,7 @@ def reduce_metrics(model: Any) -> dict[str, float]:
     """
     variables = [variable for metric in model.metrics for variable in metric.variables]
     if variables:
-        values = [tf.convert_to_tensor(variable) for variable in variables]
-        summed = hvd.grouped_allreduce(values, op=hvd.Sum, name="metrics")
+        summed = sum_over_ranks(variables, "metrics")
         for variable, value in zip(variables, summed, strict=True):
             variable.assign(value)
     return plain(model.get_metrics_result())

@@ -1,0 +1,180 @@
+"""HorovodRunner: real ranks, real collectives, real failures."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod_spark_runner import AllreduceOptions, HorovodRunner, RankFailedError
+
+pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+
+
+def describe(value: float) -> dict[str, Any]:
+    """Return what this rank sees of the world, and the sum of all ranks' values."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    total = hvd.allreduce(tf.constant(value * hvd.rank()), op=hvd.Sum)
+    print(f"grüße von {hvd.rank()}")
+    return {
+        "rank": hvd.rank(),
+        "local_rank": hvd.local_rank(),
+        "cross_rank": hvd.cross_rank(),
+        "size": hvd.size(),
+        "sum": float(total),
+        "parent": os.getppid(),
+        "cuda": os.environ["CUDA_VISIBLE_DEVICES"],
+        "mine": os.environ.get("MY_SETTING"),
+        "leaked": os.environ.get("NOT_FOR_THE_WORKERS_PYTEST"),
+    }
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_function_on_every_rank(
+    spark: Any, world: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = dict(os.environ)
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    runner = HorovodRunner(world, env={"MY_SETTING": "x"})
+    run = runner.run(describe, value=2.0)
+    assert [r["rank"] for r in run.results] == list(range(world))
+    assert [r["local_rank"] for r in run.results] == list(range(world))
+    assert {(r["size"], r["cross_rank"], r["mine"], r["cuda"]) for r in run.results} == {
+        (world, 0, "x", "")
+    }
+    assert {r["sum"] for r in run.results} == {2.0 * sum(range(world))}
+    assert run.result is run.results[0]
+    assert [p.rank for p in run.placement] == list(range(world))
+    assert {"rendezvous", "mpirun", "import", "mpi_init", "total"} <= run.timings.keys()
+    # Each rank is a child of its own Spark task, not of mpirun.
+    assert len({r["parent"] for r in run.results}) == world
+    assert dict(os.environ) == before
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    output = capfd.readouterr().err
+    for rank in range(world):
+        assert f"[{rank}/{os.uname().nodename}] grüße von {rank}" in output
+
+
+def fail_on(rank: int, how: str) -> None:
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    if hvd.rank() == rank:
+        if how == "raise":
+            raise KeyError("the culprit")
+        if how == "exit":
+            raise SystemExit(3)
+        print("last words")
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(1000):
+        hvd.allreduce(tf.constant(1.0), name="x")
+        time.sleep(0.1)
+
+
+def test_the_first_exception_is_raised_with_its_traceback(spark: Any) -> None:
+    began = time.monotonic()
+    with pytest.raises(RankFailedError) as caught:
+        HorovodRunner(3, stream_logs=False).run(fail_on, 1, "raise")
+    assert time.monotonic() - began < 60
+    error = caught.value
+    assert (error.rank, error.exception_type) == (1, "KeyError")
+    assert isinstance(error.__cause__, KeyError)
+    assert 'raise KeyError("the culprit")' in error.remote_traceback
+    text = str(error)
+    assert text.startswith(f"rank 1 on {os.uname().nodename} failed: KeyError: 'the culprit'")
+    assert "rank 0 on" in text
+    assert "rank 2 on" in text
+
+
+def test_a_killed_rank_is_named_with_its_last_lines(spark: Any) -> None:
+    with pytest.raises(RankFailedError, match=r"killed by signal 9 \(SIGKILL\)") as caught:
+        HorovodRunner(2, stream_logs=False).run(fail_on, 0, "kill")
+    assert caught.value.rank == 0
+    assert "last words" in str(caught.value)
+
+
+def test_a_rank_that_exits_is_a_failed_rank(spark: Any) -> None:
+    with pytest.raises(RankFailedError, match="rank 1 .* SystemExit: 3"):
+        HorovodRunner(2, stream_logs=False).run(fail_on, 1, "exit")
+
+
+def test_a_result_that_cannot_be_pickled(spark: Any) -> None:
+    with pytest.raises(RankFailedError, match=r"returned a lock that cannot be pickled"):
+        HorovodRunner(1, stream_logs=False).run(threading.Lock)
+
+
+def leftovers() -> list[str]:
+    """Return processes and directories of runs."""
+    found = [str(path) for path in Path("/tmp").glob("hsr-*")]
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except (OSError, UnicodeDecodeError):
+                continue
+            if any(name in command for name in ("launch.worker", "launch/shim.py", "prterun")):
+                found.append(command)
+    return found
+
+
+def test_nothing_is_left_of_runs_that_failed_or_not(spark: Any) -> None:
+    HorovodRunner(2, stream_logs=False).run(max, 1, 2)
+    with pytest.raises(RankFailedError):
+        HorovodRunner(2, stream_logs=False).run(fail_on, 0, "kill")
+    deadline = time.monotonic() + 10
+    while leftovers() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert leftovers() == []
+
+
+def test_large_arguments_and_results(spark: Any) -> None:
+    data = os.urandom(20 * 1024 * 1024)
+    run = HorovodRunner(2, stream_logs=False).run(lambda value: value[::-1], data)
+    assert run.results[1] == data[::-1]
+
+
+def test_runs_from_another_thread(spark: Any) -> None:
+    results: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: results.append(
+            HorovodRunner(2, spark=spark, stream_logs=False).run(max, 3, 2)
+        )
+    )
+    thread.start()
+    thread.join(120)
+    assert results[0].results == (3, 3)
+
+
+def algorithm_in_use() -> str:
+    """Return the allreduce algorithm Open MPI was told to use, as it knows it."""
+    import subprocess
+
+    from mpi4py import MPI
+
+    assert MPI.COMM_WORLD.allreduce(1) == 2
+    settings = {k: v for k, v in os.environ.items() if k.startswith("OMPI_MCA_coll")}
+    info = subprocess.run(
+        ["ompi_info", "--param", "coll", "tuned", "--level", "9", "--parsable"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PATH": f"{os.path.dirname(os.sys.executable)}:{os.environ['PATH']}"},
+    ).stdout
+    line = next(x for x in info.splitlines() if "coll_tuned_allreduce_algorithm:value" in x)
+    return f"{settings.get('OMPI_MCA_coll_tuned_allreduce_algorithm')} {line}"
+
+
+def test_the_ring_can_be_forced(spark: Any) -> None:
+    options = AllreduceOptions(algorithm="ring")
+    run = HorovodRunner(2, allreduce=options, stream_logs=False).run(algorithm_in_use)
+    assert run.result.startswith("4 ")
+    assert run.result.rstrip().endswith("ring")

@@ -1,0 +1,263 @@
+"""run_training as a whole: results, resume, callbacks, inputs, outputs, errors seen by a rank."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner import (
+    AllreduceOptions,
+    ModelError,
+    RunDirectoryError,
+    TFTransformer,
+    run_training,
+)
+
+pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+
+
+def make_model(width: int = 16, rate: float = 0.01) -> Any:
+    import keras
+
+    model = keras.Sequential(
+        [
+            keras.layers.Input((64,)),
+            keras.layers.Dense(width, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile(
+        keras.optimizers.Adam(rate), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    return model
+
+
+def train(frame: Any, run_dir: Path, model_fn: Any = make_model, **arguments: Any) -> Any:
+    given: dict[str, Any] = {
+        "feature_cols": ["image"],
+        "label_cols": ["digit"],
+        "num_workers": 2,
+        "batch_size": 32,
+        "epochs": 2,
+        "run_dir": str(run_dir),
+        "verbose": False,
+        **arguments,
+    }
+    return run_training(frame, model_fn, **given)
+
+
+def final_weights(run_dir: Path) -> dict[str, np.ndarray]:
+    with np.load(run_dir / "model" / "weights.npz") as file:
+        return {name: file[name] for name in file.files}
+
+
+@pytest.fixture(scope="module")
+def small(digits_df: Any) -> Any:
+    return digits_df.filter("id < 500").cache()
+
+
+@pytest.fixture(scope="module")
+def whole(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An undisturbed run of four epochs."""
+    return train(
+        small,
+        tmp_path_factory.mktemp("whole") / "run é dir",
+        epochs=4,
+        validation=0.2,
+        lr_scaling="linear",
+        warmup_epochs=3.0,
+    )
+
+
+def test_a_run_gives_history_placement_timings_and_files(whole: Any) -> None:
+    assert len(whole.history) == 4
+    assert whole.history[0].keys() == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    assert whole.history[-1]["accuracy"] > 0.8 > whole.history[0]["accuracy"]
+    assert [rank.rank for rank in whole.placement] == [0, 1]
+    assert whole.timings["samples_per_second"] > 0
+    run = Path(whole.run_dir)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line.pop("epoch") for line in lines] == [0, 1, 2, 3]
+    assert lines == whole.history
+    assert len(list(run.glob("checkpoints/*"))) == 3
+    assert list(run.glob("data/*")) == []  # deleted at the end
+
+
+def test_predictions_are_the_models_own(whole: Any, small: Any) -> None:
+    import keras
+
+    rows = whole.transform(small).select("image", "prediction", "id", "digit").collect()
+    assert len(rows) == 500
+    model = keras.saving.load_model(Path(whole.run_dir, "model", "model.keras"))
+    expected = model.predict(np.array([row.image for row in rows]), verbose=0)
+    np.testing.assert_allclose([row.prediction for row in rows], expected, atol=1e-5)
+    assert model.optimizer.__class__.__module__.startswith("keras.")
+
+
+def test_a_finished_run_is_loaded_from_its_directory(whole: Any, small: Any) -> None:
+    loaded = TFTransformer.from_run(whole.run_dir, prediction_col="p")
+    assert loaded.history == whole.history
+    ours = {row.id: row.prediction for row in whole.transform(small).collect()}
+    for row in loaded.transform(small).select("id", "p").collect():
+        np.testing.assert_allclose(row.p, ours[row.id], atol=1e-6)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(small: Any, whole: Any, tmp_path: Path) -> None:
+    arguments = {"validation": 0.2, "lr_scaling": "linear", "warmup_epochs": 3.0}
+    first = train(small, tmp_path / "run", epochs=2, **arguments)
+    resumed = train(small, tmp_path / "run", epochs=4, resume="required", **arguments)
+    assert first.history == whole.history[:2]
+    assert resumed.history == whole.history
+    expected = final_weights(Path(whole.run_dir))
+    for name, array in final_weights(tmp_path / "run").items():
+        np.testing.assert_array_equal(array, expected[name])
+
+    # Once more with the same number of epochs: nothing is left to train.
+    again = train(small, tmp_path / "run", epochs=4, **arguments)
+    assert again.history == whole.history
+
+    with pytest.raises(RunDirectoryError, match="resume='never'.*holds a run already"):
+        train(small, tmp_path / "run", epochs=5, resume="never")
+    with pytest.raises(RunDirectoryError, match="holds a run on other data"):
+        train(small.filter("id > 3"), tmp_path / "run", epochs=5, **arguments)
+    with pytest.raises(RunDirectoryError, match=r"another model: .* shape \(64, 16\)\) where"):
+        train(small, tmp_path / "run", lambda: make_model(8), epochs=5, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("shape", r"takes rows of shape \(63,\), but column 'image' has rows of shape \(64,\)"),
+        ("uncompiled", "is not compiled"),
+        ("horovod", "does not average gradients under Keras 3"),
+    ],
+)
+def test_what_only_the_model_shows_is_told_on_the_driver(
+    small: Any, tmp_path: Path, broken: str, message: str
+) -> None:
+    def model_fn() -> Any:
+        import keras
+
+        model = keras.Sequential(
+            [keras.layers.Input((63 if broken == "shape" else 64,)), keras.layers.Dense(10)]
+        )
+        optimizer = keras.optimizers.SGD(0.1)
+        if broken == "horovod":
+            import horovod.tensorflow.keras as hvd
+
+            optimizer = hvd.DistributedOptimizer(optimizer)
+        if broken != "uncompiled":
+            model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    with pytest.raises(ModelError, match=message):
+        train(small, tmp_path / "run", model_fn)
+    assert list(tmp_path.glob("run/data/*")) == []
+    assert list(tmp_path.glob("run/checkpoints/*")) == []
+
+
+def two_headed() -> Any:
+    """A model with two inputs and two outputs, all by name."""
+    import keras
+
+    pixels = keras.Input((8, 8, 1), name="pixels")
+    mean = keras.Input((1,), name="mean")
+    hidden = keras.layers.Flatten()(keras.layers.Conv2D(8, 3, activation="relu")(pixels))
+    hidden = keras.layers.concatenate([hidden, mean])
+    digit = keras.layers.Dense(10, activation="softmax", name="digit_out")(hidden)
+    brightness = keras.layers.Dense(1, name="brightness_out")(hidden)
+    model = keras.Model([pixels, mean], [digit, brightness])
+    model.compile(
+        keras.optimizers.Adam(0.01),
+        loss={"digit_out": "sparse_categorical_crossentropy", "brightness_out": "mse"},
+        metrics={"digit_out": ["accuracy"]},
+    )
+    return model
+
+
+def test_several_inputs_and_outputs_by_name(small: Any, tmp_path: Path) -> None:
+    from pyspark.sql import functions as F
+
+    frame = small.withColumn(
+        "m", F.aggregate("image", F.lit(0.0), lambda a, x: a + x.cast("double")) / 64
+    ).withColumn("w", F.lit(2.0))
+    transformer = train(
+        frame,
+        tmp_path / "run",
+        two_headed,
+        feature_cols={"mean": "m", "pixels": "image"},
+        label_cols={"brightness_out": "w", "digit_out": "digit"},
+        shapes={"image": (8, 8, 1)},
+        allreduce=AllreduceOptions(algorithm="ring", compression="fp16"),
+        epochs=3,
+    )
+    assert "digit_out_accuracy" in transformer.history[-1]
+    assert transformer.history[-1]["loss"] < transformer.history[0]["loss"]
+    row = transformer.transform(frame).first()
+    assert len(row.digit_out) == 10
+    assert isinstance(row.brightness_out, float)
+    assert "m" in row
+
+
+def test_early_stopping_and_weights_and_file_writing_callbacks(small: Any, tmp_path: Path) -> None:
+    log = str(tmp_path / "log.csv")
+
+    def callbacks() -> list[Any]:
+        import keras
+
+        return [
+            keras.callbacks.EarlyStopping(monitor="loss", patience=0, min_delta=1e9),
+            keras.callbacks.CSVLogger(log),
+        ]
+
+    frame = small.selectExpr("*", "cast(digit < 5 as double) as weight")
+    transformer = train(
+        frame, tmp_path / "run", epochs=9, callbacks=callbacks, sample_weight_col="weight"
+    )
+    assert len(transformer.history) == 2  # stopped on all ranks after the second
+    assert len(Path(log).read_text().splitlines()) == 3
+    # Digits from 5 on weighed nothing: the model never predicts them.
+    rows = transformer.transform(frame).collect()
+    assert np.mean([np.argmax(row.prediction) < 5 for row in rows]) > 0.95
+
+
+def test_a_model_file_is_trained_further(small: Any, tmp_path: Path) -> None:
+    make_model().save(tmp_path / "start.keras")
+    (tmp_path / "start.json").write_text(make_model().to_json())
+    for name in ("start.keras", "start.json"):
+        transformer = train(small, tmp_path / name[6:], str(tmp_path / name), epochs=1)
+        assert len(transformer.transform(small).first().prediction) == 10
+
+
+def test_fewer_rows_in_the_last_batch_than_ranks(digits_df: Any, tmp_path: Path) -> None:
+    """97 rows in global batches of 96: the last step has one row for three ranks."""
+    frame = digits_df.filter("id < 97")
+    transformer = train(frame, tmp_path / "run", num_workers=3, epochs=2)
+    assert all(np.isfinite(list(logs.values())).all() for logs in transformer.history)
+
+
+def test_an_error_in_the_training_names_rank_and_keeps_checkpoints(
+    small: Any, tmp_path: Path
+) -> None:
+    from horovod_spark_runner import RankFailedError
+
+    def callbacks() -> list[Any]:
+        import keras
+
+        class Bomb(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                if epoch == 1:
+                    raise ValueError("boom in epoch 1")
+
+        return [Bomb()]
+
+    with pytest.raises(RankFailedError, match="ValueError: boom in epoch 1"):
+        train(small, tmp_path / "run", callbacks=callbacks)
+    resumed = train(small, tmp_path / "run", resume="required")
+    assert len(resumed.history) == 2

@@ -1,0 +1,201 @@
+"""Wrong input is refused on the driver, before anything is launched, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod_spark_runner import (
+    DataError,
+    EnvironmentProblem,
+    InvalidInputError,
+    ModelError,
+    NotEnoughSlotsError,
+    RunDirectoryError,
+    run_training,
+)
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(autouse=True)
+def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launched(*args: Any, **kwargs: Any) -> None:
+        pytest.fail("the run was launched")
+
+    monkeypatch.setattr("horovod_spark_runner.api.launch", launched)
+
+
+@pytest.fixture(scope="module")
+def frame(spark: Any) -> Any:
+    rows = [(float(i), [float(i), 1.0], i % 2, str(i), {"k": 1.0}, i % 3 == 0) for i in range(20)]
+    schema = "a double, v array<double>, y int, s string, m map<string,double>, held boolean"
+    return spark.createDataFrame(rows, schema)
+
+
+def model_fn() -> Any:
+    pytest.fail("model_fn was called on the driver")
+
+
+def train(frame: Any, folder: Path, **arguments: Any) -> Any:
+    given = {
+        "feature_cols": ["a"],
+        "label_cols": ["y"],
+        "num_workers": 2,
+        "run_dir": str(folder / "run"),
+        "verbose": False,
+        **arguments,
+    }
+    model = given.pop("model_fn", model_fn)
+    return run_training(frame, model, **given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"feature_cols": ["nosuch"]}, DataError, "no column 'nosuch'; it has 'a', 'v', 'y'"),
+        ({"feature_cols": ["a", "a"]}, DataError, "'a' more than once"),
+        ({"feature_cols": ["a", "y"]}, DataError, "label_cols and in feature_cols"),
+        ({"feature_cols": ["s"]}, DataError, "'s' is of type string.*StringIndexer"),
+        ({"feature_cols": ["m"]}, DataError, "'m' is of type map<string,double>"),
+        ({"label_cols": ["s"]}, DataError, "'s' is of type string"),
+        ({"feature_cols": "a"}, InvalidInputError, "feature_cols must be a list"),
+        ({"feature_cols": [1]}, InvalidInputError, "feature_cols must hold column names"),
+        ({"sample_weight_col": "v"}, DataError, "one number per row"),
+        ({"shapes": {"q": (1,)}}, DataError, "shapes names 'q'"),
+        ({"feature_cols": ["v"], "shapes": {"v": (3,)}}, DataError, "rows hold 2 elements"),
+        ({"num_workers": 0}, InvalidInputError, "num_workers .* got 0"),
+        ({"num_workers": -1}, InvalidInputError, "num_workers"),
+        ({"num_workers": 5}, NotEnoughSlotsError, r"asked for 5 slots, found 4: master local\[4\]"),
+        ({"gpus_per_worker": 1}, EnvironmentProblem, "spark.task.resource.gpu.amount"),
+        ({"validation": 1.5}, DataError, "between 0 and 1"),
+        ({"validation": "nosuch"}, DataError, "no such column"),
+        ({"validation": "s"}, DataError, "must be boolean"),
+        ({"validation": "a"}, DataError, "is a feature, label or weight too"),
+        ({"validation": [1]}, DataError, "validation must be a fraction"),
+        ({"resume": "yes"}, InvalidInputError, "resume must be one of auto, never, required"),
+        ({"resume": "required"}, RunDirectoryError, "holds no checkpoint"),
+        ({"materializer": "csv"}, InvalidInputError, "materializer must be one of"),
+        ({"keep_checkpoints": 0}, InvalidInputError, "keep_checkpoints"),
+        ({"model_fn": 3}, ModelError, "must be a function .* got 3"),
+        ({"model_fn": "nosuch.keras"}, ModelError, "nosuch.keras does not exist"),
+    ],
+)
+def test_refused(
+    frame: Any, tmp_path: Path, arguments: dict[str, Any], error: type, message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        train(frame, tmp_path, **arguments)
+    assert not list(tmp_path.glob("run/data/*"))
+
+
+def test_nulls_are_counted(spark: Any, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([(1.0, 0), (None, 1), (None, 1)], "a double, y int")
+    with pytest.raises(DataError, match=r"column 'a' has 2 null values in 3 rows"):
+        train(frame, tmp_path)
+    assert not list(tmp_path.glob("run/data/*"))
+
+
+def test_null_vectors_and_labels_are_counted(spark: Any, tmp_path: Path) -> None:
+    from pyspark.ml.linalg import Vectors, VectorUDT
+    from pyspark.sql.types import IntegerType, StructField, StructType
+
+    schema = StructType([StructField("v", VectorUDT()), StructField("y", IntegerType())])
+    rows = [(Vectors.dense([1.0]), 1), (None, 0)]
+    with pytest.raises(DataError, match="column 'v' has 1 null values in 2 rows"):
+        train(spark.createDataFrame(rows, schema), tmp_path, feature_cols=["v"])
+    rows = [(Vectors.dense([1.0]), None), (Vectors.sparse(1, []), 0)]
+    with pytest.raises(DataError, match="column 'y' has 1 null values in 2 rows"):
+        train(spark.createDataFrame(rows, schema), tmp_path, feature_cols=["v"])
+
+
+def test_ragged_arrays(spark: Any, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([([1.0, 2.0], 0), ([1.0], 1)], "v array<double>, y int")
+    with pytest.raises(DataError, match=r"column 'v' holds arrays of 1 to 2 elements"):
+        train(frame, tmp_path, feature_cols=["v"])
+
+
+def test_nested_arrays(spark: Any, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([([[1.0]], 0)], "v array<array<double>>, y int")
+    with pytest.raises(DataError, match=r"array<array<double>>.*flatten"):
+        train(frame, tmp_path, feature_cols=["v"])
+
+
+def test_empty(frame: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the DataFrame has no rows"):
+        train(frame.filter("a < 0"), tmp_path)
+    assert not list(tmp_path.glob("run/data/*"))
+
+
+def test_fewer_rows_than_ranks(frame: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="have 2 rows, fewer than the 3 ranks"):
+        train(frame.filter("a < 2"), tmp_path, num_workers=3)
+    assert not list(tmp_path.glob("run/data/*"))
+
+
+def test_a_validation_part_without_rows_is_named(frame: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"validation rows \(validation='held'\)"):
+        train(frame.filter("not held"), tmp_path, validation="held")
+
+
+def test_null_in_the_validation_column_is_no_silent_loss(spark: Any, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([(1.0, 0, True), (2.0, 1, None)], "a double, y int, h boolean")
+    with pytest.raises(DataError, match="'h' has 1 null values"):
+        train(frame, tmp_path, validation="h")
+
+
+def test_several_columns_of_one_name(frame: Any, tmp_path: Path) -> None:
+    both = frame.select("a", "a", "y")
+    with pytest.raises(DataError, match="several columns named 'a'"):
+        train(both, tmp_path)
+
+
+def test_what_cannot_be_pickled_is_named(frame: Any, tmp_path: Path) -> None:
+    lock = threading.Lock()
+    with pytest.raises(InvalidInputError, match="model_fn cannot be sent.*variable 'lock'"):
+        train(frame, tmp_path, model_fn=lambda: lock)
+    with pytest.raises(InvalidInputError, match="callbacks cannot be sent.*lock"):
+        train(frame, tmp_path, callbacks=[lock])
+
+
+def test_run_dir_that_cannot_be_written(frame: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match="is not writable"):
+        train(frame, tmp_path, run_dir=str(tmp_path / "file" / "run"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("m.keras", b"no archive", "is not a Keras archive"),
+        ("m.json", b"{", "is not JSON"),
+        ("m.json", b"{}", "was not made by model.to_json"),
+        ("m.json", json.dumps({"class_name": "S", "config": {}}).encode(), "was not compiled"),
+        ("m.h5", b"", "must end in .keras or .json"),
+    ],
+)
+def test_bad_model_files(
+    frame: Any, tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelError, match=message):
+        train(frame, tmp_path, model_fn=str(tmp_path / name))
+
+
+def test_dynamic_allocation_is_refused(
+    frame: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = type(frame.sparkSession.conf)
+    get = conf.get
+
+    def with_dynamic_allocation(self: Any, key: str, *default: Any) -> Any:
+        return "true" if key == "spark.dynamicAllocation.enabled" else get(self, key, *default)
+
+    # Spark takes this setting only when the session is made.
+    monkeypatch.setattr(conf, "get", with_dynamic_allocation)
+    with pytest.raises(EnvironmentProblem, match="dynamicAllocation"):
+        train(frame, tmp_path)

@@ -1,0 +1,142 @@
+"""What only the built model can show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from horovod_spark_runner.data.manifest import Column, Manifest
+from horovod_spark_runner.errors import ModelError
+from horovod_spark_runner.training.model import (
+    InputBinding,
+    bind_outputs,
+    build_model,
+    check_trainable,
+)
+from horovod_spark_runner.training.spec import Binding, ModelSource, model_source
+
+
+def manifest(**columns: tuple[int, ...]) -> Manifest:
+    described = tuple(Column(name, "float32", shape) for name, shape in columns.items())
+    return Manifest("", (), described, (), "")
+
+
+def sequential(shape: tuple[int | None, ...] = (4,), **compile_arguments: Any) -> Any:
+    model = keras.Sequential([keras.layers.Input(shape), keras.layers.Dense(1)])
+    model.compile(**{"optimizer": "sgd", "loss": "mse", **compile_arguments})
+    return model
+
+
+def two_inputs() -> Any:
+    a, b = keras.Input((2,), name="a"), keras.Input((3,), name="b")
+    joined = keras.layers.concatenate([a, b])
+    outputs = {
+        "p": keras.layers.Dense(1, name="p")(joined),
+        "q": keras.layers.Dense(2, name="q")(b),
+    }
+    model = keras.Model([a, b], list(outputs.values()))
+    model.compile("sgd", loss=["mse", "mse"])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(None, "is its return statement missing"), ("x", "returned a builtins.str")],
+)
+def test_what_is_no_model_is_refused(value: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        build_model(ModelSource(function=lambda: value))
+
+
+def test_a_model_object_is_refused_on_the_driver() -> None:
+    with pytest.raises(ModelError, match="give the function that builds and compiles it"):
+        model_source(sequential())
+
+
+def test_uncompiled() -> None:
+    with pytest.raises(ModelError, match="is not compiled"):
+        check_trainable(keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)]))
+
+
+def test_jit_compiled() -> None:
+    with pytest.raises(ModelError, match="jit_compile=True"):
+        check_trainable(sequential(jit_compile=True))
+
+
+def test_horovods_own_optimizer() -> None:
+    import horovod.tensorflow.keras as hvd
+
+    hvd.init()
+    try:
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        with pytest.raises(ModelError, match="does not average gradients under Keras 3"):
+            check_trainable(sequential(optimizer=optimizer))
+    finally:
+        hvd.shutdown()
+
+
+def test_input_shape_shows_both() -> None:
+    with pytest.raises(ModelError) as caught:
+        InputBinding(sequential((4,)), Binding(("x",)), manifest(x=(5,)))
+    assert "takes rows of shape (4,)" in str(caught.value)
+    assert "column 'x' has rows of shape (5,)" in str(caught.value)
+
+
+def test_several_columns_for_one_input_point_to_the_assembler() -> None:
+    with pytest.raises(ModelError, match="VectorAssembler"):
+        InputBinding(sequential((2,)), Binding(("x", "y")), manifest(x=(), y=()))
+
+
+def test_a_single_number_feeds_an_input_of_one() -> None:
+    binding = InputBinding(sequential((1,)), Binding(("x",)), manifest(x=()))
+    assert binding({"x": np.zeros(3, np.float32)}).shape == (3, 1)
+
+
+def test_unknown_sizes_fit_anything() -> None:
+    InputBinding(sequential((None, 4)), Binding(("x",)), manifest(x=(9, 4)))
+
+
+@pytest.mark.parametrize(
+    "binding",
+    [
+        Binding(("x", "y")),  # in order
+        Binding(("y", "x"), ("b", "a")),  # by a dictionary
+    ],
+)
+def test_several_inputs(binding: Binding) -> None:
+    bound = InputBinding(two_inputs(), binding, manifest(x=(2,), y=(3,)))
+    values = bound({"x": np.zeros((1, 2)), "y": np.zeros((1, 3))})
+    assert {name: value.shape for name, value in values.items()} == {"a": (1, 2), "b": (1, 3)}
+
+
+def test_inputs_by_column_name() -> None:
+    bound = InputBinding(two_inputs(), Binding(("b", "a")), manifest(b=(3,), a=(2,)))
+    assert bound({"a": np.zeros((1, 2)), "b": np.zeros((1, 3))})["b"].shape == (1, 3)
+
+
+def test_wrong_input_names() -> None:
+    with pytest.raises(ModelError, match=r"feature_cols names the inputs \['c', 'a'\]"):
+        InputBinding(two_inputs(), Binding(("x", "y"), ("c", "a")), manifest(x=(2,), y=(3,)))
+
+
+def test_outputs_in_order_and_by_name() -> None:
+    arrays = {"u": 1, "v": 2}
+    assert bind_outputs(two_inputs(), Binding(("u", "v")))(arrays) == [1, 2]
+    assert bind_outputs(two_inputs(), Binding(("v", "u"), ("q", "p")))(arrays) == [1, 2]
+    with pytest.raises(ModelError, match="label_cols gives"):
+        bind_outputs(two_inputs(), Binding(("u",)))
+    with pytest.raises(ModelError, match="label_cols gives"):
+        bind_outputs(two_inputs(), Binding(("u", "v"), ("p", "nosuch")))
+
+
+def test_model_files(tmp_path: Any) -> None:
+    model = sequential()
+    model.save(tmp_path / "m.keras")
+    (tmp_path / "m.json").write_text(model.to_json())
+    for name in ("m.keras", "m.json"):
+        built = build_model(model_source(str(tmp_path / name)))
+        check_trainable(built)
+        assert built.input_shape == (None, 4)
