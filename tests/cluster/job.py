@@ -1,0 +1,76 @@
+"""Trains on the master given, in a process of its own; prints what became of it as JSON.
+
+Usage: job.py MASTER RUN_DIR [KEY=VALUE ...]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from horovod_spark_runner import HorovodRunner, run_training
+
+
+def model_fn() -> Any:
+    import keras
+
+    model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(10)])
+    model.compile(
+        keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    return model
+
+
+def where() -> dict[str, Any]:
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    return {
+        "rank": hvd.rank(),
+        "local_rank": hvd.local_rank(),
+        "size": hvd.size(),
+        "executor": os.getcwd(),
+        "cuda": os.environ["CUDA_VISIBLE_DEVICES"],
+    }
+
+
+def main() -> None:
+    master, run_dir, *settings = sys.argv[1:]
+    builder = SparkSession.builder.master(master).appName("cluster test")
+    for setting in ["spark.ui.enabled=false", "spark.driver.host=127.0.0.1", *settings]:
+        key, _, value = setting.partition("=")
+        builder = builder.config(key, value)
+    spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    places = HorovodRunner(2).run(where).results
+
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    rows = [
+        ((i / 16).ravel().tolist(), int(t)) for i, t in zip(data.images, data.target, strict=True)
+    ]
+    frame = spark.createDataFrame(rows, "image array<float>, digit int")
+    model = run_training(
+        frame,
+        model_fn,
+        feature_cols=["image"],
+        label_cols=["digit"],
+        num_workers=2,
+        epochs=2,
+        run_dir=run_dir,
+    )
+    predicted = model.transform(frame).selectExpr(
+        "avg(cast(array_position(prediction, array_max(prediction)) - 1 = digit as int)) as right"
+    )
+    accuracy = predicted.first().right
+    spark.stop()
+    print(json.dumps({"places": places, "history": model.history, "accuracy": accuracy}))
+
+
+if __name__ == "__main__":
+    main()

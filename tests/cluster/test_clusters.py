@@ -1,0 +1,88 @@
+"""The same job on Spark's kinds of cluster, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
+
+HERE = Path(__file__).parent
+STANDALONE = HERE.parent.parent / "scripts" / "standalone"
+
+
+def run_job(
+    master: str, run_dir: Path, *settings: str, **env: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(HERE / "job.py"), master, str(run_dir), *settings],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, **env},
+    )
+
+
+def result_of(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert run.returncode == 0, run.stderr[-4000:]
+    result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return result
+
+
+def check(result: dict[str, Any]) -> None:
+    assert [place["rank"] for place in result["places"]] == [0, 1]
+    assert [place["local_rank"] for place in result["places"]] == [0, 1]
+    assert {place["size"] for place in result["places"]} == {2}
+    assert len(result["history"]) == 2
+    assert result["accuracy"] > 0.7
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[str]:
+    """A master and two workers of one core each, on this machine."""
+    place = str(tmp_path / "cluster")
+    started = subprocess.run(
+        [str(STANDALONE), "start", place, "2", "1", "1g"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HSR_VENV": sys.prefix},
+    )
+    try:
+        assert started.returncode == 0, started.stderr
+        yield started.stdout.strip()
+    finally:
+        subprocess.run([str(STANDALONE), "stop", place], check=True)
+
+
+def test_local_cluster_with_an_executor_per_rank(tmp_path: Path) -> None:
+    result = result_of(run_job("local-cluster[2,1,1024]", tmp_path / "run"))
+    check(result)
+    assert len({place["executor"] for place in result["places"]}) == 2
+
+
+def test_standalone_cluster(standalone: str, tmp_path: Path) -> None:
+    run = run_job(standalone, tmp_path / "run", "spark.executor.memory=512m")
+    check(result_of(run))
+
+
+def test_standalone_cluster_with_too_few_slots(standalone: str, tmp_path: Path) -> None:
+    run = run_job(standalone, tmp_path / "run", "spark.cores.max=1")
+    assert run.returncode != 0
+    assert "NotEnoughSlotsError: asked for 2 slots, found 1" in run.stderr
+
+
+def test_executors_without_the_package_are_explained(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    run = run_job("local[2]", tmp_path / "run", PYSPARK_PYTHON=str(bare / "bin" / "python"))
+    assert run.returncode != 0
+    assert "EnvironmentProblem: the Python of Spark's executors has no module" in run.stderr

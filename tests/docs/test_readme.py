@@ -1,0 +1,59 @@
+"""What the README shows works as it stands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+def test_the_python_snippets_run_one_after_the_other(tmp_path: Path) -> None:
+    snippets = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(snippets) >= 6
+    script = tmp_path / "readme.py"
+    script.write_text("\n".join(snippets) + "\nspark.stop()\n")
+    run = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert "the DataFrame has no column 'pixels'; it has 'features', 'label'" in run.stdout
+
+
+def test_the_commands_shown_exist() -> None:
+    for command in re.findall(r"(?:\./)?(scripts/\w+|examples/\w+\.py)", README):
+        assert (ROOT / command).exists(), command
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = document.parent / path if path else document
+        assert file.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", file.read_text(), flags=re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", t.lower()).replace(" ", "-") for t in titles}
+            assert anchor in anchors, target
+
+
+def test_the_architecture_names_every_module() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for path in (ROOT / "horovod_spark_runner").glob("*/*.py"):
+        if path.stem != "__init__":
+            assert f"`{path.stem}`" in text, path
