@@ -54,10 +54,8 @@ def load_flights(spark: SparkSession, limit: int | None) -> DataFrame:
         table = table.sample(min(limit, len(table)), random_state=7)
     arrived = spark.createDataFrame(table).dropna(subset=["dep_delay", "arr_delay"])
     used = arrived.count()
-    print(
-        f"{used:,} flights used; {len(table) - used:,} cancelled or diverted ones left out",
-        flush=True,
-    )
+    lost = len(table) - used
+    print(f"{used:,} flights used; {lost:,} cancelled or diverted ones left out", flush=True)
 
     # An error should count once per passenger. Seats stand in for passengers, divided by their
     # mean so that the weights do not change the size of a step; unknown planes weigh 1.
@@ -71,14 +69,15 @@ def load_flights(spark: SparkSession, limit: int | None) -> DataFrame:
 
 
 def fit_preparation(train: DataFrame) -> PipelineModel:
-    """Return the pipeline that adds ``features`` and ``dest_index``, fitted to training rows."""
+    """Return the pipeline that adds ``features`` and ``dest_number``, fitted to training rows."""
     from pyspark.ml import Pipeline
     from pyspark.ml import feature as ml
 
     names, vectors = [*CATEGORIES, "dest"], [f"{name}_vector" for name in CATEGORIES]
     indices = [f"{name}_index" for name in names]
     stages = [
-        # "keep" gives values that the training rows lack an index of their own, the last.
+        # "keep" gives values that the training rows lack an index of their own, the last one;
+        # the encoder turns it into zeros, the embedding has a row for it.
         ml.StringIndexer(inputCols=names, outputCols=indices, handleInvalid="keep"),
         ml.OneHotEncoder(inputCols=indices[:-1], outputCols=vectors),
         ml.VectorAssembler(inputCols=NUMBERS, outputCol="numbers"),
@@ -118,37 +117,30 @@ def report(model: TFTransformer, test: DataFrame, mean: float) -> None:
     from pyspark.sql import functions as F
 
     predicted = model.transform(test).cache()
-    guesses = {
-        "the training mean": F.lit(mean),
-        "as late as it left": F.col("dep_delay"),
-        "the model": F.col("prediction"),
-    }
+    guesses = {"the training mean": F.lit(mean), "as late as it left": F.col("dep_delay")}
+    guesses["the model"] = F.col("prediction")
     errors = [F.avg(F.abs(F.col("arr_delay") - g)).alias(name) for name, g in guesses.items()]
-    print(f"\nMean error on {predicted.count():,} flights held out, in minutes:")
-    for name, error in predicted.agg(*errors).first().asDict().items():
+    count, *means = predicted.agg(F.count("*"), *errors).first()
+    print(f"\nMean error on {count:,} flights held out, in minutes:")
+    for name, error in zip(guesses, means, strict=True):
         print(f"  {name:18} {error:6.2f}")
     print("\nSome predictions, made by Spark:")
     shown = ["carrier", "flight", "origin", "dest", "dep_delay", "arr_delay"]
-    predicted.select(*shown, F.round("prediction", 1).alias("prediction")).orderBy(F.rand(7)).show(
-        8
-    )
+    rounded = F.round("prediction", 1).alias("prediction")
+    predicted.select(*shown, rounded).orderBy(F.rand(7)).show(8)
 
 
 def main() -> None:
-    from pyspark.sql import functions as F
-
     arguments = parse_arguments()
     spark = make_session(arguments.master or f"local[{arguments.workers}]")
-    flights = load_flights(spark, arguments.rows).cache()
-    train, test = flights.randomSplit([0.9, 0.1], seed=7)
+    train, test = load_flights(spark, arguments.rows).cache().randomSplit([0.9, 0.1], seed=7)
     preparation = fit_preparation(train)
     rows = preparation.transform(train)
-    first = rows.first()
+    width = len(rows.first()["features"])
     destinations = len(preparation.stages[0].labelsArray[-1]) + 1  # and one for unknown ones
-
     model = run_training(
         rows,
-        partial(make_model, len(first["features"]), destinations),
+        partial(make_model, width, destinations),
         feature_cols={"features": "features", "dest": "dest_number"},
         label_cols=["arr_delay"],
         sample_weight_col="weight",
@@ -161,7 +153,7 @@ def main() -> None:
         seed=1,
     )
     print(f"\nEpochs trained: {len(model.history)}; run directory: {model.run_dir}")
-    report(model, preparation.transform(test), train.agg(F.avg("arr_delay")).first()[0])
+    report(model, preparation.transform(test), train.agg({"arr_delay": "avg"}).first()[0])
     spark.stop()
 
 

@@ -27,12 +27,14 @@ def test_one_host() -> None:
     assert argv[:5] == ["/bin/mpirun", "--host", "localhost:2", "-n", "2"]
     assert argv[-2:] == ["shim", "a"]
     assert "--allow-run-as-root" not in argv
-    assert "--mca" not in argv
+    assert "--mca btl self,sm --mca pml ob1" in " ".join(argv)
+    assert "coll" not in " ".join(argv)
 
 
 def test_several_hosts_are_named_by_address_in_rank_order() -> None:
     argv = command(LaunchOptions(3), "2", "1", "2")
     assert argv[argv.index("--host") + 1] == "10.0.0.2:2,10.0.0.1:1"
+    assert "--mca btl ^ofi" in " ".join(argv)
 
 
 def test_root_is_allowed_only_as_root() -> None:
