@@ -13,6 +13,7 @@ ALLREDUCE_ALGORITHMS = ("auto", "ring", "segmented_ring", "recursive_doubling")
 COMPRESSIONS = ("none", "fp16")
 LR_SCALINGS = ("none", "linear", "sqrt")
 MATERIALIZERS = ("petastorm", "spark")
+RESUMES = ("auto", "never", "required")
 
 
 def check_count(name: str, value: object, minimum: int = 1) -> int:

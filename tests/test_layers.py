@@ -22,7 +22,7 @@ FLOORS: list[set[str]] = [
     {"launch"},
     {"training"},
     {"ml"},
-    {"runner", "api", "doctor", "doctor_checks", "cli"},
+    {"runner", "api", "pipeline", "doctor", "doctor_checks", "cli"},
 ]
 # Third-party packages each part may import at its top level; the rest at use.
 LIGHT = {"numpy", "pyarrow", "cloudpickle", "tqdm"}

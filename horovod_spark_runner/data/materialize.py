@@ -84,11 +84,6 @@ def materialize(frame: DataFrame, request: DataRequest, folder: Location, name: 
     return manifest
 
 
-def load_manifest(folder: Location) -> Manifest:
-    """Return the manifest of a materialized dataset."""
-    return Manifest.from_json(folder.join(MANIFEST_FILE).read_text())
-
-
 def _write(frame: DataFrame, materializer: str, folder: Location) -> Location:
     if materializer == "petastorm":
         url = petastorm_compat.convert(

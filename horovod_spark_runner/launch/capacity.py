@@ -25,12 +25,10 @@ class Capacity:
 
     Attributes:
         slots: tasks with the needed cores (and GPUs, where Spark knows them).
-        final: whether waiting cannot bring more.
         reason: where the number comes from, for the message.
     """
 
     slots: int
-    final: bool
     reason: str
 
 
@@ -43,17 +41,17 @@ def local_capacity(master: str, task_cpus: int, machine_cpus: int) -> Capacity |
         machine_cpus: cores of this machine, for ``local[*]``.
     """
     if master == "local":
-        return Capacity(1 // task_cpus, True, f"master {master} has 1 core")
+        return Capacity(1 // task_cpus, f"master {master} has 1 core")
     match = re.fullmatch(r"local\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\]", master)
     if match:
         cores = machine_cpus if match[1] == "*" else int(match[1])
         reason = f"master {master} has {cores} cores, {task_cpus} per task"
-        return Capacity(cores // task_cpus, True, reason)
+        return Capacity(cores // task_cpus, reason)
     match = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master)
     if match:
         workers, cores = int(match[1]), int(match[2])
         reason = f"master {master} has {workers} workers of {cores} cores, {task_cpus} per task"
-        return Capacity(workers * (cores // task_cpus), True, reason)
+        return Capacity(workers * (cores // task_cpus), reason)
     return None
 
 
@@ -105,7 +103,7 @@ def _await_slots(options: LaunchOptions, count: Callable[[], int] | None, master
                 f"that is what the executors registered within start_timeout="
                 f"{options.start_timeout:g} s can run at once"
             )
-            _enough(options, Capacity(found, True, reason), master)
+            _enough(options, Capacity(found, reason), master)
         time.sleep(POLL_SECONDS)
 
 

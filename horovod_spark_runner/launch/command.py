@@ -14,11 +14,6 @@ _SCHEDULER_PREFIXES = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_", "PMI_", "FLUX_"
 _ALGORITHM_NUMBERS = {"recursive_doubling": "3", "ring": "4", "segmented_ring": "5"}
 
 
-def is_mpi_variable(name: str) -> bool:
-    """Tell whether an environment variable belongs to the MPI start-up handshake."""
-    return name.startswith(MPI_PREFIXES)
-
-
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return ``environment`` without the traces of an outer MPI job or scheduler."""
     dropped = MPI_PREFIXES + _SCHEDULER_PREFIXES

@@ -27,7 +27,7 @@ from .mpirun import Mpirun
 from .outcome import ABORTED, LAUNCH, Failure, RankOutcome
 from .rank_process import RankProcess
 from .shim_door import ShimDoor
-from .topology import RankPlacement, SlotInfo, World, arrange
+from .topology import RankPlacement, SlotInfo, World, arrange, format_placement
 
 # How long a rank may go on after the world ended, to tell of its own failure first.
 ABORT_GRACE = 2.0
@@ -110,6 +110,8 @@ class Slot:
             self._timings["rendezvous"] = time.monotonic() - self._began
             self._placement = world.of_slot(self._index)
             if self._index == 0:
+                placed = format_placement(world.placements)
+                self._tell({"type": "placed", "size": world.size, "placement": placed})
                 self._mpirun = Mpirun(world, self._plan.options, self._directory)
             self._watch(world)
         except Exception as error:  # becomes the slot's outcome; the driver raises it

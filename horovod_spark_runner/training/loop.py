@@ -138,7 +138,6 @@ class Training:
         """Train the epochs that are left and save the model."""
         self._model.stop_training = False
         self._callbacks.on_train_begin()
-        first = self._epoch
         while self._epoch < self._spec.fit.epochs and not self._model.stop_training:
             self._run_epoch()
         self._callbacks.on_train_end()
@@ -148,7 +147,6 @@ class Training:
         rows = self._world.allreduce(self._rows_seen)
         return TrainingReport(
             history=self._history,
-            epochs_run=self._epoch - first,
             samples_per_second=rows / self._train_seconds if self._train_seconds else 0.0,
             train_seconds=self._train_seconds,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -226,12 +225,3 @@ def output_specs(model: Any, example: Any) -> list[OutputSpec]:
 def flatten_outputs(value: Any) -> list[Any]:
     """Return the tensors of a model's output in the order of its names."""
     return list(keras.tree.flatten(value))
-
-
-def architecture(model: Any) -> dict[str, Any]:
-    """Return the model's own description, for people; empty if it cannot describe itself."""
-    try:
-        description: dict[str, Any] = json.loads(model.to_json())
-    except Exception:  # any custom layer's get_config may fail, in any way
-        return {}
-    return description

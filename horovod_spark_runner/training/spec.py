@@ -159,12 +159,10 @@ class TrainingReport:
 
     Attributes:
         history: metrics of every epoch of the run, earlier parts included.
-        epochs_run: epochs of this call.
         samples_per_second: rows of all ranks over the time spent in training steps.
         train_seconds: time spent in training steps.
     """
 
     history: list[dict[str, float]]
-    epochs_run: int
     samples_per_second: float
     train_seconds: float

@@ -27,7 +27,7 @@ def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     def launched(*args: Any, **kwargs: Any) -> None:
         pytest.fail("the run was launched")
 
-    monkeypatch.setattr("horovod_spark_runner.api.launch", launched)
+    monkeypatch.setattr("horovod_spark_runner.pipeline.launch", launched)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,291 @@
+"""The steps of `run_training`: check, materialize, launch, wrap up."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .config import MATERIALIZERS, RESUMES, FitOptions, LaunchOptions, check_choice, check_count
+from .data.manifest import Manifest
+from .data.materialize import DataRequest, materialize
+from .data.schema import Roles, check_shape_names, sources_of
+from .data.split import check_validation, split_rows
+from .errors import DataError, InvalidInputError, RunDirectoryError
+from .launch.capacity import check_slots
+from .launch.console import Console
+from .launch.driver import RunResult, launch
+from .ml.transformer import TFTransformer, read_trained_model
+from .serialize import check_picklable
+from .session import runs_on_this_machine
+from .storage.checkpoint import CheckpointInfo, newest_checkpoint, read_info
+from .storage.filesystem import Location
+from .storage.run_directory import RunDirectory
+from .training.entry import MODULES, train_rank
+from .training.spec import Binding, ModelSource, TrainingSpec, model_source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ColumnNames = Sequence[str] | Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """What `run_training` was asked for; its docstring explains each field."""
+
+    frame: DataFrame
+    model: Any
+    custom_objects: Mapping[str, Any]
+    feature_cols: ColumnNames
+    label_cols: ColumnNames
+    sample_weight_col: str | None
+    shapes: Mapping[str, tuple[int, ...]]
+    validation: Any
+    launching: LaunchOptions
+    fit: FitOptions
+    callbacks: Any
+    run_dir: str | None
+    resume: str
+    keep_checkpoints: int
+    materializer: str
+    data_dir: str | None
+    keep_data: bool
+    prediction_col: str
+
+
+@dataclass(frozen=True)
+class CheckedRequest:
+    """A request that can be carried out, as far as can be told without computing the data.
+
+    Attributes:
+        request: what was asked.
+        source: where the model comes from.
+        inputs: columns of the model's inputs.
+        outputs: columns its outputs are compared with.
+        directory: the run directory.
+        checkpoint: folder and description of the checkpoint to go on from.
+    """
+
+    request: TrainingRequest
+    source: ModelSource
+    inputs: Binding
+    outputs: Binding
+    directory: RunDirectory
+    checkpoint: tuple[Location, CheckpointInfo] | None
+
+    @property
+    def roles(self) -> Roles:
+        weight = self.request.sample_weight_col
+        return Roles(self.inputs.columns, self.outputs.columns, weight)
+
+    @property
+    def data_folder(self) -> Location:
+        given = self.request.data_dir
+        return Location(given) if given else self.directory.data
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What checkpoints and the run directory record of the request."""
+        return {
+            "fit": asdict(self.request.fit),
+            "num_workers": self.request.launching.num_workers,
+            "feature_cols": list(self.inputs.columns),
+            "label_cols": list(self.outputs.columns),
+            "sample_weight_col": self.request.sample_weight_col,
+        }
+
+
+def check_request(request: TrainingRequest) -> CheckedRequest:
+    """Check all that can be checked before the data are computed or anything is launched."""
+    frame = request.frame
+    check_choice("resume", request.resume, RESUMES)
+    check_count("keep_checkpoints", request.keep_checkpoints)
+    check_choice("materializer", request.materializer, MATERIALIZERS)
+    source = model_source(request.model, request.custom_objects)
+    check_picklable({"model_fn": source.function, "callbacks": request.callbacks})
+    inputs = _binding(request.feature_cols, "feature_cols")
+    outputs = _binding(request.label_cols, "label_cols")
+    roles = Roles(inputs.columns, outputs.columns, request.sample_weight_col)
+    sources_of(frame, roles)
+    check_shape_names(request.shapes, roles.columns)
+    check_validation(frame, request.validation, roles)
+    directory = RunDirectory(request.run_dir or _default_run_dir(frame.sparkSession))
+    check_slots(frame.sparkSession, request.launching)
+    directory.check_writable()
+    checkpoint = find_checkpoint(directory, request.resume)
+    return CheckedRequest(request, source, inputs, outputs, directory, checkpoint)
+
+
+def train_request(checked: CheckedRequest) -> TFTransformer:
+    """Materialize the data, train on all ranks and return the transformer."""
+    request = checked.request
+    began = time.monotonic()
+    with _materialized(checked) as (train, held_out):
+        seconds = time.monotonic() - began
+        _check_enough_rows(train, request.launching.num_workers)
+        if checked.checkpoint is not None:
+            _check_same_data(checked.checkpoint[1], train, checked.directory)
+        spec = _training_spec(checked, train, held_out)
+        checked.directory.write_config({**checked.settings, "rows": train.rows})
+        shown = request.launching.stream_logs
+        result = launch(
+            request.frame.sparkSession,
+            request.launching,
+            train_rank,
+            (spec,),
+            {},
+            Console(show_logs=shown, show_progress=shown),
+            modules=MODULES,
+        )
+    return _transformer(checked, result, {"materialize": seconds})
+
+
+def _training_spec(
+    checked: CheckedRequest, train: Manifest, held_out: Manifest | None
+) -> TrainingSpec:
+    request = checked.request
+    return TrainingSpec(
+        model=checked.source,
+        inputs=checked.inputs,
+        outputs=checked.outputs,
+        weight=request.sample_weight_col,
+        fit=request.fit,
+        allreduce=request.launching.allreduce,
+        train=train,
+        validation=held_out,
+        run_dir=str(checked.directory.location),
+        checkpoint=None if checked.checkpoint is None else str(checked.checkpoint[0]),
+        keep_checkpoints=request.keep_checkpoints,
+        callbacks=request.callbacks,
+        settings=checked.settings,
+    )
+
+
+def _transformer(
+    checked: CheckedRequest, result: RunResult, timings: dict[str, float]
+) -> TFTransformer:
+    report = result.result
+    return TFTransformer(
+        read_trained_model(checked.directory, checked.source, {}),
+        run_dir=str(checked.directory.location),
+        history=report.history,
+        placement=result.placement,
+        timings={
+            **timings,
+            **result.timings,
+            "train": report.train_seconds,
+            "samples_per_second": report.samples_per_second,
+        },
+        prediction_col=checked.request.prediction_col,
+    )
+
+
+def _binding(columns: ColumnNames, title: str) -> Binding:
+    if isinstance(columns, str) or not isinstance(columns, (Sequence, Mapping)):
+        raise InvalidInputError(
+            f"{title} must be a list of column names or a dictionary from the model's names to "
+            f"columns, got {columns!r}"
+        )
+    values = list(columns.values()) if isinstance(columns, Mapping) else list(columns)
+    if not all(isinstance(name, str) for name in values):
+        raise InvalidInputError(f"{title} must hold column names, got {values!r}")
+    names = tuple(columns) if isinstance(columns, Mapping) else None
+    return Binding(tuple(values), names)
+
+
+def _default_run_dir(spark: Any) -> str:
+    if not runs_on_this_machine(spark):
+        raise InvalidInputError(
+            "run_dir is needed on a cluster: a folder or URL that the driver and all executors "
+            "can write to"
+        )
+    return str(Path("runs", time.strftime("%Y%m%d-%H%M%S")))
+
+
+def find_checkpoint(directory: RunDirectory, resume: str) -> tuple[Location, CheckpointInfo] | None:
+    """Return the checkpoint to go on from, or ``None`` to start anew.
+
+    Raises:
+        RunDirectoryError: ``resume`` forbids what is there.
+    """
+    newest = newest_checkpoint(directory)
+    if newest is None:
+        if resume == "required":
+            raise RunDirectoryError(
+                f"resume='required', but run_dir {directory.location} holds no checkpoint"
+            )
+        return None
+    if resume == "never":
+        raise RunDirectoryError(
+            f"resume='never', but run_dir {directory.location} holds a run already "
+            f"({newest.name}); give another run_dir, or resume='auto' to go on from it"
+        )
+    return newest, read_info(newest)
+
+
+@contextlib.contextmanager
+def _materialized(checked: CheckedRequest) -> Iterator[tuple[Manifest, Manifest | None]]:
+    """Yield the training and validation data; delete them afterwards unless they are kept."""
+    request = checked.request
+    made: list[Manifest] = []
+    try:
+        rows = split_rows(request.frame, request.validation, checked.roles, request.fit.seed)
+        with rows as (train, held_out):
+            made.append(_materialize_part(checked, train, "train"))
+            if held_out is not None:
+                made.append(_materialize_part(checked, held_out, "validation"))
+                made[1] = _like(made[1], made[0])
+        yield made[0], made[1] if len(made) > 1 else None
+    finally:
+        if not request.keep_data:
+            for manifest in made:
+                Location(manifest.url).delete_folder()
+
+
+def _materialize_part(checked: CheckedRequest, frame: DataFrame, part: str) -> Manifest:
+    request = checked.request
+    wanted = DataRequest(checked.roles, request.shapes, request.materializer)
+    try:
+        return materialize(frame, wanted, checked.data_folder, part)
+    except DataError as error:
+        if request.validation is None:
+            raise
+        name = _name(request.validation)
+        raise DataError(f"{part} rows (validation={name}): {error}") from error
+
+
+def _name(validation: Any) -> str:
+    return repr(validation) if isinstance(validation, (str, int, float)) else "a DataFrame"
+
+
+def _like(held_out: Manifest, train: Manifest) -> Manifest:
+    """Return ``held_out`` if its columns are those of ``train``."""
+    for ours, theirs in zip(held_out.columns, train.columns, strict=True):
+        if ours.shape != theirs.shape:
+            raise DataError(
+                f"the validation rows have column {ours.describe()}, the training rows "
+                + theirs.describe()
+            )
+    return replace(held_out, columns=train.columns)
+
+
+def _check_enough_rows(train: Manifest, num_workers: int) -> None:
+    if train.rows < num_workers:
+        raise DataError(
+            f"the training data have {train.rows} rows, fewer than the {num_workers} ranks asked "
+            "for; lower num_workers"
+        )
+
+
+def _check_same_data(info: CheckpointInfo, train: Manifest, directory: RunDirectory) -> None:
+    if info.data_fingerprint != train.fingerprint:
+        columns = [*info.settings.get("feature_cols", []), *info.settings.get("label_cols", [])]
+        raise RunDirectoryError(
+            f"run_dir {directory.location} holds a run on other data (fingerprint "
+            f"{info.data_fingerprint}, columns {columns}; these have {train.fingerprint}, columns "
+            f"{[column.name for column in train.columns]}); give another run_dir to train anew"
+        )
