@@ -42,7 +42,13 @@ def run_training(
     keep_data: bool = False,
     window_bytes: int = 256 * 1024 * 1024,
     prediction_col: str = "prediction",
-    start_timeout: float = 10.0,
+    resources: Any = None,
+    share_gpus: bool = False,
+    start_timeout: float | None = None,
+    stall_timeout: float | None = None,
+    heartbeat_timeout: float = 30.0,
+    network_interface: str | None = None,
+    allow_unencrypted: bool = False,
     env: Mapping[str, str] | None = None,
     mpi_parameters: Mapping[str, str] | None = None,
     verbose: bool = True,
@@ -85,7 +91,18 @@ def run_training(
         keep_data: leave the materialized rows there; by default they are deleted at the end.
         window_bytes: memory of the shuffle window of one rank, in bytes (256 MiB).
         prediction_col: column the transformer adds.
-        start_timeout: seconds to wait for Spark's executors to offer enough slots (10).
+        resources: what each task of the training asks of Spark in place of the session's
+            settings: amounts by name, such as ``{"cpus": 4, "gpu": 1}``, or a ``ResourceProfile``.
+        share_gpus: allow several ranks on one device.
+        start_timeout: seconds to wait for free slots; by default no longer than the executors of
+            a new session take to register (10), or Spark to start the tasks (60).
+        stall_timeout: seconds without progress or output of any rank after which the run ends
+            with the Python stacks of all ranks in the error; never by default.
+        heartbeat_timeout: seconds of silence after which a host counts as lost (30).
+        network_interface: interface the ranks talk over: a name, an address or a network such as
+            ``10.0.0.0/8``; by default that of the route to the other hosts.
+        allow_unencrypted: run across hosts although Spark is set to encrypt its own traffic:
+            MPI's is not encrypted.
         env: environment variables to set on every rank.
         mpi_parameters: further Open MPI parameters by name.
         verbose: show progress and the ranks' output on the driver (default).
@@ -99,13 +116,21 @@ def run_training(
         RunDirectoryError: ``run_dir`` cannot be used, or holds another model's run.
         InvalidInputError: another argument cannot be right (the three above are kinds of it).
         NotEnoughSlotsError: Spark cannot run ``num_workers`` tasks at once.
-        RankFailedError: a rank raised, exited or was killed.
+        RankFailedError: a rank raised, exited, was killed or lost.
+        StalledError: no rank made progress for ``stall_timeout``.
+        RunCancelledError: the Spark job was cancelled.
         LaunchError: the ranks could not be started, or Spark lost them.
     """
     launching = LaunchOptions(
         num_workers=num_workers,
         gpus_per_worker=gpus_per_worker,
+        resources=resources,
+        share_gpus=share_gpus,
         start_timeout=start_timeout,
+        stall_timeout=stall_timeout,
+        heartbeat_timeout=heartbeat_timeout,
+        network_interface=network_interface,
+        allow_unencrypted=allow_unencrypted,
         env=env or {},
         mpi_parameters=mpi_parameters or {},
         allreduce=allreduce or AllreduceOptions(),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from .errors import InvalidInputError
 
@@ -13,6 +15,7 @@ ALLREDUCE_ALGORITHMS = ("auto", "ring", "segmented_ring", "recursive_doubling")
 COMPRESSIONS = ("none", "fp16")
 LR_SCALINGS = ("none", "linear", "sqrt")
 MATERIALIZERS = ("petastorm", "spark")
+MIN_HEARTBEAT_TIMEOUT = 15.0
 RESUMES = ("auto", "never", "required")
 
 
@@ -90,45 +93,86 @@ class LaunchOptions:
     """How ranks are started and watched.
 
     Attributes:
-        num_workers: ranks, one per Spark barrier task.
+        num_workers: ranks.
         gpus_per_worker: GPUs of each rank, as Spark schedules them; 0 for CPU.
-        start_timeout: seconds to wait for Spark to have enough free slots (10: executors that
-            are just registering), and for the ranks to start once it has.
+        resources: what a task of the training asks of Spark in place of the session's settings:
+            amounts by name (``{"cpus": 4, "gpu": 1}``) or a Spark ``ResourceProfile``.
+        share_gpus: allow several ranks on one device.
+        start_timeout: seconds to wait for free slots. ``None`` (default): only as long as the
+            executors of a new session take to register (10), and as Spark takes to start the
+            tasks once there are enough (60).
+        stall_timeout: seconds without any progress or output of any rank after which the run is
+            ended, with the Python stacks of all ranks in the error; ``None`` (default) for never.
+        heartbeat_timeout: seconds without a sign of life of a connected slot after which its
+            host counts as lost (30).
+        network_interface: interface the ranks talk over: its name, its address, or a network
+            such as ``10.0.0.0/8``; by default, that of the route to the other hosts.
+        allow_unencrypted: run across hosts although Spark is set to encrypt its own traffic:
+            MPI's is not encrypted.
         env: environment variables set for every rank.
         mpi_parameters: further Open MPI parameters, as ``--mca NAME VALUE``.
         allreduce: see `AllreduceOptions`.
         stream_logs: print the ranks' output lines on the driver.
+        log_dir: folder or URL for the full log of each rank; ``None`` to keep none.
     """
 
     num_workers: int
     gpus_per_worker: int = 0
-    start_timeout: float = 10.0
+    resources: Any = None
+    share_gpus: bool = False
+    start_timeout: float | None = None
+    stall_timeout: float | None = None
+    heartbeat_timeout: float = 30.0
+    network_interface: str | None = None
+    allow_unencrypted: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     mpi_parameters: Mapping[str, str] = field(default_factory=dict)
     allreduce: AllreduceOptions = AllreduceOptions()
     stream_logs: bool = True
+    log_dir: str | None = None
 
     def __post_init__(self) -> None:
         check_count("num_workers", self.num_workers)
         check_count("gpus_per_worker", self.gpus_per_worker, minimum=0)
-        check_seconds("start_timeout", self.start_timeout)
+        for name in ("start_timeout", "stall_timeout", "heartbeat_timeout"):
+            if getattr(self, name) is not None:
+                check_seconds(name, getattr(self, name))
+        # Slots show themselves every 5 seconds; less than three times that ends healthy runs.
+        if self.heartbeat_timeout < MIN_HEARTBEAT_TIMEOUT:
+            raise InvalidInputError(
+                f"heartbeat_timeout must be at least {MIN_HEARTBEAT_TIMEOUT:g} seconds, got "
+                f"{self.heartbeat_timeout!r}"
+            )
+        if self.network_interface is not None and not self.network_interface:
+            raise InvalidInputError("network_interface must name an interface, got ''")
+        if isinstance(self.resources, Mapping):
+            check_resources(self.resources)
         for name, mapping in (("env", self.env), ("mpi_parameters", self.mpi_parameters)):
             if not all(isinstance(k, str) and isinstance(v, str) for k, v in mapping.items()):
                 raise InvalidInputError(f"{name} must map text to text, got {dict(mapping)!r}")
             object.__setattr__(self, name, MappingProxyType(dict(mapping)))
 
     def __reduce__(self) -> tuple[object, ...]:
-        # A mapping proxy does not pickle; the settings travel to the workers.
-        values = (
-            self.num_workers,
-            self.gpus_per_worker,
-            self.start_timeout,
-            dict(self.env),
-            dict(self.mpi_parameters),
-            self.allreduce,
-            self.stream_logs,
-        )
-        return LaunchOptions, values
+        # A mapping proxy does not pickle; the settings travel to the workers, where the
+        # resources, perhaps a handle on Spark's JVM, mean nothing any more.
+        values = {name.name: getattr(self, name.name) for name in fields(self)}
+        values.update(env=dict(self.env), mpi_parameters=dict(self.mpi_parameters), resources=None)
+        return partial(LaunchOptions, **values), ()
+
+
+def check_resources(resources: Mapping[str, float]) -> None:
+    """Check that ``resources`` maps names to amounts a task can ask for.
+
+    Raises:
+        InvalidInputError: it does not.
+    """
+    for name, amount in resources.items():
+        number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
+        if not isinstance(name, str) or not number or amount <= 0:
+            raise InvalidInputError(
+                "resources must map names to amounts above 0, such as {'cpus': 4, 'gpu': 1}, got "
+                f"{dict(resources)!r}"
+            )
 
 
 @dataclass(frozen=True)

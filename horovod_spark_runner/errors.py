@@ -10,7 +10,9 @@
     ├── EnvironmentProblem                      something is not installed or not built right
     ├── NotEnoughSlotsError                     Spark cannot give the slots that were asked for
     └── RunFailedError                          a distributed run ended without a result
-        ├── RankFailedError                     a rank raised, exited or was killed
+        ├── RankFailedError                     a rank raised, exited, was killed or lost
+        ├── StalledError                        no rank made any progress
+        ├── RunCancelledError                   someone cancelled its Spark job
         └── LaunchError                         the ranks could not be started or lost Spark
 
 Who can mend it is what separates the branches: the caller (``InvalidInputError``), whoever
@@ -72,8 +74,27 @@ class LaunchError(RunFailedError):
     """The ranks could not be started, or Spark lost them."""
 
 
+class RunCancelledError(RunFailedError):
+    """The run's Spark job was cancelled, at Spark's UI or through its API."""
+
+
+class StalledError(RunFailedError):
+    """No rank made any progress for ``stall_timeout``; the message holds all Python stacks.
+
+    Attributes:
+        stacks: the Python stacks of each rank's threads, by rank.
+    """
+
+    def __init__(self, message: str, *, stacks: dict[int, str]) -> None:
+        super().__init__(message)
+        self.stacks = stacks
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), {"stacks": self.stacks})
+
+
 class RankFailedError(RunFailedError):
-    """A rank raised an exception, exited or was killed.
+    """A rank raised an exception, exited, was killed, or was lost with its Spark task.
 
     The message names the first failing rank, its host and its exception with the remote
     traceback, then what the other ranks did. ``__cause__`` is the remote exception itself where

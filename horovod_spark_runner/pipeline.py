@@ -134,7 +134,7 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
         shown = request.launching.stream_logs
         result = launch(
             request.frame.sparkSession,
-            request.launching,
+            replace(request.launching, log_dir=str(checked.directory.logs)),
             train_rank,
             (spec,),
             {},

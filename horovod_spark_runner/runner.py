@@ -23,11 +23,23 @@ class HorovodRunner:
         num_workers: ranks.
         gpus_per_worker: GPUs of each rank as Spark schedules them; 0 (default) for CPU.
         spark: session to run in; the active one by default.
-        start_timeout: seconds to wait for Spark's executors to offer enough slots (10).
+        resources: what each task of the training asks of Spark in place of the session's
+            settings: amounts by name, such as ``{"cpus": 4, "gpu": 1}``, or a ``ResourceProfile``.
+        share_gpus: allow several ranks on one device.
+        start_timeout: seconds to wait for free slots; by default no longer than the executors of
+            a new session take to register (10), or Spark to start the tasks (60).
+        stall_timeout: seconds without progress or output of any rank after which the run ends
+            with the Python stacks of all ranks in the error; never by default.
+        heartbeat_timeout: seconds of silence after which a host counts as lost (30).
+        network_interface: interface the ranks talk over: a name, an address or a network such as
+            ``10.0.0.0/8``; by default that of the route to the other hosts.
+        allow_unencrypted: run across hosts although Spark is set to encrypt its own traffic:
+            MPI's is not encrypted.
         env: environment variables to set on every rank.
         allreduce: see `AllreduceOptions`.
         mpi_parameters: further Open MPI parameters by name (``mpirun --mca NAME VALUE``).
         stream_logs: print the ranks' output on the driver, prefixed with ``[rank/host]``.
+        log_dir: folder or URL for the full log of each rank; none by default.
 
     Raises:
         InvalidInputError: a setting cannot be right.
@@ -39,20 +51,34 @@ class HorovodRunner:
         *,
         gpus_per_worker: int = 0,
         spark: SparkSession | None = None,
-        start_timeout: float = 10.0,
+        resources: Any = None,
+        share_gpus: bool = False,
+        start_timeout: float | None = None,
+        stall_timeout: float | None = None,
+        heartbeat_timeout: float = 30.0,
+        network_interface: str | None = None,
+        allow_unencrypted: bool = False,
         env: Mapping[str, str] | None = None,
         allreduce: AllreduceOptions | None = None,
         mpi_parameters: Mapping[str, str] | None = None,
         stream_logs: bool = True,
+        log_dir: str | None = None,
     ) -> None:
         self._options = LaunchOptions(
             num_workers=num_workers,
             gpus_per_worker=gpus_per_worker,
+            resources=resources,
+            share_gpus=share_gpus,
             start_timeout=start_timeout,
+            stall_timeout=stall_timeout,
+            heartbeat_timeout=heartbeat_timeout,
+            network_interface=network_interface,
+            allow_unencrypted=allow_unencrypted,
             env=env or {},
             mpi_parameters=mpi_parameters or {},
             allreduce=allreduce or AllreduceOptions(),
             stream_logs=stream_logs,
+            log_dir=log_dir,
         )
         self._spark = spark
 
@@ -62,7 +88,10 @@ class HorovodRunner:
         Raises:
             InvalidInputError: the function or an argument cannot be sent to the workers.
             NotEnoughSlotsError: Spark cannot run that many tasks at once.
-            RankFailedError: a rank raised, exited or was killed; names the first, with traceback.
+            RankFailedError: a rank raised, exited, was killed or lost; names the first, with
+                its traceback.
+            StalledError: no rank made progress for ``stall_timeout``.
+            RunCancelledError: the Spark job was cancelled.
             LaunchError: the ranks could not be started, or Spark lost them.
         """
         spark = self._spark or active_session()

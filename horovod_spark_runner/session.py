@@ -27,6 +27,12 @@ def master_of(spark: SparkSession) -> str:
     return str(spark.conf.get("spark.master", "") or "")
 
 
+def connect_host(spark: SparkSession) -> str | None:
+    """Return the host of the Spark Connect server, or ``None`` for a classic session."""
+    client = getattr(spark, "client", None) if classic_context(spark) is None else None
+    return None if client is None else str(client.host)
+
+
 def runs_on_this_machine(spark: SparkSession) -> bool:
     """Tell whether the executors are on the driver's machine, under its user (``local…``)."""
     return master_of(spark).startswith("local")

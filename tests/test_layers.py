@@ -28,6 +28,7 @@ FLOORS: list[set[str]] = [
 LIGHT = {"numpy", "pyarrow", "cloudpickle", "tqdm"}
 ALLOWED = {
     "launch.barrier": LIGHT | {"pyspark"},
+    "launch.network": LIGHT | {"psutil"},
     "ml.transformer": LIGHT | {"pyspark"},
     "training.artifact": LIGHT | {"keras"},
     "training.callbacks": LIGHT | {"keras"},

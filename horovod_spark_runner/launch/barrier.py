@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark import BarrierTaskContext
 
+from ..errors import HorovodSparkError
 from .outcome import LAUNCH, Failure, RankOutcome
 from .slot import Slot, SlotPlan
+from .topology import refusal
 
-OUTCOME_SCHEMA = "slot int, part int, data binary"
+OUTCOME_SCHEMA = "slot int, place int, part int, data binary"
 # An outcome travels as several rows: one Arrow buffer cannot hold a result of 2 GiB.
 PART_BYTES = 64 * 1024 * 1024
 
@@ -28,46 +31,50 @@ class SlotTask:
         for _ in batches:
             pass
         context = BarrierTaskContext.get()
-        yield from encode_outcome(run_slot(context, self.plan))
+        for place, outcome in enumerate(run_slot(context, self.plan)):
+            yield from encode_outcome(outcome, place)
 
 
-def run_slot(context: BarrierTaskContext, plan: SlotPlan) -> RankOutcome:
-    """Run this task's slot to its end and return its outcome; nothing is left behind."""
+def run_slot(context: BarrierTaskContext, plan: SlotPlan) -> list[RankOutcome]:
+    """Run this task's slot to its end and return its ranks' outcomes; nothing is left behind."""
     index = context.partitionId()
-    if context.attemptNumber() > 0:
-        # Spark repeats a whole barrier stage when one task was lost. The ranks of the first
-        # attempt are gone and so is their state: restarting is a decision for the driver.
-        message = "Spark lost a task of this run (its executor or Python worker died)"
-        return RankOutcome(index, "?", failure=Failure(LAUNCH, time.time(), message))
     gpus: tuple[str, ...] = ()
     if plan.options.gpus_per_worker:
         gpus = tuple(context.resources()["gpu"].addresses)
-    slot = Slot(plan, index, gpus, context.cpus())
+    peers = [info.address.rpartition(":")[0].strip("[]") for info in context.getTaskInfos()]
+    try:
+        slot = Slot(plan, index, gpus, context.cpus(), peers)
+    except HorovodSparkError as error:
+        failure = Failure(LAUNCH, time.time(), str(error))
+        # The others wait for this slot; they are told that it cannot take part.
+        context.allGather(refusal(index, failure.message))
+        return [RankOutcome(index, socket.gethostname(), failure=failure)]
     try:
         return slot.run(context.allGather)
     finally:
         slot.close()
 
 
-def encode_outcome(outcome: RankOutcome) -> Iterator[pa.RecordBatch]:
-    """Yield ``outcome`` as rows of `OUTCOME_SCHEMA`."""
+def encode_outcome(outcome: RankOutcome, place: int) -> Iterator[pa.RecordBatch]:
+    """Yield the outcome of a slot's rank at ``place`` as rows of `OUTCOME_SCHEMA`."""
     data = pickle.dumps(outcome, protocol=5)
     for part, begin in enumerate(range(0, len(data), PART_BYTES)):
         yield pa.RecordBatch.from_arrays(
             [
                 pa.array([outcome.slot], pa.int32()),
+                pa.array([place], pa.int32()),
                 pa.array([part], pa.int32()),
                 pa.array([data[begin : begin + PART_BYTES]], pa.binary()),
             ],
-            names=["slot", "part", "data"],
+            names=["slot", "place", "part", "data"],
         )
 
 
-def decode_outcomes(rows: Iterable[tuple[int, int, bytes]]) -> list[RankOutcome]:
-    """Return the outcomes held by collected rows of `OUTCOME_SCHEMA`, in slot order."""
-    parts: dict[int, dict[int, bytes]] = {}
-    for slot, part, data in rows:
-        parts.setdefault(slot, {})[part] = bytes(data)
+def decode_outcomes(rows: Iterable[tuple[int, int, int, bytes]]) -> list[RankOutcome]:
+    """Return the outcomes held by collected rows of `OUTCOME_SCHEMA`, by slot and place."""
+    parts: dict[tuple[int, int], dict[int, bytes]] = {}
+    for slot, place, part, data in rows:
+        parts.setdefault((slot, place), {})[part] = bytes(data)
     return [
         pickle.loads(b"".join(pieces[i] for i in sorted(pieces)))
         for _, pieces in sorted(parts.items())

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 from ..config import LaunchOptions
 from ..errors import EnvironmentProblem, NotEnoughSlotsError
 from ..session import classic_context, master_of
+from .stage_resources import TaskShape, java_profile, task_shape
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 POLL_SECONDS = 0.25
+# How long the executors of a new session may take to register, unless start_timeout says.
+REGISTRATION_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -55,81 +58,75 @@ def local_capacity(master: str, task_cpus: int, machine_cpus: int) -> Capacity |
     return None
 
 
-def check_slots(spark: SparkSession, options: LaunchOptions) -> None:
-    """Make sure that Spark can run ``options.num_workers`` tasks at once.
+def check_slots(spark: SparkSession, options: LaunchOptions) -> TaskShape:
+    """Make sure that Spark can run the ranks' tasks at once, and return what each holds.
 
-    A cluster whose executors are still registering is given ``options.start_timeout`` seconds;
-    what can never be enough fails at once.
+    What can never be enough fails at once. A cluster whose executors are still registering is
+    given time: ``options.start_timeout`` seconds, or `REGISTRATION_SECONDS` since the session
+    was made.
 
     Raises:
         NotEnoughSlotsError: it cannot.
-        EnvironmentProblem: Spark's settings rule barrier scheduling or the GPUs out.
+        InvalidInputError: resources and ranks do not go together.
+        EnvironmentProblem: Spark's settings rule barrier scheduling or the resources out.
     """
-    conf = spark.conf
-    if str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
+    if str(spark.conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
         raise EnvironmentProblem(
             "spark.dynamicAllocation.enabled is true, but Spark starts the tasks of a barrier "
             "stage, all at once, only with a fixed set of executors; set it to false"
         )
-    _check_gpu_settings(spark, options)
-    task_cpus = int(conf.get("spark.task.cpus", "1") or 1)
+    shape = task_shape(spark, options)
+    slots = options.num_workers // shape.ranks
     master = master_of(spark)
-    fixed = local_capacity(master, task_cpus, os.cpu_count() or 1)
-    _enough(options, fixed, master)
-    if fixed is None or not fixed.reason.startswith("master local["):
-        _await_slots(options, _registered_slots(spark), master)
+    fixed = local_capacity(master, shape.cpus, os.cpu_count() or 1)
+    if fixed is not None and fixed.slots < slots:
+        raise _not_enough(slots, shape, fixed, master)
+    context = classic_context(spark)
+    if context is not None and not re.fullmatch(r"local(\[.*\])?", master):
+        scala, profile = context._jsc.sc(), java_profile(spark, shape.profile)
+        _await_slots(
+            lambda: int(scala.maxNumConcurrentTasks(profile)),
+            slots,
+            _patience(options, time.time() - context.startTime / 1000),
+            lambda found, waited: _not_enough(
+                slots, shape, Capacity(found, _registered(waited)), master
+            ),
+        )
+    return shape
 
 
-def _enough(options: LaunchOptions, capacity: Capacity | None, master: str) -> None:
-    if capacity is None or capacity.slots >= options.num_workers:
-        return
-    gpus = f" with {options.gpus_per_worker} GPU each" if options.gpus_per_worker else ""
-    raise NotEnoughSlotsError(
-        f"asked for {options.num_workers} slots{gpus}, found {capacity.slots}: {capacity.reason}. "
-        "Lower num_workers or spark.task.cpus, or give Spark more cores"
-        + (f" (now master {master})" if not master.startswith("local") else ""),
-        asked=options.num_workers,
-        found=capacity.slots,
-    )
+def _patience(options: LaunchOptions, session_age: float) -> float:
+    if options.start_timeout is not None:
+        return options.start_timeout
+    return max(0.0, REGISTRATION_SECONDS - session_age)
 
 
-def _await_slots(options: LaunchOptions, count: Callable[[], int] | None, master: str) -> None:
-    if count is None:
-        return
-    deadline = time.monotonic() + options.start_timeout
-    while (found := count()) < options.num_workers:
-        if time.monotonic() >= deadline:
-            reason = (
-                f"that is what the executors registered within start_timeout="
-                f"{options.start_timeout:g} s can run at once"
-            )
-            _enough(options, Capacity(found, reason), master)
+def _await_slots(
+    count: Callable[[], int],
+    slots: int,
+    patience: float,
+    refuse: Callable[[int, float], NotEnoughSlotsError],
+) -> None:
+    began = time.monotonic()
+    while (found := count()) < slots:
+        waited = time.monotonic() - began
+        if waited >= patience:
+            raise refuse(found, waited)
         time.sleep(POLL_SECONDS)
 
 
-def _registered_slots(spark: SparkSession) -> Callable[[], int] | None:
-    """Return a function that asks Spark's scheduler, or ``None`` on Spark Connect."""
-    context = classic_context(spark)
-    if context is None:
-        return None
-    scala = context._jsc.sc()
-    profile = scala.resourceProfileManager().defaultResourceProfile()
-    return lambda: int(scala.maxNumConcurrentTasks(profile))
+def _registered(waited: float) -> str:
+    after = f" after {waited:.0f} s of waiting" if waited >= 1 else ""
+    return f"that is what the executors registered with Spark{after} can run at once"
 
 
-def _check_gpu_settings(spark: SparkSession, options: LaunchOptions) -> None:
-    if not options.gpus_per_worker:
-        return
-    amount = float(spark.conf.get("spark.task.resource.gpu.amount", "0") or 0)
-    if amount != options.gpus_per_worker:
-        raise EnvironmentProblem(
-            f"gpus_per_worker={options.gpus_per_worker}, but Spark gives {amount:g} GPU to a task "
-            f"(spark.task.resource.gpu.amount); set it to {options.gpus_per_worker}, together "
-            "with spark.executor.resource.gpu.amount and a GPU discovery script"
-        )
-    master = master_of(spark)
-    if re.fullmatch(r"local(\[.*\])?", master):
-        raise EnvironmentProblem(
-            f"master {master} schedules no GPUs (a task that asks for one waits for ever); use a "
-            "standalone, YARN or Kubernetes cluster, or local-cluster[...] on one machine"
-        )
+def _not_enough(
+    slots: int, shape: TaskShape, capacity: Capacity, master: str
+) -> NotEnoughSlotsError:
+    return NotEnoughSlotsError(
+        f"asked for {slots} slots with {shape.describe()}, found {capacity.slots}: "
+        f"{capacity.reason}. Lower num_workers or what a task asks for, or give Spark more "
+        f"executors (master {master}); start_timeout=… waits for executors that are to come",
+        asked=slots,
+        found=capacity.slots,
+    )

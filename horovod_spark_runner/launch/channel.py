@@ -2,9 +2,10 @@
 
 Handshake: the server sends 32 random bytes, the client answers with 32 of its own; each side then
 derives a key of its direction from the run's key and both nonces. Frame: 4-byte length, 32-byte
-HMAC-SHA256 over (sequence number, body), body in JSON. So a frame that was captured, reordered,
+HMAC-SHA256 over (sequence number, body), a JSON body. So a frame that was captured, reordered,
 reflected or sent by a stranger is refused, lengths are capped before anything is read, and
-nothing is ever unpickled. Messages are authenticated, not encrypted.
+nothing is ever unpickled here. A body that begins with a zero byte holds raw data: a part of a
+large call or result. Messages are authenticated, not encrypted.
 
 The run's key travels inside Spark's own task description, never in an environment variable, an
 argument or a file.
@@ -22,8 +23,11 @@ from typing import Any
 NONCE_BYTES = 32
 MAC_BYTES = 32
 MAX_BODY_BYTES = 4 * 1024 * 1024
+MAX_DATA_BYTES = MAX_BODY_BYTES - 1
 _HEADER = struct.Struct("!I")
 _SEQUENCE = struct.Struct("!Q")
+
+_DATA = b"\0"
 
 Message = dict[str, Any]
 
@@ -65,21 +69,27 @@ class FrameCodec:
         Raises:
             ChannelError: the message is larger than a frame may be.
         """
-        body = json.dumps(message, separators=(",", ":")).encode()
+        return self._frame(json.dumps(message, separators=(",", ":")).encode())
+
+    def encode_data(self, data: bytes | memoryview) -> bytes:
+        """Return the frame of raw ``data``, at most `MAX_DATA_BYTES`."""
+        return self._frame(_DATA + bytes(data))
+
+    def _frame(self, body: bytes) -> bytes:
         if len(body) > MAX_BODY_BYTES:
             raise ChannelError(f"message of {len(body)} bytes; at most {MAX_BODY_BYTES} fit")
         mac = _mac(self._send_key, self._sent, body)
         self._sent += 1
         return _HEADER.pack(len(body)) + mac + body
 
-    def feed(self, data: bytes) -> list[Message]:
-        """Take received bytes and return the messages they complete.
+    def feed(self, data: bytes) -> list[Message | bytes]:
+        """Take received bytes and return the messages, and raw data, that they complete.
 
         Raises:
             ChannelError: a frame is too long, or was not made by the holder of the key.
         """
         self._buffer += data
-        messages: list[Message] = []
+        messages: list[Message | bytes] = []
         while len(self._buffer) >= _HEADER.size:
             (length,) = _HEADER.unpack_from(self._buffer)
             if length > MAX_BODY_BYTES:
@@ -93,6 +103,9 @@ class FrameCodec:
                 raise ChannelError("frame with a wrong authentication code")
             self._received += 1
             del self._buffer[:end]
+            if body.startswith(_DATA):
+                messages.append(body[1:])
+                continue
             message = json.loads(body)
             if not isinstance(message, dict):
                 raise ChannelError("frame that holds no message")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 from ..config import AllreduceOptions, LaunchOptions
@@ -11,6 +12,9 @@ from .topology import World
 MPI_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
 # An outer scheduler's variables would make mpirun ask that scheduler for hosts.
 _SCHEDULER_PREFIXES = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_", "PMI_", "FLUX_", "HYDRA_")
+# What mpirun starts for every rank. The paths differ from host to host (an unpacked archive, say),
+# so each host's daemon has them in its environment.
+SHIM = ("/bin/sh", "-c", 'exec "$HSR_PYTHON" -S -E "$HSR_SHIM"')
 _ALGORITHM_NUMBERS = {"recursive_doubling": "3", "ring": "4", "segmented_ring": "5"}
 
 
@@ -51,8 +55,8 @@ def mpirun_command(
     mpirun: str,
     world: World,
     options: LaunchOptions,
-    shim: Sequence[str],
     *,
+    agent: str | None,
     as_root: bool,
 ) -> list[str]:
     """Return the argv that starts one shim per rank of ``world``.
@@ -61,19 +65,23 @@ def mpirun_command(
         mpirun: path of the program.
         world: the ranks; its first node is the one this command runs on.
         options: the run's settings.
-        shim: argv of the program mpirun starts for every rank.
+        agent: program that starts MPI's daemons on the other hosts; none on one host.
         as_root: whether the user is root, whom Open MPI refuses unless told.
     """
     if len(world.nodes) == 1:
         # The literal name: no name look-up, and no network interface needs to be up.
         hosts = f"localhost:{world.size}"
     else:
-        hosts = ",".join(f"{node.address}:{len(node.ranks)}" for node in world.nodes)
+        hosts = ",".join(f"{node.name}:{len(node.ranks)}" for node in world.nodes)
     command = [mpirun, "--host", hosts, "-n", str(world.size)]
     # Spark's scheduling, not core numbers, says what a rank may use.
     command += ["--bind-to", "none", "--map-by", "slot", "--leave-session-attached"]
     if as_root:
         command.append("--allow-run-as-root")
+    if agent is not None:
+        # All daemons are started from here: the others could not reach the agent's socket.
+        command += ["--prtemca", "plm_ssh_agent", agent, "--prtemca", "plm_ssh_no_tree_spawn", "1"]
+        command += ["--prtemca", "prte_do_not_resolve", "1"]
     parameters = {
         **transport_parameters(len(world.nodes)),
         **allreduce_parameters(options.allreduce),
@@ -81,12 +89,29 @@ def mpirun_command(
     }
     for name, value in sorted(parameters.items()):
         command += ["--mca", name, value]
-    return [*command, *shim]
+    return [*command, *SHIM]
 
 
-def mpirun_environment(base: Mapping[str, str], temporary: str) -> dict[str, str]:
-    """Return mpirun's environment: ``base`` cleaned, its session files under ``temporary``."""
-    return {**clean_environment(base), "TMPDIR": temporary}
+def daemon_environment(
+    base: Mapping[str, str],
+    doors: Sequence[str],
+    temporary: str,
+    network: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the environment of mpirun or of its daemon on another host.
+
+    Args:
+        base: the slot's own environment.
+        doors: socket paths for the shims of this host's ranks, by local rank.
+        temporary: folder for its session files.
+        network: what keeps it on the chosen interface.
+    """
+    return {
+        **clean_environment(base),
+        **network,
+        "TMPDIR": temporary,
+        "HSR_DOORS": json.dumps(doors),
+    }
 
 
 def worker_environment(
@@ -96,6 +121,7 @@ def worker_environment(
     gpus: Sequence[str],
     cpus: int,
     python_path: Sequence[str],
+    temporary: str,
 ) -> dict[str, str]:
     """Return the environment a rank's process starts with, before MPI's part is known.
 
@@ -110,6 +136,8 @@ def worker_environment(
         **clean_environment(base),
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": ":".join(path for path in python_path if path),
+        # What frameworks leave in the temporary folder goes when the rank does.
+        "TMPDIR": temporary,
         "HOROVOD_FUSION_THRESHOLD": str(options.allreduce.fusion_bytes),
         "HOROVOD_CYCLE_TIME": str(options.allreduce.cycle_ms),
     }

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import queue
 import re
 import secrets
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..config import LaunchOptions
-from ..errors import EnvironmentProblem, LaunchError
+from ..errors import EnvironmentProblem, LaunchError, RunCancelledError
 from ..serialize import dump_call
-from ..session import runs_on_this_machine, use_own_python
+from ..session import connect_host, runs_on_this_machine, use_own_python
 from .capacity import check_slots
 from .channel import Message
 from .control_server import ControlServer
-from .outcome import LAUNCH, Failure, RankOutcome, failure_error, root_cause
+from .network import LOOPBACK, route_to
+from .outcome import RankOutcome, failure_error, root_cause
 from .slot import SlotPlan
 from .spark_job import SparkJob
 from .topology import RankPlacement
+from .watch import RunWatch, Verdict, is_telling
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # How long the slots may take to end by themselves before Spark is told to kill them.
 STOP_GRACE = 5.0
-# Once a rank has failed, mpirun ends the others within moments; the outcomes come after that.
-FAILED_GRACE = 15.0
+# A larger call is fetched by the slots directly: Spark holds it in the memory of its JVM.
+MAX_PLAN_PAYLOAD = 8 * 1024 * 1024
+
+_running = threading.Lock()
 
 
 class Observer(Protocol):
@@ -93,71 +99,98 @@ def launch(
     """
     began = time.monotonic()
     payload, mentioned = dump_call(function, args, kwargs)
-    check_slots(spark, options)
-    use_own_python(spark)
-    checked = time.monotonic()
-    key = secrets.token_bytes(32)
-    with ControlServer(control_host(spark), key) as server:
-        plan = SlotPlan(
-            run_id=secrets.token_hex(4),
-            key=key,
-            driver=server.address,
-            options=options,
-            payload=payload,
-            modules=tuple(mentioned if modules is None else modules),
-        )
-        job = SparkJob(spark, plan)
-        job.start()
-        failures: dict[int, RankOutcome] = {}
-        try:
-            _watch(job, server, observer, failures)
-        finally:
-            _end(job, server)
-            observer.close()
-    outcomes = job.outcomes()
-    if job.error is not None or root_cause(outcomes) is not None:
-        raise _explain(outcomes, failures, job.error)
-    ordered = sorted(outcomes, key=lambda outcome: outcome.rank)
-    timings = {"check": checked - began, **_slowest(ordered), "total": time.monotonic() - began}
+    with _turn(observer):
+        shape = check_slots(spark, options)
+        use_own_python(spark)
+        checked = time.monotonic()
+        key = secrets.token_bytes(32)
+        with ControlServer(control_host(spark), key, payload) as server:
+            plan = SlotPlan(
+                run_id=secrets.token_hex(4),
+                key=key,
+                driver=server.address,
+                options=options,
+                slots=options.num_workers // shape.ranks,
+                payload=payload if len(payload) <= MAX_PLAN_PAYLOAD else None,
+                payload_bytes=len(payload),
+                modules=tuple(mentioned if modules is None else modules),
+            )
+            outcomes = _run_job(SparkJob(spark, plan, shape.profile), plan, server, observer)
+            results = tuple(_unpickle_result(outcome, server) for outcome in outcomes)
     return RunResult(
-        results=tuple(pickle.loads(outcome.result or b"") for outcome in ordered),
-        placement=tuple(o.placement for o in ordered if o.placement is not None),
-        timings=timings,
+        results=results,
+        placement=tuple(o.placement for o in outcomes if o.placement is not None),
+        timings={
+            "check": checked - began,
+            **_slowest(outcomes),
+            "total": time.monotonic() - began,
+        },
     )
+
+
+@contextlib.contextmanager
+def _turn(observer: Observer) -> Iterator[None]:
+    """Wait for the runs of other threads: two that hold half of the slots each would never end."""
+    if not _running.acquire(blocking=False):
+        observer.on_message({"type": "queued"})
+        # In pieces, so that Ctrl-C is heard.
+        while not _running.acquire(timeout=0.2):
+            pass
+    try:
+        yield
+    finally:
+        _running.release()
 
 
 def control_host(spark: SparkSession) -> str:
     """Return the address the driver listens on for its slots: where executors reach it anyway."""
+    server = connect_host(spark)
+    if server is not None:
+        return route_to(server) or LOOPBACK
     if runs_on_this_machine(spark):
-        return "127.0.0.1"
-    return str(spark.conf.get("spark.driver.host", "127.0.0.1"))
+        return LOOPBACK
+    return str(spark.conf.get("spark.driver.host", LOOPBACK))
 
 
-def _watch(
-    job: SparkJob, server: ControlServer, observer: Observer, failures: dict[int, RankOutcome]
-) -> None:
-    give_up: float | None = None
+def _run_job(
+    job: SparkJob, plan: SlotPlan, server: ControlServer, observer: Observer
+) -> list[RankOutcome]:
+    """Run the job to its end and return all ranks' outcomes, in rank order; raise if one failed."""
+    watch = RunWatch(plan.slots, plan.options, time.monotonic())
+    job.start()
+    try:
+        _watch(job, server, observer, watch)
+    finally:
+        _end(job, server)
+        _drain(server, observer, watch)
+        observer.close()
+    outcomes = job.outcomes()
+    if job.error is not None or root_cause(outcomes) is not None or not outcomes:
+        raise _explain(job, plan, outcomes, watch)
+    return sorted(outcomes, key=lambda outcome: outcome.rank)
+
+
+def _watch(job: SparkJob, server: ControlServer, observer: Observer, watch: RunWatch) -> None:
+    silence = watch.heartbeat_timeout
     while job.is_alive():
-        try:
+        with contextlib.suppress(queue.Empty):
             message = server.events.get(timeout=0.1)
-        except queue.Empty:
-            pass
-        else:
             observer.on_message(message)
-            if message.get("type") == "failed" and "slot" in message:
-                failures.setdefault(int(message["slot"]), _outcome_of(message))
-                give_up = give_up or time.monotonic() + FAILED_GRACE
-        if give_up is not None and time.monotonic() > give_up:
+            watch.take(message, time.monotonic())
+        now = time.monotonic()
+        watch.take_silence(server.silent_slots(silence), now)
+        verdict = watch.decide(now)
+        if verdict is Verdict.GIVE_UP:
             return
+        if verdict is Verdict.ASK_FOR_STACKS:
+            server.broadcast({"type": "stall", "reason": watch.stall_reason})
+
+
+def _drain(server: ControlServer, observer: Observer, watch: RunWatch) -> None:
     while not server.events.empty():
-        observer.on_message(server.events.get())
-
-
-def _outcome_of(message: Message) -> RankOutcome:
-    failure = Failure(
-        str(message.get("kind", LAUNCH)), time.time(), str(message.get("message", ""))
-    )
-    return RankOutcome(int(message["slot"]), str(message.get("host", "?")), failure=failure)
+        message = server.events.get()
+        observer.on_message(message)
+        watch.take(message, time.monotonic())
 
 
 def _end(job: SparkJob, server: ControlServer) -> None:
@@ -171,19 +204,42 @@ def _end(job: SparkJob, server: ControlServer) -> None:
 
 
 def _explain(
-    outcomes: list[RankOutcome], failures: dict[int, RankOutcome], error: BaseException | None
+    job: SparkJob, plan: SlotPlan, outcomes: list[RankOutcome], watch: RunWatch
 ) -> Exception:
-    known = outcomes or list(failures.values())
+    if job.cancelled_elsewhere:
+        explained: Exception = RunCancelledError(
+            "the run was cancelled through Spark (its UI, a job tag or group): "
+            + str(job.error).partition("\n")[0]
+        )
+        explained.__cause__ = job.error
+        return explained
+    if watch.missing_slots and not watch.failures and not outcomes:
+        return watch.not_started()
+    # What the slots told directly fills in for outcomes that did not come through Spark.
+    known = outcomes or watch.failures
     cause = root_cause(known)
-    if cause is None:
-        explained = explain_spark_error(error)
-        explained.__cause__ = error
+    if cause is None or (job.error is not None and not is_telling(known)):
+        explained = explain_spark_error(job.error)
+        explained.__cause__ = job.error
         return explained
     assert cause.failure is not None
     exception = None
     if cause.failure.exception is not None:
         exception = pickle.loads(cause.failure.exception)
     return failure_error(cause, known, exception)
+
+
+def _unpickle_result(outcome: RankOutcome, server: ControlServer) -> Any:
+    if not outcome.result_bytes:
+        return pickle.loads(outcome.result or b"")
+    stream = server.result(outcome.rank)
+    if stream is None:
+        raise LaunchError(
+            f"the result of rank {outcome.rank}, {outcome.result_bytes:,} bytes, did not arrive "
+            f"from {outcome.host}"
+        )
+    with stream:
+        return pickle.load(stream)
 
 
 def explain_spark_error(error: BaseException | None) -> Exception:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from pathlib import Path
 
-from .channel import NONCE_BYTES, ChannelError, FrameCodec, Message, new_nonce
+from ..errors import LaunchError
+from .channel import MAX_DATA_BYTES, NONCE_BYTES, ChannelError, FrameCodec, Message, new_nonce
 
 CONNECT_TIMEOUT = 5.0
+RECONNECT_TIMEOUT = 1.0
+# How long a large call or result may make no headway at all.
+TRANSFER_TIMEOUT = 60.0
 # What may wait to be sent. Above it log lines are dropped: a slow driver must not slow training.
 MAX_PENDING_BYTES = 8 * 1024 * 1024
 
@@ -24,14 +29,27 @@ class DriverLink:
         self._socket: socket.socket | None = None
         self._pending = bytearray()
         self.dropped = 0
+        self._early: list[Message] = []
+        self._address = address
+        self._key = key
+        self._connect(CONNECT_TIMEOUT)
+
+    def reconnect(self) -> bool:
+        """Try once to mend a lost connection; return whether it was lost and is there again."""
+        if self._socket is not None:
+            return False
+        self._connect(RECONNECT_TIMEOUT)
+        return self._socket is not None
+
+    def _connect(self, timeout: float) -> None:
         try:
-            connection = socket.create_connection(address, timeout=CONNECT_TIMEOUT)
+            connection = socket.create_connection(self._address, timeout=timeout)
             server_nonce = receive_exactly(connection, NONCE_BYTES)
             client_nonce = new_nonce()
             connection.sendall(client_nonce)
         except OSError:
             return
-        self._codec = FrameCodec(key, server_nonce, client_nonce, is_server=False)
+        self._codec = FrameCodec(self._key, server_nonce, client_nonce, is_server=False)
         connection.setblocking(False)
         self._socket = connection
 
@@ -68,18 +86,69 @@ class DriverLink:
 
     def receive(self) -> list[Message]:
         """Return the messages that have arrived, without waiting."""
+        early, self._early = self._early, []
         if self._socket is None:
-            return []
+            return early
         try:
             data = self._socket.recv(65536)
             if data:
-                return self._codec.feed(data)
+                return early + [m for m in self._codec.feed(data) if isinstance(m, dict)]
         except BlockingIOError:
-            return []
+            return early
         except (OSError, ChannelError):
             pass
         self.close()
-        return []
+        return early
+
+    def fetch_payload(self, path: Path, size: int) -> None:
+        """Write the run's call, ``size`` bytes, to ``path``; waits for it.
+
+        Raises:
+            LaunchError: it cannot be had.
+        """
+        self.send({"type": "payload"})
+        try:
+            with path.open("wb") as stream:
+                while stream.tell() < size:
+                    for message in self._wait():
+                        if isinstance(message, bytes):
+                            stream.write(message)
+                        else:
+                            self._early.append(message)
+        except (OSError, ChannelError) as error:
+            raise LaunchError(
+                f"the function and its arguments, {size:,} bytes, could not be fetched from the "
+                f"driver at {self._address[0]} port {self._address[1]}: {error}"
+            ) from error
+
+    def _wait(self) -> list[Message | bytes]:
+        if self._socket is None:
+            raise ConnectionError("no connection to the driver")
+        self._socket.settimeout(TRANSFER_TIMEOUT)
+        self._socket.sendall(self._pending)
+        self._pending.clear()
+        data = self._socket.recv(MAX_DATA_BYTES)
+        self._socket.setblocking(False)
+        if not data:
+            raise ConnectionError("the driver closed the connection")
+        return self._codec.feed(data)
+
+    def send_file(self, header: Message, path: Path) -> bool:
+        """Send ``header``, then the contents of ``path``; waits. Return whether it was sent."""
+        if self._socket is None:
+            return False
+        self._socket.settimeout(TRANSFER_TIMEOUT)
+        try:
+            self._socket.sendall(self._pending + self._codec.encode(header))
+            self._pending.clear()
+            with path.open("rb") as stream:
+                while data := stream.read(MAX_DATA_BYTES):
+                    self._socket.sendall(self._codec.encode_data(data))
+            self._socket.setblocking(False)
+        except OSError:
+            self.close()
+            return False
+        return True
 
     def drain(self, timeout: float) -> None:
         """Send what is waiting, for at most about ``timeout`` seconds, then close."""

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import signal
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..errors import HorovodSparkError, InvalidInputError, LaunchError, RankFailedError
+from ..errors import (
+    HorovodSparkError,
+    InvalidInputError,
+    LaunchError,
+    RankFailedError,
+    StalledError,
+)
 from .topology import RankPlacement
 
-# Kinds of failure, from the most to the least telling.
+# Kinds of failure.
 RAISED = "raised"  # the function raised an exception
 DIED = "died"  # the process exited or was killed
+LOST = "lost"  # the Spark task, its executor or its host went away
 LAUNCH = "launch"  # mpirun or the slot could not do its part
+STALLED = "stalled"  # no rank made any progress
 ABORTED = "aborted"  # ended because another rank had failed, or the driver asked
 
 LOG_TAIL_LINES = 20
 
-# Files by which a slot and its worker hand call and outcome over, in the slot's private directory.
-PAYLOAD_FILE = "payload"
+# Files by which a worker tells its slot what became of it, in the rank's private directory.
 OUTCOME_FILE = "outcome"
+RESULT_FILE = "result"
+STACKS_FILE = "stacks"
+# The signal on which a worker writes its Python stacks.
+STACKS_SIGNAL = signal.SIGUSR2
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,7 @@ class Failure:
         time: seconds since the epoch, on the rank's host.
         message: one line for people.
         exception_type: qualified name of the exception, if one was raised.
-        traceback: its formatted traceback.
+        traceback: its formatted traceback, or the Python stacks of a rank that stalled.
         exception: the pickled exception, where it could be pickled.
         log_tail: last output lines of the rank.
     """
@@ -54,6 +66,7 @@ class RankOutcome:
         host: where it ran.
         placement: its rank and devices; ``None`` if the slot never learnt them.
         result: pickled return value, if the function returned.
+        result_bytes: size of a result that was sent to the driver directly, else 0.
         failure: why not, otherwise.
         timings: seconds spent per phase of the start.
     """
@@ -62,6 +75,7 @@ class RankOutcome:
     host: str
     placement: RankPlacement | None = None
     result: bytes | None = None
+    result_bytes: int = 0
     failure: Failure | None = None
     timings: dict[str, float] = field(default_factory=dict)
 
@@ -114,6 +128,8 @@ def failure_error(
     if isinstance(exception, InvalidInputError):
         # Found on a worker only because it takes the built model to see; it is the caller's.
         return exception
+    if failure.kind == STALLED:
+        return _stalled_error(failure.message, outcomes)
     others = _summarise_others(cause, outcomes)
     if failure.kind in (LAUNCH, ABORTED):
         text = [f"slot {cause.slot} on {cause.host}: {failure.message}"]
@@ -134,6 +150,16 @@ def failure_error(
     return error
 
 
+def _stalled_error(message: str, outcomes: Sequence[RankOutcome]) -> StalledError:
+    ordered = sorted(outcomes, key=lambda outcome: outcome.rank)
+    stacks = {o.rank: o.failure.traceback for o in ordered if o.failure is not None}
+    hosts = {o.rank: o.host for o in ordered}
+    parts = [
+        f"Python stacks of rank {rank} on {hosts[rank]}:\n{text}" for rank, text in stacks.items()
+    ]
+    return StalledError("\n\n".join([message, *parts]), stacks=stacks)
+
+
 def _log_lines(failure: Failure) -> list[str]:
     if not failure.log_tail:
         return []
@@ -146,7 +172,7 @@ def _summarise_others(cause: RankOutcome, outcomes: Sequence[RankOutcome]) -> li
         if other is cause or other.slot == cause.slot:
             continue
         state = "finished" if other.failure is None else other.failure.message
-        if other.failure is not None and other.failure.kind in (DIED, LAUNCH):
+        if other.failure is not None and other.failure.kind in (DIED, LAUNCH, LOST):
             state += " after that"
         lines.append(f"  rank {other.rank} on {other.host}: {state}")
     return ["", "The other ranks:", *lines] if lines else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from .lines import LineSplitter
 
 _TETHER = str(Path(__file__).with_name("tether.py"))
 _SHIM = str(Path(__file__).with_name("shim.py"))
+_REMOTE_LAUNCH = str(Path(__file__).with_name("remote_launch.py"))
 
 
 def find_mpirun() -> str:
@@ -34,9 +36,15 @@ def find_mpirun() -> str:
     return found
 
 
-def shim_command(sockets: Sequence[str]) -> list[str]:
-    """Return the argv of the program mpirun starts for every rank."""
-    return [sys.executable, "-S", "-E", _SHIM, *sockets]
+def shim_environment() -> dict[str, str]:
+    """Return what `command.SHIM` needs: where this host has Python and the shim."""
+    return {"HSR_PYTHON": sys.executable, "HSR_SHIM": _SHIM}
+
+
+def remote_launch_script() -> str:
+    """Return the shell script mpirun calls in place of ssh."""
+    command = shlex.join([sys.executable, "-S", "-E", _REMOTE_LAUNCH])
+    return f'#!/bin/sh\nexec {command} "$@"\n'
 
 
 def start_tethered(

@@ -13,30 +13,43 @@ from pathlib import Path
 from typing import Any
 
 from .lines import LineSplitter
-from .outcome import DIED, LOG_TAIL_LINES, OUTCOME_FILE, PAYLOAD_FILE, Failure
+from .outcome import (
+    DIED,
+    LOG_TAIL_LINES,
+    OUTCOME_FILE,
+    RESULT_FILE,
+    STACKS_FILE,
+    STACKS_SIGNAL,
+    Failure,
+)
 from .processes import ChildOutput, describe_exit, end_group, start_tethered
+from .workspace import Workspace
 
 WORKER_MODULE = f"{__package__}.worker"
+# A larger result goes to the driver directly: Spark holds results in the memory of its JVM.
+MAX_OUTCOME_BYTES = 8 * 1024 * 1024
 
 
 class RankProcess:
     """Starts the worker at once, lends it its MPI environment later, and reads its outcome.
 
     Args:
-        payload: pickled call.
+        payload: file that will hold the pickled call when the rank begins.
         modules: modules to import ahead.
         environment: the process's environment.
-        directory: private directory of the slot.
+        directory: private directory of the rank.
+        workspace: of the slot.
         on_report: takes the worker's reports.
         on_lines: takes its output lines.
     """
 
     def __init__(
         self,
-        payload: bytes,
+        payload: Path,
         modules: Sequence[str],
         environment: Mapping[str, str],
         directory: Path,
+        workspace: Workspace,
         *,
         on_report: Callable[[dict[str, Any]], None],
         on_lines: Callable[[list[str]], None],
@@ -44,16 +57,17 @@ class RankProcess:
         self._directory = directory
         self._on_report = on_report
         self._reports = LineSplitter(tail=0)
-        (directory / PAYLOAD_FILE).write_bytes(payload)
+        self._workspace = workspace
         self._socket, other = socket.socketpair()
         with other:
-            arguments = [str(other.fileno()), str(directory), *modules]
+            arguments = [str(other.fileno()), str(directory), str(payload), *modules]
             self._process = start_tethered(
                 [sys.executable, "-m", WORKER_MODULE, *arguments],
                 environment,
                 directory=os.getcwd(),
                 inherit=(other.fileno(),),
             )
+        workspace.watch(self._process.pid)
         self._output = ChildOutput(self._process, LOG_TAIL_LINES, on_lines)
         self.ended = False
 
@@ -79,25 +93,50 @@ class RankProcess:
     def kill(self) -> None:
         """End the worker and what it started; safe to call again."""
         end_group(self._process, grace=0)
+        self._workspace.forget(self._process.pid)
+        self._output.drain()
         self.ended = True
+
+    def dump_stacks(self) -> None:
+        """Have the worker write its Python stacks, for `stacks`."""
+        if not self.ended and (self._directory / STACKS_FILE).exists():
+            self._process.send_signal(STACKS_SIGNAL)
+
+    def stacks(self) -> str:
+        """Return the stacks the worker has written, if it was asked to."""
+        path = self._directory / STACKS_FILE
+        return path.read_text(errors="replace").strip() if path.exists() else ""
 
     def close(self) -> None:
         self.kill()
         self._output.close()
         self._socket.close()
 
-    def outcome(self) -> tuple[bytes | None, Failure | None, dict[str, float]]:
-        """Return result, failure and timings of a worker that has ended by itself."""
+    def outcome(
+        self,
+    ) -> tuple[bytes | None, tuple[Path, int] | None, Failure | None, dict[str, float]]:
+        """Return what became of a worker that has ended by itself.
+
+        Returns:
+            The pickled result, or the file it is in and its size if it is large; the failure;
+            seconds spent per phase.
+        """
         code = self._process.wait()
         path = self._directory / OUTCOME_FILE
         if not path.exists():
             hint = "; the system may have run out of memory" if code == -9 else ""
-            return None, self._died(f"its process {describe_exit(code)}{hint}"), {}
+            return None, None, self._died(f"its process {describe_exit(code)}{hint}"), {}
         with path.open("rb") as stream:
-            result, failure, timings = pickle.load(stream)
+            failure, timings = pickle.load(stream)
         if failure is None and code != 0:
             failure = self._died(f"its process {describe_exit(code)} while it left the MPI world")
-        return result, failure, timings
+        if failure is not None:
+            return None, None, failure, timings
+        result = self._directory / RESULT_FILE
+        size = result.stat().st_size
+        if size > MAX_OUTCOME_BYTES:
+            return None, (result, size), None, timings
+        return result.read_bytes(), None, None, timings
 
     def _died(self, message: str) -> Failure:
         return Failure(DIED, time.time(), message, log_tail=self.log_tail)

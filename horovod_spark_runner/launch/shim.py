@@ -1,9 +1,10 @@
 """What mpirun starts for every rank: it lends its MPI identity to the Spark task's worker.
 
-Run as ``python -S -E shim.py SOCKET [SOCKET ...]``, one Unix socket per rank. The shim connects
-to its own rank's socket, sends the environment mpirun gave it, and waits for one byte: the exit
-code to end with. If the socket closes without one, the task is gone and the shim fails, which
-makes mpirun end the other ranks. Standard library only: it starts in milliseconds.
+Run as ``python -S -E shim.py``. The shim connects to its own rank's Unix socket (``HSR_DOORS``
+lists those of this host's ranks, by local rank), sends the environment MPI gave it, and waits for
+one byte: the exit code to end with. If the socket closes without one, the task is gone and the
+shim fails, which makes mpirun end the other ranks. Standard library only: it starts in
+milliseconds.
 """
 
 import json
@@ -15,7 +16,7 @@ PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
 
 
 def main() -> int:
-    path = sys.argv[1 + int(os.environ["OMPI_COMM_WORLD_RANK"])]
+    path = json.loads(os.environ["HSR_DOORS"])[int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"])]
     environment = {k: v for k, v in os.environ.items() if k.startswith(PREFIXES)}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(path)

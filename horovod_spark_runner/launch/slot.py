@@ -1,38 +1,49 @@
 """One slot of a run: everything that happens inside one Spark barrier task.
 
-The slot starts its worker process, finds out its rank, lets mpirun's shim lend the worker its
-MPI identity, and watches all of them in one loop until the rank has an outcome. Slot 0 runs
-mpirun as well. Whatever was started is ended, and whatever was created is removed, by `close`.
+The slot starts the processes of its ranks, finds out which ranks they are, lets mpirun's shims
+lend them their MPI identities, and watches all of them in one loop until each has an outcome.
+Slot 0 runs mpirun as well, and the first slot on each other host runs MPI's daemon there.
+Whatever was started is ended, and whatever was created is removed, by `close`.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import select
-import shutil
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..config import LaunchOptions
+from .channel import Message
 from .command import worker_environment
+from .daemon import AGENT_SOCKET, Daemon, start_mpirun, start_prted
 from .driver_link import DriverLink
-from .mpirun import Mpirun
-from .outcome import ABORTED, LAUNCH, Failure, RankOutcome
+from .json_door import Caller, JsonDoor
+from .network import choose_interface, mpi_network, own_interfaces, route_to
+from .node_door import NodeDoor, daemon_arguments, send_to_node
+from .outcome import ABORTED, LAUNCH, STALLED, Failure, RankOutcome
+from .rank import STACKS_GRACE, Rank
+from .rank_log import RankLog
 from .rank_process import RankProcess
-from .shim_door import ShimDoor
-from .topology import RankPlacement, SlotInfo, World, arrange, format_placement
+from .topology import (
+    RankPlacement,
+    SlotInfo,
+    World,
+    arrange,
+    format_placement,
+    read_infos,
+    split_devices,
+)
+from .workspace import Workspace
 
-# How long a rank may go on after the world ended, to tell of its own failure first.
-ABORT_GRACE = 2.0
 # How long mpirun may take to end the other ranks after one of them failed.
-MPIRUN_GRACE = 5.0
+MPIRUN_GRACE = 3.0
 HEARTBEAT_SECONDS = 5.0
 POLL_MILLISECONDS = 200
 
@@ -46,8 +57,10 @@ class SlotPlan:
         key: secret of the run's control messages.
         driver: address of the driver's control server.
         options: see `LaunchOptions`.
-        payload: pickled ``(function, args, kwargs)``.
-        modules: modules the worker imports while the ranks find each other.
+        slots: barrier tasks of the run.
+        payload: pickled ``(function, args, kwargs)``; ``None`` to fetch it from the driver.
+        payload_bytes: its size.
+        modules: modules the workers import while the ranks find each other.
         rank_timeout: seconds mpirun may take to start the ranks.
     """
 
@@ -55,9 +68,15 @@ class SlotPlan:
     key: bytes = field(repr=False)
     driver: tuple[str, int]
     options: LaunchOptions
-    payload: bytes = field(repr=False)
+    slots: int
+    payload: bytes | None = field(repr=False)
+    payload_bytes: int
     modules: tuple[str, ...] = ()
     rank_timeout: float = 120.0
+
+    @property
+    def ranks_per_slot(self) -> int:
+        return self.options.num_workers // self.slots
 
 
 class Slot:
@@ -68,100 +87,168 @@ class Slot:
         index: this barrier task.
         gpus: GPU addresses Spark gave to it.
         cpus: cores of the task.
+        peers: hosts of all slots, as Spark knows them.
+
+    Raises:
+        LaunchError: a setting does not fit this host.
     """
 
-    def __init__(self, plan: SlotPlan, index: int, gpus: tuple[str, ...], cpus: int) -> None:
+    def __init__(
+        self,
+        plan: SlotPlan,
+        index: int,
+        gpus: tuple[str, ...],
+        cpus: int,
+        peers: Sequence[str],
+    ) -> None:
         self._plan = plan
         self._index = index
-        self._gpus = gpus
         self._host = socket.gethostname()
         self._began = time.monotonic()
         self._timings: dict[str, float] = {}
-        self._placement: RankPlacement | None = None
-        self._failure: Failure | None = None
-        self._result: bytes | None = None
-        self._settled = False  # the rank has an outcome
-        self._world_ended: float | None = None
+        self._world: World | None = None
+        self._daemon: Daemon | None = None
         self._last_beat = 0.0
-        self._mpirun: Mpirun | None = None
-        self._directory = Path(tempfile.mkdtemp(prefix="hsr-", dir=_short_temporary()))
+        self._failed_since: float | None = None
+        self._stall: tuple[float, str] | None = None
+        self._closing = contextlib.ExitStack()
+        self._workspace = Workspace()
+        self._closing.callback(self._workspace.close)
+        try:
+            self._start(gpus, cpus, peers)
+        except BaseException:
+            self._closing.close()
+            raise
+
+    def _start(self, gpus: tuple[str, ...], cpus: int, peers: Sequence[str]) -> None:
+        plan, count = self._plan, self._plan.ranks_per_slot
+        self._devices = split_devices(gpus, count)
         self._link = DriverLink(plan.driver, plan.key)
-        self._door = ShimDoor(self._directory, self._on_environment)
-        environment = worker_environment(
-            os.environ, plan.options, gpus=gpus, cpus=cpus, python_path=sys.path
+        self._closing.callback(self._link.drain, timeout=1.0)
+        self._tell({"type": "hello"})
+        self._folders = [self._workspace.folder(f"rank-{place}") for place in range(count)]
+        self._payload = self._workspace.path / "payload"
+        self._logs = [RankLog(plan.options.log_dir, folder) for folder in self._folders]
+        self._doors: list[JsonDoor] = []
+        self._ranks: list[Rank] = []
+        for place in range(count):
+            self._closing.callback(self._logs[place].close)
+            door = JsonDoor(self._folders[place] / "shim", self._on_shim(place))
+            self._doors.append(door)
+            self._closing.callback(door.close)
+            rank = Rank(self._start_process(place, max(1, cpus // count)), self._on_failure)
+            self._ranks.append(rank)
+            self._closing.callback(rank.close)
+        # After the processes: their imports take longer than anything below.
+        routed = [route_to(peer) for peer in peers]
+        routed.append(self._link.local_address)
+        self._interface = choose_interface(
+            own_interfaces(),
+            plan.options.network_interface,
+            [address for address in routed if address is not None],
         )
-        self._process = RankProcess(
-            plan.payload,
+        self._node_door = NodeDoor(self._interface.address, plan.key, self._on_node_message)
+        self._closing.callback(self._node_door.close)
+        self._agent_door = JsonDoor(self._workspace.path / AGENT_SOCKET, self._on_remote_launch)
+        self._closing.callback(self._agent_door.close)
+
+    def _start_process(self, place: int, cpus: int) -> RankProcess:
+        plan, folder = self._plan, self._folders[place]
+        temporary = folder / "tmp"
+        temporary.mkdir()
+        environment = worker_environment(
+            os.environ,
+            plan.options,
+            gpus=self._devices[place],
+            cpus=cpus,
+            python_path=sys.path,
+            temporary=str(temporary),
+        )
+        return RankProcess(
+            self._payload,
             plan.modules,
             environment,
-            self._directory,
-            on_report=self._tell,
-            on_lines=self._on_lines,
+            folder,
+            self._workspace,
+            on_report=lambda report: self._tell(report, place),
+            on_lines=lambda lines: self._on_lines(place, lines),
         )
 
-    def run(self, exchange: Callable[[str], list[str]]) -> RankOutcome:
-        """Take part in the run and return how this slot's rank ended.
+    def run(self, exchange: Callable[[str], list[str]]) -> list[RankOutcome]:
+        """Take part in the run and return how this slot's ranks ended.
 
         Args:
             exchange: gives every slot the texts of all slots (Spark's ``allGather``).
         """
         try:
-            world = arrange([SlotInfo.from_json(json.loads(t)) for t in exchange(self._info())])
+            self._write_payload()
+            infos = read_infos(exchange(self._info().to_text()))
             self._timings["rendezvous"] = time.monotonic() - self._began
-            self._placement = world.of_slot(self._index)
-            if self._index == 0:
-                placed = format_placement(world.placements)
-                self._tell({"type": "placed", "size": world.size, "placement": placed})
-                self._mpirun = Mpirun(world, self._plan.options, self._directory)
-            self._watch(world)
-        except Exception as error:  # becomes the slot's outcome; the driver raises it
-            self._settle(None, self._failed(LAUNCH, f"{type(error).__name__}: {error}"))
-        return RankOutcome(
-            slot=self._index,
-            host=self._host,
-            placement=self._placement,
-            result=self._result,
-            failure=self._failure,
-            timings=self._timings,
-        )
+            self._join(arrange(infos, share_gpus=self._plan.options.share_gpus))
+            self._watch()
+        except Exception as error:  # becomes the ranks' outcome; the driver raises it
+            self._abort(LAUNCH, f"{type(error).__name__}: {error}")
+        self._send_large_results()
+        return [rank.outcome(self._index, self._host, self._timings) for rank in self._ranks]
 
     def close(self) -> None:
         """End what was started and remove what was created; safe to call at any time."""
-        self._process.close()
-        if self._mpirun is not None:
-            self._mpirun.close()
-        self._door.close()
-        self._link.drain(timeout=1.0)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._tell({"type": "ended"})
+        self._closing.close()
 
-    def _info(self) -> str:
-        info = SlotInfo(
+    def _write_payload(self) -> None:
+        if self._plan.payload is None:
+            self._link.fetch_payload(self._payload, self._plan.payload_bytes)
+        else:
+            self._payload.write_bytes(self._plan.payload)
+
+    def _info(self) -> SlotInfo:
+        return SlotInfo(
             slot=self._index,
             host=self._host,
             node=node_identity(),
-            address=self._link.local_address or "127.0.0.1",
-            socket=self._door.path,
-            gpus=self._gpus,
+            address=self._interface.address,
+            port=self._node_door.port,
+            doors=tuple(door.path for door in self._doors),
+            gpus=self._devices,
         )
-        return json.dumps(info.to_json())
+
+    def _join(self, world: World) -> None:
+        self._world = world
+        self._joined = time.monotonic()
+        for place, placement in enumerate(world.of_slot(self._index)):
+            self._ranks[place].placement = placement
+            title = f"rank {placement.rank} of {world.size} on {self._host}"
+            self._logs[place].open(placement.rank, title)
+        if len(world.nodes) == 1 or world.led_by(self._index) is None or self._index == 0:
+            self._node_door.close()
+        if self._index == 0:
+            placed = format_placement(world.placements)
+            self._tell({"type": "placed", "size": world.size, "placement": placed})
+            self._daemon = start_mpirun(world, self._plan.options, self._interface, self._workspace)
+            self._closing.callback(self._daemon.close)
 
     # -- the loop ------------------------------------------------------------------------------
 
-    def _watch(self, world: World) -> None:
-        started = time.monotonic()
-        while not (self._settled and (self._mpirun is None or self._mpirun.ended)):
+    def _watch(self) -> None:
+        while not (self._settled and (self._daemon is None or self._daemon.ended)):
             self._handle_events()
             self._link.flush()
             now = time.monotonic()
             if now - self._last_beat > HEARTBEAT_SECONDS:
                 self._last_beat = now
+                if self._link.reconnect():
+                    self._tell({"type": "back"})
                 self._tell({"type": "heartbeat"})
-            if self._process.ended and not self._settled:
-                self._settle_by_process()
-            if not self._door.connected:
-                self._check_start(now - started, world)
-            elif self._door.ended or self._settled:
-                self._check_end(now)
+            for rank in self._ranks:
+                rank.check(now)
+            self._check_start(now)
+            self._check_stall(now)
+            self._check_end(now)
+
+    @property
+    def _settled(self) -> bool:
+        return all(rank.settled for rank in self._ranks)
 
     def _handle_events(self) -> None:
         handlers = self._handlers()
@@ -174,91 +261,135 @@ class Slot:
                 handlers[descriptor]()
 
     def _handlers(self) -> dict[int, Callable[[], None]]:
-        handlers = {**self._process.handlers(), **self._door.handlers()}
-        if self._mpirun is not None:
-            handlers.update(self._mpirun.handlers())
+        handlers = {**self._node_door.handlers(), **self._agent_door.handlers()}
+        for rank, door in zip(self._ranks, self._doors, strict=True):
+            handlers.update(rank.process.handlers())
+            handlers.update(door.handlers())
+        if self._daemon is not None:
+            handlers.update(self._daemon.handlers())
         link = self._link.fileno()
         if link is not None:
             handlers[link] = self._on_driver_message
         return handlers
 
-    def _check_start(self, waited: float, world: World) -> None:
-        """Give up on a rank that mpirun did not, or cannot any more, start."""
-        if self._settled:  # by the worker's own death: there is no shim to tell
-            if self._mpirun is not None:
-                self._mpirun.end()
-        elif self._mpirun is not None and self._mpirun.ended:
-            self._abandon(f"{self._mpirun.describe_end()} before it started all ranks")
-        elif waited > self._plan.rank_timeout:
-            limit = self._plan.rank_timeout
-            self._abandon(f"mpirun did not start the {world.size} ranks within {limit:.0f} s")
+    def _check_start(self, now: float) -> None:
+        """Give up on ranks that MPI did not, or cannot any more, start."""
+        if all(rank.started or rank.settled for rank in self._ranks):
+            return
+        waited, limit = now - self._joined, self._plan.rank_timeout
+        if self._daemon is not None and self._daemon.ended:
+            end = self._daemon.describe_end()
+            self._abort(LAUNCH, f"{end} before it started all ranks", self._daemon.log_tail)
+        elif waited > limit:
+            tail = () if self._daemon is None else self._daemon.log_tail
+            size = self._plan.options.num_workers
+            self._abort(LAUNCH, f"mpirun did not start the {size} ranks in {limit:.0f} s", tail)
 
-    def _abandon(self, message: str) -> None:
-        tail = () if self._mpirun is None else self._mpirun.log_tail
-        self._settle(None, self._failed(LAUNCH, message, tail))
+    def _check_stall(self, now: float) -> None:
+        if self._stall is not None and now - self._stall[0] > STACKS_GRACE:
+            self._abort(STALLED, self._stall[1])
 
     def _check_end(self, now: float) -> None:
-        """After the world ended: give the rank and mpirun a moment, then end them."""
-        if self._world_ended is None:
-            self._world_ended = now
-        waited = now - self._world_ended
-        if not self._settled and waited > ABORT_GRACE:
-            self._settle(None, self._failed(ABORTED, "ended because another rank failed"))
-        if self._failure is not None and waited > MPIRUN_GRACE and self._mpirun is not None:
-            self._mpirun.end()
+        """After a rank failed: give MPI a moment to end the others, then end it."""
+        if not any(rank.failed for rank in self._ranks):
+            return
+        self._failed_since = self._failed_since or now
+        if now - self._failed_since > MPIRUN_GRACE:
+            if self._daemon is not None:
+                self._daemon.end()
+            self._abort(ABORTED, "ended because another rank failed")
 
     # -- events --------------------------------------------------------------------------------
 
-    def _on_environment(self, environment: dict[str, str]) -> None:
-        assert self._placement is not None
-        self._timings["mpirun"] = time.monotonic() - self._began - self._timings["rendezvous"]
-        size = self._plan.options.num_workers
-        self._process.begin(environment, self._placement.rank, size)
+    def _on_shim(self, place: int) -> Callable[[Caller, dict[str, Any]], None]:
+        return lambda shim, environment: self._begin(place, shim, environment)
 
-    def _on_lines(self, lines: list[str]) -> None:
-        self._tell({"type": "log", "lines": lines}, droppable=True)
+    def _begin(self, place: int, shim: Caller, environment: dict[str, str]) -> None:
+        assert self._world is not None
+        spent = self._timings["rendezvous"]
+        self._timings["mpirun"] = time.monotonic() - self._began - spent
+        network = mpi_network(self._interface) if len(self._world.nodes) > 1 else {}
+        # What the user asked MPI for, in the shim's environment, goes before our choice.
+        self._ranks[place].begin(shim, {**network, **environment}, self._world.size)
+
+    def _on_remote_launch(self, caller: Caller, request: dict[str, Any]) -> None:
+        """Pass mpirun's wish for a daemon on another host on to the slot that leads it."""
+        assert self._world is not None
+        try:
+            arguments = daemon_arguments(str(request["command"]))
+            node = next(n for n in self._world.nodes if n.name == request["host"])
+            send_to_node(node, self._plan.key, {"type": "daemon", "arguments": arguments})
+        except Exception as error:
+            caller.release(1)
+            self._abort(LAUNCH, str(error))
+        else:
+            caller.release(0)
+
+    def _on_node_message(self, message: Message | bytes) -> None:
+        """Start this host's daemon as slot 0 was told by mpirun."""
+        if not isinstance(message, dict) or message.get("type") != "daemon":
+            return
+        self._node_door.close()
+        node = None if self._world is None else self._world.led_by(self._index)
+        if self._world is None or node is None or self._daemon is not None:
+            return
+        arguments = [str(argument) for argument in message["arguments"]]
+        self._daemon = start_prted(arguments, self._world, node, self._interface, self._workspace)
+        self._closing.callback(self._daemon.close)
+
+    def _on_lines(self, place: int, lines: list[str]) -> None:
+        self._logs[place].write(lines)
+        self._tell({"type": "log", "lines": lines}, place, droppable=True)
 
     def _on_driver_message(self) -> None:
         for message in self._link.receive():
+            reason = str(message.get("reason", "the driver ended the run"))
             if message.get("type") == "stop":
-                reason = str(message.get("reason", "the driver ended the run"))
-                self._settle(None, self._failed(ABORTED, reason))
+                self._abort(ABORTED, reason)
+                if self._daemon is not None:
+                    self._daemon.end()
+            elif message.get("type") == "stall" and self._stall is None:
+                self._stall = time.monotonic(), reason
+                for rank in self._ranks:
+                    rank.dump_stacks()
 
     # -- the outcome ---------------------------------------------------------------------------
 
-    def _settle_by_process(self) -> None:
-        result, failure, timings = self._process.outcome()
-        self._timings.update(timings)
-        self._settle(result, failure)
+    def _abort(self, kind: str, message: str, log_tail: tuple[str, ...] = ()) -> None:
+        for rank in self._ranks:
+            rank.abort(kind, message, log_tail)
 
-    def _settle(self, result: bytes | None, failure: Failure | None) -> None:
-        """Take the rank's outcome, once; its process has ended or is ended."""
-        if self._settled:
-            return
-        self._settled = True
-        self._result, self._failure = (result, None) if failure is None else (None, failure)
-        self._process.kill()
-        self._door.release(0 if failure is None else 1)
-        if failure is not None:
-            self._tell({"type": "failed", "kind": failure.kind, "message": failure.message})
+    def _on_failure(self, placement: RankPlacement | None, failure: Failure) -> None:
+        place = 0 if placement is None else placement.place
+        self._tell(
+            {
+                "type": "failed",
+                "kind": failure.kind,
+                "time": failure.time,
+                "message": failure.message,
+                "exception_type": failure.exception_type,
+                "traceback": failure.traceback[-65536:],
+                "log_tail": failure.log_tail,
+            },
+            place,
+        )
 
-    @staticmethod
-    def _failed(kind: str, message: str, log_tail: tuple[str, ...] = ()) -> Failure:
-        return Failure(kind, time.time(), message, log_tail=log_tail)
+    def _send_large_results(self) -> None:
+        for rank in self._ranks:
+            if rank.large is None or rank.placement is None:
+                continue
+            header = {"type": "result", "rank": rank.placement.rank, "bytes": rank.large.size}
+            if not self._link.send_file(header, rank.large.path):
+                rank.fail_result()
 
-    def _tell(self, message: dict[str, Any], *, droppable: bool = False) -> None:
-        rank = -1 if self._placement is None else self._placement.rank
+    def _tell(self, message: Message, place: int = 0, *, droppable: bool = False) -> None:
+        placement = None if self._world is None else self._ranks[place].placement
+        rank = -1 if placement is None else placement.rank
         envelope = {"slot": self._index, "rank": rank, "host": self._host}
-        self._link.send({**message, **envelope}, droppable=droppable)
+        self._link.send({**envelope, **message}, droppable=droppable)
 
 
 def node_identity() -> str:
     """Return what is equal for all slots that share this machine's or container's network."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/net')}/{os.readlink('/proc/self/ns/uts')}"
-
-
-def _short_temporary() -> str:
-    # A Unix socket's path holds 107 bytes at most, and some clusters' temporary paths are long.
-    base = tempfile.gettempdir()
-    return base if len(base.encode()) < 60 else "/tmp"

@@ -16,20 +16,23 @@ if TYPE_CHECKING:
 
 
 class SparkJob:
-    """One barrier stage of ``num_workers`` tasks.
+    """One barrier stage.
 
     The job runs in a thread so that the driver's own thread stays free for messages and Ctrl-C.
 
     Args:
         spark: session to run in.
         plan: what the slots are told.
+        profile: Spark's ``ResourceProfile`` of the stage, if not the session's own settings.
     """
 
-    def __init__(self, spark: SparkSession, plan: SlotPlan) -> None:
+    def __init__(self, spark: SparkSession, plan: SlotPlan, profile: Any = None) -> None:
         self._spark = spark
         self._plan = plan
+        self._profile = profile
         self._tag = f"horovod-{plan.run_id}"
         self._rows: Iterable[Any] | None = None
+        self._cancelled = False
         self.error: BaseException | None = None
         self._thread = self._make_thread()
 
@@ -46,8 +49,14 @@ class SparkJob:
         """Return what the slots returned; empty while the job runs or if it failed."""
         return decode_outcomes(tuple(row) for row in self._rows or ())
 
+    @property
+    def cancelled_elsewhere(self) -> bool:
+        """Whether someone else, at Spark's UI or through its API, cancelled the job."""
+        return not self._cancelled and "cancelled" in str(self.error).partition("\n")[0].lower()
+
     def cancel(self) -> None:
         """Make Spark kill the job's tasks."""
+        self._cancelled = True
         context = classic_context(self._spark)
         if context is not None:
             context.cancelJobGroup(self._tag)
@@ -60,7 +69,7 @@ class SparkJob:
             return threading.Thread(target=self._run_tagged, name=self._tag, daemon=True)
         from pyspark import InheritableThread
 
-        # Takes the caller's Spark properties (pool, description) along.
+        # Takes the caller's Spark properties (pool, description, tags) along.
         thread: threading.Thread = InheritableThread(target=self._run_grouped, name=self._tag)
         thread.daemon = True
         return thread
@@ -75,11 +84,12 @@ class SparkJob:
         self._collect()
 
     def _collect(self) -> None:
-        size = self._plan.options.num_workers
+        size = self._plan.slots
+        profile = {} if self._profile is None else {"profile": self._profile}
         try:
             frame = self._spark.range(0, size, 1, size)
             self._rows = frame.mapInArrow(
-                SlotTask(self._plan), OUTCOME_SCHEMA, barrier=True
+                SlotTask(self._plan), OUTCOME_SCHEMA, barrier=True, **profile
             ).collect()
         except BaseException as error:  # handed to the driver's thread, which raises
             self.error = error

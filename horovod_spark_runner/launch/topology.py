@@ -1,12 +1,14 @@
-"""Which slot becomes which rank, on which host, with which devices. Pure.
+"""Which rank goes where: on which host, in which slot, with which devices. Pure.
 
-A *slot* is one task of the Spark barrier stage; its index is the task's partition. A *rank* is
-its place in the MPI world. Ranks are contiguous per host, so that Horovod's ``local_rank`` and
-``cross_rank`` and MPI's shared-memory transport see the hosts as they are.
+A *slot* is one task of the Spark barrier stage; its index is the task's partition. It holds one
+rank, or several where Spark gave the task several ranks' GPUs. A *rank* is a place in the MPI
+world. Ranks are contiguous per host, so that Horovod's ``local_rank`` and ``cross_rank`` and MPI's
+shared-memory transport see the hosts as they are.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,23 +25,42 @@ class SlotInfo:
         host: name of the machine or container, for people.
         node: identity of the machine or container; slots with equal ``node`` share memory.
         address: IP address the other hosts can reach this slot at.
-        socket: path of the Unix socket its rank's shim connects to.
-        gpus: GPU addresses Spark gave to the task; empty on CPU.
+        port: port at ``address`` where the slot takes the command of its host's MPI daemon.
+        doors: paths of the Unix sockets its ranks' shims connect to, one per rank.
+        gpus: GPU addresses of each of its ranks; empty ones on CPU.
     """
 
     slot: int
     host: str
     node: str
     address: str
-    socket: str
-    gpus: tuple[str, ...] = ()
+    port: int
+    doors: tuple[str, ...]
+    gpus: tuple[tuple[str, ...], ...]
 
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> SlotInfo:
-        return cls(**{**fields, "gpus": tuple(fields["gpus"])})
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+
+def refusal(slot: int, reason: str) -> str:
+    """Return what a slot that cannot take part tells the others in place of its `SlotInfo`."""
+    return json.dumps({"slot": slot, "refused": reason})
+
+
+def read_infos(texts: Sequence[str]) -> list[SlotInfo]:
+    """Return what all slots told.
+
+    Raises:
+        LaunchError: one of them cannot take part.
+    """
+    infos = []
+    for text in texts:
+        fields: dict[str, Any] = json.loads(text)
+        if "refused" in fields:
+            raise LaunchError(f"slot {fields['slot']} cannot take part: {fields['refused']}")
+        gpus = tuple(tuple(devices) for devices in fields["gpus"])
+        infos.append(SlotInfo(**{**fields, "doors": tuple(fields["doors"]), "gpus": gpus}))
+    return infos
 
 
 @dataclass(frozen=True)
@@ -53,6 +74,7 @@ class RankPlacement:
         local_rank: place among the ranks of its host, from 0.
         cross_rank: place of its host among the hosts, from 0.
         gpus: devices visible to it (``CUDA_VISIBLE_DEVICES``).
+        place: place among the ranks of its slot, from 0.
     """
 
     rank: int
@@ -61,15 +83,31 @@ class RankPlacement:
     local_rank: int
     cross_rank: int
     gpus: tuple[str, ...] = ()
+    place: int = 0
 
 
 @dataclass(frozen=True)
 class Node:
-    """One machine or container of the world and the ranks it holds."""
+    """One machine or container of the world and the ranks it holds.
 
+    Attributes:
+        name: what MPI's daemons call it. No real name but for the first node: nothing looks it
+            up, and two containers may have equal host names.
+        host: its host name.
+        address: IP address the other nodes reach it at.
+        port: where its leader takes its daemon's command.
+        leader: slot that runs its daemon.
+        ranks: its ranks.
+        doors: socket paths of its ranks' shims, by local rank.
+    """
+
+    name: str
     host: str
     address: str
+    port: int
+    leader: int
     ranks: tuple[int, ...]
+    doors: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -78,75 +116,122 @@ class World:
 
     placements: tuple[RankPlacement, ...]
     nodes: tuple[Node, ...]
-    sockets: tuple[str, ...]
 
     @property
     def size(self) -> int:
         return len(self.placements)
 
-    def of_slot(self, slot: int) -> RankPlacement:
-        return next(p for p in self.placements if p.slot == slot)
+    def of_slot(self, slot: int) -> tuple[RankPlacement, ...]:
+        """Return the placements of a slot's ranks, by place."""
+        own = [p for p in self.placements if p.slot == slot]
+        return tuple(sorted(own, key=lambda placement: placement.place))
+
+    def led_by(self, slot: int) -> Node | None:
+        """Return the node whose daemon ``slot`` runs, if there is one."""
+        return next((node for node in self.nodes if node.leader == slot), None)
 
 
-def arrange(infos: Sequence[SlotInfo]) -> World:
-    """Give every slot its rank.
+@dataclass(frozen=True)
+class _Seat:
+    """One rank's place in a slot."""
+
+    slot: int
+    place: int
+    door: str
+    gpus: tuple[str, ...]
+
+    @property
+    def order(self) -> tuple[tuple[tuple[int, str], ...], int, int]:
+        # Numeric addresses in numeric order ("2" before "10"), names after them.
+        devices = tuple((int(g), "") if g.isdecimal() else (1 << 30, g) for g in self.gpus)
+        return devices, self.slot, self.place
+
+
+def arrange(infos: Sequence[SlotInfo], *, share_gpus: bool = False) -> World:
+    """Give every slot its ranks.
 
     Nodes are ordered by their lowest slot, so the node of slot 0, which starts ``mpirun``, holds
-    rank 0; within a node, slots are ordered by device, then by slot.
+    rank 0; within a node, ranks are ordered by device, then by slot.
 
     Args:
         infos: one entry per slot, in any order.
+        share_gpus: allow several ranks of a node on one device.
 
     Returns:
         The world, the same for every order of ``infos``.
 
     Raises:
-        LaunchError: slots are missing or double, or two slots of a node were given one device.
+        LaunchError: slots are missing or double, or two ranks of a node were given one device.
     """
     ordered = sorted(infos, key=lambda info: info.slot)
     if [info.slot for info in ordered] != list(range(len(ordered))):
         raise LaunchError(f"slots reported {[info.slot for info in ordered]}: not one each")
-    nodes: dict[str, list[SlotInfo]] = {}
+    members: dict[str, list[SlotInfo]] = {}
     for info in ordered:
-        nodes.setdefault(info.node, []).append(info)
+        members.setdefault(info.node, []).append(info)
     placements: list[RankPlacement] = []
-    described: list[Node] = []
-    sockets: list[str] = []
-    for cross_rank, members in enumerate(nodes.values()):
-        _check_devices(members)
-        first = len(placements)
-        for local_rank, info in enumerate(sorted(members, key=_device_order)):
+    nodes: list[Node] = []
+    for cross_rank, slots in enumerate(members.values()):
+        if not share_gpus:
+            _check_devices(slots)
+        leader, first = slots[0], len(placements)
+        seats = sorted(_seats(slots), key=lambda seat: seat.order)
+        for local_rank, seat in enumerate(seats):
             placements.append(
                 RankPlacement(
-                    rank=len(placements),
-                    slot=info.slot,
-                    host=info.host,
+                    rank=first + local_rank,
+                    slot=seat.slot,
+                    host=leader.host,
                     local_rank=local_rank,
                     cross_rank=cross_rank,
-                    gpus=info.gpus,
+                    gpus=seat.gpus,
+                    place=seat.place,
                 )
             )
-            sockets.append(info.socket)
-        ranks = tuple(range(first, len(placements)))
-        described.append(Node(members[0].host, members[0].address, ranks))
-    return World(tuple(placements), tuple(described), tuple(sockets))
+        nodes.append(
+            Node(
+                name=f"hsr-node-{cross_rank}" if cross_rank else leader.host,
+                host=leader.host,
+                address=leader.address,
+                port=leader.port,
+                leader=leader.slot,
+                ranks=tuple(range(first, len(placements))),
+                doors=tuple(seat.door for seat in seats),
+            )
+        )
+    return World(tuple(placements), tuple(nodes))
 
 
-def _device_order(info: SlotInfo) -> tuple[tuple[tuple[int, str], ...], int]:
-    # Numeric addresses in numeric order ("2" before "10"), names after them.
-    devices = tuple((int(g), "") if g.isdecimal() else (1 << 30, g) for g in info.gpus)
-    return devices, info.slot
+def split_devices(gpus: Sequence[str], ranks: int) -> tuple[tuple[str, ...], ...]:
+    """Return the devices of each of a slot's ``ranks``, in the order Spark gave them.
+
+    Raises:
+        LaunchError: they cannot be dealt out evenly.
+    """
+    if len(gpus) % ranks:
+        raise LaunchError(f"Spark gave {len(gpus)} GPUs ({', '.join(gpus)}) to {ranks} ranks")
+    share = len(gpus) // ranks
+    return tuple(tuple(gpus[i * share : (i + 1) * share]) for i in range(ranks))
+
+
+def _seats(slots: Sequence[SlotInfo]) -> list[_Seat]:
+    return [
+        _Seat(info.slot, place, door, gpus)
+        for info in slots
+        for place, (door, gpus) in enumerate(zip(info.doors, info.gpus, strict=True))
+    ]
 
 
 def _check_devices(members: Sequence[SlotInfo]) -> None:
     owners: dict[str, int] = {}
     for info in members:
-        for gpu in info.gpus:
+        for gpu in (gpu for devices in info.gpus for gpu in devices):
             if gpu in owners:
                 raise LaunchError(
                     f"slots {owners[gpu]} and {info.slot} on host {info.host} were both given "
                     f"GPU {gpu}: each Spark worker on a host discovers the GPUs for itself; run "
-                    "one worker per host, or give each its own devices in the discovery script"
+                    "one worker per host, give each its own devices in the discovery script, or "
+                    "allow sharing with share_gpus=True"
                 )
             owners[gpu] = info.slot
 

@@ -9,6 +9,7 @@ one JSON object per line.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import json
 import os
@@ -25,16 +26,26 @@ import cloudpickle
 from ..errors import LaunchError
 from ..quiet import quiet_imports
 from . import reporting
-from .outcome import OUTCOME_FILE, PAYLOAD_FILE, RAISED, Failure, describe_exception
+from .outcome import (
+    OUTCOME_FILE,
+    RAISED,
+    RESULT_FILE,
+    STACKS_FILE,
+    STACKS_SIGNAL,
+    Failure,
+    describe_exception,
+)
 
 
 def main() -> None:
-    """Run one rank: ``python -m horovod_spark_runner.launch.worker FD DIRECTORY MODULE...``."""
-    descriptor, directory, modules = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    """Run one rank: ``python -m …launch.worker FD DIRECTORY PAYLOAD MODULE...``."""
+    descriptor, directory, payload = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    modules = sys.argv[4:]
     slot = socket.socket(fileno=descriptor)
     slot.set_inheritable(False)
     # Ctrl-C on a terminal reaches the whole foreground group; ending ranks is the driver's call.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _write_stacks_on_signal(directory)
     began = time.monotonic()
     _import_ahead(modules)
     timings = {"import": time.monotonic() - began}
@@ -44,11 +55,17 @@ def main() -> None:
     start = json.loads(line)
     os.environ.update(start["environment"])
     reporting.connect(slot)
-    code = _run(directory, start["rank"], start["size"], timings)
+    code = _run(directory, payload, start["rank"], start["size"], timings)
     sys.stdout.flush()
     sys.stderr.flush()
     # Frameworks' and Horovod's threads make an orderly interpreter exit slow and fragile.
     os._exit(code)
+
+
+def _write_stacks_on_signal(directory: Path) -> None:
+    # Written by C code, so also while the main thread waits inside a collective.
+    stacks = (directory / STACKS_FILE).open("w")
+    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
 
 
 def _import_ahead(modules: list[str]) -> None:
@@ -77,19 +94,18 @@ def _join_world(rank: int, size: int) -> None:
         )
 
 
-def _run(directory: Path, rank: int, size: int, timings: dict[str, float]) -> int:
+def _run(directory: Path, payload: Path, rank: int, size: int, timings: dict[str, float]) -> int:
     failure: Failure | None = None
-    result: bytes | None = None
     try:
         began = time.monotonic()
         _join_world(rank, size)
         timings["mpi_init"] = time.monotonic() - began
-        with (directory / PAYLOAD_FILE).open("rb") as stream:
+        with payload.open("rb") as stream:
             function, args, kwargs = pickle.load(stream)
-        result = _dump_result(function(*args, **kwargs))
+        _write_result(directory / RESULT_FILE, function(*args, **kwargs))
     except BaseException as error:  # also SystemExit: user code that exits is a failed rank
         failure = describe_failure(error)
-    _write_outcome(directory, result, failure, timings)
+    _write_outcome(directory, failure, timings)
     if failure is None:
         _leave_world()
         return 0
@@ -97,15 +113,17 @@ def _run(directory: Path, rank: int, size: int, timings: dict[str, float]) -> in
     return 1
 
 
-def _dump_result(value: Any) -> bytes:
-    try:
-        data: bytes = cloudpickle.dumps(value)
-    except Exception as error:
-        raise TypeError(
-            f"the function returned a {type(value).__qualname__} that cannot be pickled, so it "
-            f"cannot be sent to the driver: {error}"
-        ) from error
-    return data
+def _write_result(path: Path, value: Any) -> None:
+    with path.open("wb") as stream:
+        try:
+            cloudpickle.dump(value, stream, protocol=5)
+        except OSError:
+            raise  # the disk is full, say
+        except Exception as error:
+            raise TypeError(
+                f"the function returned a {type(value).__qualname__} that cannot be pickled, so "
+                f"it cannot be sent to the driver: {error}"
+            ) from error
 
 
 def describe_failure(error: BaseException) -> Failure:
@@ -119,13 +137,11 @@ def describe_failure(error: BaseException) -> Failure:
     return Failure(RAISED, time.time(), message, name, text, exception)
 
 
-def _write_outcome(
-    directory: Path, result: bytes | None, failure: Failure | None, timings: dict[str, float]
-) -> None:
+def _write_outcome(directory: Path, failure: Failure | None, timings: dict[str, float]) -> None:
     # Written aside and renamed: the slot never sees half an outcome of a rank that was killed.
     partial = directory / f"{OUTCOME_FILE}.partial"
     with partial.open("wb") as stream:
-        pickle.dump((result, failure, timings), stream, protocol=5)
+        pickle.dump((failure, timings), stream, protocol=5)
     partial.rename(directory / OUTCOME_FILE)
 
 

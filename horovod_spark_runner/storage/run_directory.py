@@ -6,6 +6,7 @@
         config.json                 settings of the newest call
         data/                       materialized rows, while they are needed
         checkpoints/step-00000042/  variables.npz, checkpoint.json (written last)
+        logs/rank-00000.log         all output of each rank
         metrics.jsonl               one line per epoch
         model/                      model.keras, weights.npz, signature.json (written last)
 """
@@ -44,6 +45,10 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Location:
         return self.location.join("checkpoints")
+
+    @property
+    def logs(self) -> Location:
+        return self.location.join("logs")
 
     @property
     def metrics(self) -> Location:

@@ -6,34 +6,42 @@ import pytest
 
 from horovod_spark_runner.config import AllreduceOptions, LaunchOptions
 from horovod_spark_runner.launch.command import (
+    SHIM,
     clean_environment,
+    daemon_environment,
     mpirun_command,
-    mpirun_environment,
     worker_environment,
 )
 from horovod_spark_runner.launch.topology import SlotInfo, World, arrange
 
 
 def world(*nodes: str) -> World:
-    return arrange([SlotInfo(i, n, n, f"10.0.0.{n}", f"/s/{i}") for i, n in enumerate(nodes)])
+    infos = [
+        SlotInfo(i, f"h{n}", n, f"10.0.0.{n}", 7000, (f"/s/{i}",), ((),))
+        for i, n in enumerate(nodes)
+    ]
+    return arrange(infos)
 
 
 def command(options: LaunchOptions, *nodes: str, as_root: bool = False) -> list[str]:
-    return mpirun_command("/bin/mpirun", world(*nodes), options, ["shim", "a"], as_root=as_root)
+    agent = "/t/agent" if len(set(nodes)) > 1 else None
+    return mpirun_command("/bin/mpirun", world(*nodes), options, agent=agent, as_root=as_root)
 
 
 def test_one_host() -> None:
     argv = command(LaunchOptions(2), "1", "1")
     assert argv[:5] == ["/bin/mpirun", "--host", "localhost:2", "-n", "2"]
-    assert argv[-2:] == ["shim", "a"]
+    assert tuple(argv[-3:]) == SHIM
+    assert "plm_ssh_agent" not in argv
     assert "--allow-run-as-root" not in argv
     assert "--mca btl self,sm --mca pml ob1" in " ".join(argv)
     assert "coll" not in " ".join(argv)
 
 
-def test_several_hosts_are_named_by_address_in_rank_order() -> None:
+def test_several_hosts_are_reached_through_the_agent() -> None:
     argv = command(LaunchOptions(3), "2", "1", "2")
-    assert argv[argv.index("--host") + 1] == "10.0.0.2:2,10.0.0.1:1"
+    assert argv[argv.index("--host") + 1] == "h2:2,hsr-node-1:1"
+    assert argv[argv.index("plm_ssh_agent") + 1] == "/t/agent"
     assert "--mca btl ^ofi" in " ".join(argv)
 
 
@@ -62,11 +70,22 @@ def test_own_mpi_parameters_win() -> None:
 def test_outer_jobs_and_schedulers_leave_no_trace() -> None:
     outer = {"PATH": "/bin", "OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "1", "SLURM_JOB_ID": "1"}
     assert clean_environment(outer) == {"PATH": "/bin"}
-    assert mpirun_environment(outer, "/t") == {"PATH": "/bin", "TMPDIR": "/t"}
+    assert daemon_environment(outer, ["/d/0"], "/t", {"PRTE_MCA_x": "1"}) == {
+        "PATH": "/bin",
+        "TMPDIR": "/t",
+        "HSR_DOORS": '["/d/0"]',
+        "PRTE_MCA_x": "1",
+    }
 
 
 def environment(options: LaunchOptions, base: dict[str, str], **other: object) -> dict[str, str]:
-    arguments = {"gpus": (), "cpus": 2, "python_path": ["", "/a", "/b"], **other}
+    arguments = {
+        "gpus": (),
+        "cpus": 2,
+        "python_path": ["", "/a", "/b"],
+        "temporary": "/t",
+        **other,
+    }
     return worker_environment(base, options, **arguments)  # type: ignore[arg-type]
 
 

@@ -8,7 +8,12 @@ import pickle
 import pytest
 
 from horovod_spark_runner import errors
-from horovod_spark_runner.errors import HorovodSparkError, NotEnoughSlotsError, RankFailedError
+from horovod_spark_runner.errors import (
+    HorovodSparkError,
+    NotEnoughSlotsError,
+    RankFailedError,
+    StalledError,
+)
 
 CLASSES = [
     cls

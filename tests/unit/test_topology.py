@@ -7,11 +7,20 @@ import random
 import pytest
 
 from horovod_spark_runner.errors import LaunchError
-from horovod_spark_runner.launch.topology import SlotInfo, arrange, format_placement
+from horovod_spark_runner.launch.topology import (
+    SlotInfo,
+    arrange,
+    format_placement,
+    read_infos,
+    refusal,
+    split_devices,
+)
 
 
-def slot(index: int, node: str, gpus: tuple[str, ...] = ()) -> SlotInfo:
-    return SlotInfo(index, f"host-{node}", node, f"10.0.0.{node}", f"/tmp/{index}", gpus)
+def slot(index: int, node: str, *gpus: tuple[str, ...]) -> SlotInfo:
+    doors = tuple(f"/tmp/{index}-{place}" for place in range(len(gpus) or 1))
+    address = f"10.0.0.{node}"
+    return SlotInfo(index, f"host-{node}", node, address, 7000 + index, doors, gpus or ((),))
 
 
 def test_ranks_are_contiguous_per_host_and_rank_0_is_with_slot_0() -> None:
@@ -23,7 +32,35 @@ def test_ranks_are_contiguous_per_host_and_rank_0_is_with_slot_0() -> None:
         (3, 3, "host-1", 1, 1),
     ]
     assert [node.ranks for node in world.nodes] == [(0, 1), (2, 3)]
-    assert world.sockets == ("/tmp/0", "/tmp/2", "/tmp/1", "/tmp/3")
+    assert [node.doors for node in world.nodes] == [
+        ("/tmp/0-0", "/tmp/2-0"),
+        ("/tmp/1-0", "/tmp/3-0"),
+    ]
+    assert [(n.name, n.leader, n.port) for n in world.nodes] == [
+        ("host-2", 0, 7000),
+        ("hsr-node-1", 1, 7001),
+    ]
+    assert world.led_by(1) == world.nodes[1]
+    assert world.led_by(2) is None
+
+
+def test_a_slot_with_several_gpus_holds_several_ranks() -> None:
+    world = arrange([slot(0, "1", ("2",), ("3",)), slot(1, "1", ("0",), ("1",))])
+    assert [(p.slot, p.place, p.gpus) for p in world.placements] == [
+        (1, 0, ("0",)),
+        (1, 1, ("1",)),
+        (0, 0, ("2",)),
+        (0, 1, ("3",)),
+    ]
+    assert [p.rank for p in world.of_slot(0)] == [2, 3]
+    assert world.nodes[0].doors == ("/tmp/1-0", "/tmp/1-1", "/tmp/0-0", "/tmp/0-1")
+
+
+def test_devices_of_a_slot_are_dealt_out_evenly() -> None:
+    assert split_devices(("a", "b", "c", "d"), 2) == (("a", "b"), ("c", "d"))
+    assert split_devices((), 1) == ((),)
+    with pytest.raises(LaunchError, match="3 GPUs"):
+        split_devices(("a", "b", "c"), 2)
 
 
 def test_ranks_of_a_host_follow_their_gpus_in_numeric_order() -> None:
@@ -51,6 +88,11 @@ def test_two_ranks_on_one_device_are_refused() -> None:
         arrange([slot(0, "1", ("0",)), slot(1, "1", ("0",))])
 
 
+def test_two_ranks_may_share_a_device_where_allowed() -> None:
+    infos = [slot(0, "1", ("0",)), slot(1, "1", ("0",))]
+    assert arrange(infos, share_gpus=True).size == 2
+
+
 def test_the_same_address_on_two_hosts_is_two_devices() -> None:
     assert arrange([slot(0, "1", ("0",)), slot(1, "2", ("0",))]).size == 2
 
@@ -61,8 +103,13 @@ def test_missing_and_double_slots_are_refused() -> None:
 
 
 def test_infos_survive_json() -> None:
-    info = slot(3, "1", ("0", "1"))
-    assert SlotInfo.from_json(info.to_json()) == info
+    infos = [slot(3, "1", ("0", "1")), slot(4, "2")]
+    assert read_infos([info.to_text() for info in infos]) == infos
+
+
+def test_a_slot_that_cannot_take_part_ends_the_run_with_its_reason() -> None:
+    with pytest.raises(LaunchError, match="slot 1 cannot take part: no such interface"):
+        read_infos([slot(0, "1").to_text(), refusal(1, "no such interface")])
 
 
 def test_placement_reads_well() -> None:

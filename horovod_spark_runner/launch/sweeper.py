@@ -1,0 +1,33 @@
+"""Clears up after one slot, however the slot ended.
+
+Run as ``python -S -E sweeper.py DIRECTORY`` with a pipe from the slot as standard input, on which
+the slot names the process groups it starts (``+PID``) and those that have ended (``-PID``). When
+the pipe closes, because the slot is done or was killed, what is left of the groups is killed and
+the directory is removed. Standard library only.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    groups = set()
+    for line in sys.stdin:
+        group = int(line[1:])
+        if line[0] == "+":
+            groups.add(group)
+        else:
+            groups.discard(group)
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

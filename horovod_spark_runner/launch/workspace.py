@@ -1,0 +1,65 @@
+"""A slot's private directory, and the process that clears up after the slot."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_SWEEPER = str(Path(__file__).with_name("sweeper.py"))
+CLOSE_TIMEOUT = 10.0
+
+
+class Workspace:
+    """A directory for one slot, readable by its user only.
+
+    Its sweeper, a process of its own, removes it and kills the process groups named by `watch`
+    when the slot closes the workspace or is killed.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="hsr-", dir=_short_temporary()))
+        self._sweeper = subprocess.Popen(
+            [sys.executable, "-S", "-E", _SWEEPER, str(self.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+
+    def folder(self, name: str) -> Path:
+        """Return a new private folder inside."""
+        path = self.path / name
+        path.mkdir(mode=0o700)
+        return path
+
+    def watch(self, group: int) -> None:
+        """Have a process group killed with the slot."""
+        self._tell(f"+{group}\n")
+
+    def forget(self, group: int) -> None:
+        """Have a group left alone that has ended: its number may come to name another one."""
+        self._tell(f"-{group}\n")
+
+    def close(self) -> None:
+        """Clear up; safe to call again."""
+        assert self._sweeper.stdin is not None
+        with contextlib.suppress(OSError):
+            self._sweeper.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._sweeper.wait(CLOSE_TIMEOUT)
+
+    def _tell(self, line: str) -> None:
+        assert self._sweeper.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            self._sweeper.stdin.write(line.encode())
+            self._sweeper.stdin.flush()
+
+
+def _short_temporary() -> str:
+    # A Unix socket's path holds 107 bytes at most, and some clusters' temporary paths are long.
+    base = tempfile.gettempdir()
+    return base if len(base.encode()) < 60 else "/tmp"
