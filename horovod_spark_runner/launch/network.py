@@ -88,19 +88,17 @@ def family_of(address: str) -> socket.AddressFamily:
 
 def mpi_network(interface: Interface) -> dict[str, str]:
     """Return the environment that keeps a rank's MPI and NCCL traffic on ``interface``. Pure."""
-    address = ipaddress.ip_address(interface.address)
-    # Open MPI selects IPv4 interfaces by network; it knows no such choice for IPv6.
-    if address.version == 4:
-        selection = {"OMPI_MCA_btl_tcp_if_include": f"{address}/32"}
-    else:
-        selection = {"OMPI_MCA_btl_tcp_disable_family": "4"}
-    return {**selection, "NCCL_SOCKET_IFNAME": interface.name}
+    family = {"OMPI_MCA_btl_tcp_disable_family": "4"} if ":" in interface.address else {}
+    return {
+        **family,
+        "OMPI_MCA_btl_tcp_if_include": interface.name,
+        "NCCL_SOCKET_IFNAME": interface.name,
+    }
 
 
 def daemon_network(interface: Interface) -> dict[str, str]:
     """Return the environment that keeps MPI's daemons on ``interface``. Pure."""
-    address = ipaddress.ip_address(interface.address)
-    return {"PRTE_MCA_prte_if_include": f"{address}/32"} if address.version == 4 else {}
+    return {"PRTE_MCA_prte_if_include": interface.name}
 
 
 def _fits(interface: Interface, wanted: str) -> bool:

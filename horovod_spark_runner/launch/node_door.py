@@ -14,6 +14,7 @@ from .driver_link import receive_exactly
 from .network import family_of
 from .topology import Node
 
+_INTERFACE = "prte_if_include"
 # The other slot may still wait for Spark, which tells the slots of each other once a second.
 SEND_TIMEOUT = 15.0
 
@@ -138,7 +139,8 @@ def send_to_node(node: Node, key: bytes, message: Message) -> None:
 def daemon_arguments(command: str) -> list[str]:
     """Return the arguments in the shell command that mpirun wants run on another host. Pure.
 
-    The program itself is left out: each host has its own, perhaps at another path.
+    The program itself is left out, and so is the network interface: each host has its own,
+    perhaps at another path or by another name.
     """
     words = shlex.split(command)
     programs = [i for i, word in enumerate(words) if os.path.basename(word) == "prted"]
@@ -147,4 +149,8 @@ def daemon_arguments(command: str) -> list[str]:
         programs = [i for i, word in enumerate(words) if word.endswith("/prted")]
     if not programs:
         raise LaunchError(f"mpirun wants an unknown program started on another host: {command}")
-    return words[programs[-1] + 1 :]
+    arguments = words[programs[-1] + 1 :]
+    if _INTERFACE in arguments:
+        place = arguments.index(_INTERFACE)
+        del arguments[place - 1 : place + 2]  # --prtemca NAME VALUE
+    return arguments

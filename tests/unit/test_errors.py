@@ -29,6 +29,8 @@ def make(cls: type[HorovodSparkError]) -> HorovodSparkError:
         return RankFailedError(
             "bad", rank=3, host="h", exception_type="KeyError", remote_traceback="Traceback"
         )
+    if cls is StalledError:
+        return StalledError("hangs", stacks={0: "File ..."})
     return cls("message")
 
 

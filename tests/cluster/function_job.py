@@ -1,0 +1,76 @@
+"""Runs a small Horovod function on the master given; prints what became of it as JSON.
+
+Usage: function_job.py MASTER WHAT WORKERS [KEY=VALUE ...]
+
+A KEY that begins with ``runner.`` is an argument of HorovodRunner, any other a setting of Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from horovod_spark_runner import HorovodRunner
+
+
+def where() -> dict[str, Any]:
+    """Return where this rank is, after an allreduce that proves the world."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    total = hvd.allreduce(tf.constant([float(hvd.rank())] * 100_000), op=hvd.Sum)
+    return {
+        "rank": hvd.rank(),
+        "local_rank": hvd.local_rank(),
+        "cross_rank": hvd.cross_rank(),
+        "size": hvd.size(),
+        "sum": float(total[-1]),
+        "host": socket.gethostname(),
+        "interface": os.environ.get("NCCL_SOCKET_IFNAME"),
+        "cuda": os.environ["CUDA_VISIBLE_DEVICES"],
+    }
+
+
+def forever() -> None:
+    """Take part in allreduces until something ends it."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    print("in the loop", flush=True)
+    while True:
+        hvd.allreduce(tf.constant(1.0), name="x")
+        time.sleep(0.05)
+
+
+def main() -> None:
+    master, what, workers, *settings = sys.argv[1:]
+    builder = SparkSession.builder.master(master).appName("function test")
+    arguments: dict[str, Any] = {}
+    for setting in ["spark.ui.enabled=false", *settings]:
+        key, _, value = setting.partition("=")
+        if key.startswith("runner."):
+            arguments[key.removeprefix("runner.")] = json.loads(value)
+        else:
+            builder = builder.config(key, value)
+    spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    began = time.time()
+    try:
+        run = HorovodRunner(int(workers), **arguments).run(globals()[what])
+        answer: dict[str, Any] = {"results": run.results, "timings": run.timings}
+    except Exception as error:
+        answer = {"error": type(error).__name__, "message": str(error)}
+    print(json.dumps({**answer, "ended": time.time(), "took": time.time() - began}), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

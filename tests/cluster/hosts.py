@@ -1,0 +1,136 @@
+"""Hosts for tests: network namespaces with names, addresses and cables of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def why_not() -> str | None:
+    """Return why no hosts can be made here, or ``None`` if they can."""
+    for program in ("ip", "unshare", "nsenter"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed (Debian: apt-get install iproute2 util-linux)"
+    name = f"hsrprobe{os.getpid()}"
+    probe = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if probe.returncode:
+        return f"network namespaces are not permitted here: {probe.stderr.strip()}"
+    subprocess.run(["ip", "netns", "delete", name], check=True)
+    return None
+
+
+class Hosts:
+    """Hosts joined by a bridge; the n-th has address ``10.77.0.n``, or ``fd77::n`` only.
+
+    Use as a context manager.
+
+    Args:
+        folder: a private folder.
+        names: host names.
+        ipv6: give them IPv6 addresses only.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str], *, ipv6: bool = False) -> None:
+        self._folder = folder
+        self._names = list(names)
+        self._ipv6 = ipv6
+        self._prefix = f"hsr{os.getpid()}"
+
+    def __enter__(self) -> Hosts:
+        bridge = self._prefix
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._switch = f"{bridge}s"
+        ip("netns", "add", self._switch)
+        ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
+        ip("-n", self._switch, "link", "set", "br0", "up")
+        lines = ["127.0.0.1 localhost", "::1 localhost"]
+        lines += [f"{self.address(name)} {name}" for name in self._names]
+        for number, name in enumerate(self._names):
+            space = self._space(name)
+            cable = f"{bridge[-8:]}c{number}"
+            ip("netns", "add", space)
+            ip("link", "add", cable, "netns", self._switch, "type", "veth",
+               "peer", "name", "eth0", "netns", space)  # fmt: skip
+            ip("-n", self._switch, "link", "set", cable, "master", "br0", "up")
+            length, extra = (64, ["nodad"]) if self._ipv6 else (24, [])
+            ip("-n", space, "addr", "add", f"{self.address(name)}/{length}", "dev", "eth0", *extra)
+            ip("-n", space, "link", "set", "eth0", "up")
+            ip("-n", space, "link", "set", "lo", "up")
+            config = Path("/etc/netns", space)
+            config.mkdir(parents=True, exist_ok=True)
+            (config / "hosts").write_text("\n".join(lines) + "\n")
+            uts = self._folder / f"{name}.uts"
+            uts.touch()
+            subprocess.run(["unshare", f"--uts={uts}", "hostname", name], check=True)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for name in self._names:
+            space = self._space(name)
+            self._end_processes(space)
+            subprocess.run(["umount", str(self._folder / f"{name}.uts")], check=False)
+            ip("netns", "delete", space)
+            shutil.rmtree(Path("/etc/netns", space), ignore_errors=True)
+        ip("netns", "delete", self._switch)
+
+    def address(self, name: str) -> str:
+        number = self._names.index(name) + 1
+        return f"fd77::{number}" if self._ipv6 else f"10.77.0.{number}"
+
+    def command(self, name: str, command: Sequence[str]) -> list[str]:
+        """Return the argv that runs ``command`` on a host."""
+        uts = self._folder / f"{name}.uts"
+        return ["ip", "netns", "exec", self._space(name), "nsenter", f"--uts={uts}", *command]
+
+    def run(
+        self, name: str, command: Sequence[str], env: Mapping[str, str], timeout: float = 240
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``command`` on a host, with its address as Spark's."""
+        environment = {**os.environ, "SPARK_LOCAL_IP": self.address(name), **env}
+        return subprocess.run(
+            self.command(name, command),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env=environment,
+        )
+
+    def unplug(self, name: str) -> None:
+        """Cut a host off without a word: nothing it sends arrives any more, nor the reverse."""
+        ip("-n", self._space(name), "link", "set", "eth0", "down")
+
+    def processes(self, name: str) -> list[str]:
+        """Return the command lines of the host's processes."""
+        found = []
+        for pid in self._pids(self._space(name)):
+            with contextlib.suppress(OSError):
+                found.append(Path("/proc", pid, "cmdline").read_text().replace("\0", " "))
+        return found
+
+    def _space(self, name: str) -> str:
+        return f"{self._prefix}{name}"
+
+    @staticmethod
+    def _pids(space: str) -> list[str]:
+        done = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True)
+        return done.stdout.split()
+
+    def _end_processes(self, space: str) -> None:
+        deadline = time.monotonic() + 10
+        while (pids := self._pids(space)) and time.monotonic() < deadline:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), 9)
+            time.sleep(0.1)
+
+
+def ip(*arguments: Any) -> None:
+    """Run ``ip``."""
+    subprocess.run(["ip", *map(str, arguments)], check=True, capture_output=True)

@@ -1,0 +1,96 @@
+"""Two hosts, each with its own name, address and network stack, and a Spark worker on each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .hosts import Hosts, why_not
+
+pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
+
+HERE = Path(__file__).parent
+STANDALONE = str(HERE.parent.parent / "scripts" / "standalone")
+NODES = ("hsr-a", "hsr-b")
+
+
+@pytest.fixture(scope="module")
+def reason() -> str | None:
+    return why_not()
+
+
+class Cluster:
+    """A master and a worker of two cores on the first host, another worker on the second."""
+
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        self.hosts = hosts
+        self._env = {"HSR_VENV": sys.prefix, "PYSPARK_PYTHON": sys.executable}
+        first, second = NODES
+        self.master = self._start(first, "start", str(folder / first), "1", "2", "1g")
+        self._start(second, "join", str(folder / second), self.master, "1", "2", "1g")
+
+    def _start(self, name: str, *arguments: str) -> str:
+        env = {**self._env, "HSR_HOST": self.hosts.address(name)}
+        done = self.hosts.run(name, [STANDALONE, *arguments], env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def arguments(self, what: str, workers: int, *settings: str) -> list[str]:
+        return [
+            sys.executable,
+            str(HERE / "function_job.py"),
+            self.master,
+            what,
+            str(workers),
+            f"spark.driver.host={self.hosts.address(NODES[0])}",
+            "spark.executor.memory=512m",
+            *settings,
+        ]
+
+    def run(self, what: str, workers: int, *settings: str) -> dict[str, Any]:
+        arguments = self.arguments(what, workers, *settings)
+        done = self.hosts.run(NODES[0], arguments, self._env)
+        assert done.returncode == 0, done.stderr[-4000:]
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return answer
+
+    def popen(self, what: str, workers: int, *settings: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.hosts.command(NODES[0], self.arguments(what, workers, *settings)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **self._env, "SPARK_LOCAL_IP": self.hosts.address(NODES[0])},
+        )
+
+
+@pytest.fixture
+def cluster(reason: str | None, tmp_path: Path) -> Iterator[Cluster]:
+    if reason is not None:
+        pytest.skip(reason)
+    with Hosts(tmp_path / "hosts", NODES) as hosts:
+        yield Cluster(hosts, tmp_path)
+
+
+def check_world(results: list[dict[str, Any]], ranks: int) -> None:
+    assert [r["rank"] for r in results] == list(range(ranks))
+    assert {(r["size"], r["sum"]) for r in results} == {(ranks, float(sum(range(ranks))))}
+    by_host: dict[str, list[int]] = {}
+    for result in results:
+        by_host.setdefault(result["host"], []).append(result["local_rank"])
+        assert result["cross_rank"] == list(by_host).index(result["host"])
+    assert set(by_host) == set(NODES)
+    assert all(locals_ == list(range(len(locals_))) for locals_ in by_host.values())
+
+
+def test_ranks_on_two_hosts(cluster: Cluster) -> None:
+    for ranks in (2, 3, 4):
+        check_world(cluster.run("where", ranks)["results"], ranks)
