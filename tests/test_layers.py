@@ -22,11 +22,12 @@ FLOORS: list[set[str]] = [
     {"launch"},
     {"training"},
     {"ml"},
-    {"runner", "api", "pipeline", "doctor", "doctor_checks", "cli"},
+    {"runner", "api", "pipeline", "doctor", "doctor_checks", "doctor_rules", "doctor_probe", "cli"},
 ]
 # Third-party packages each part may import at its top level; the rest at use.
 LIGHT = {"numpy", "pyarrow", "cloudpickle", "tqdm"}
 ALLOWED = {
+    "doctor_rules": LIGHT | {"packaging"},
     "launch.barrier": LIGHT | {"pyspark"},
     "launch.network": LIGHT | {"psutil"},
     "ml.transformer": LIGHT | {"pyspark"},

@@ -50,6 +50,12 @@ def convert(
     return str(converter.cache_dir_url)
 
 
+def check_import() -> None:
+    """Import Petastorm's converter, or raise what keeps it from being imported."""
+    with _lock, _missing_names():
+        _load_converter()
+
+
 def _load_converter() -> Any:
     """Import and return ``petastorm.spark.spark_dataset_converter``."""
     name = "petastorm.spark.spark_dataset_converter"

@@ -1,0 +1,58 @@
+"""The console command ``horovod-spark-runner``; each sub-command's module is loaded at use."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ._version import __version__
+from .errors import HorovodSparkError
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+PROGRAM = "horovod-spark-runner"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv`` (that of the process by default); return the exit code.
+
+    0 means success, 1 a problem that was found or an error, 2 arguments that cannot be.
+    """
+    arguments = make_parser().parse_args(argv)
+    module, _, function = arguments.run.partition(":")
+    run: Callable[[argparse.Namespace], int] = getattr(
+        importlib.import_module(module, __package__), function
+    )
+    try:
+        return run(arguments)
+    except HorovodSparkError as error:
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = argparse.ArgumentParser(prog=PROGRAM)
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for register in REGISTERED:
+        register(commands)
+    return parser
+
+
+def _register_doctor(commands: Commands) -> None:
+    text = "check this environment: Python, Java, Spark, MPI, Horovod and how they fit together"
+    parser = commands.add_parser("doctor", help=text, description=text)
+    parser.add_argument("--no-run", action="store_true", help="leave out the allreduce of 2 ranks")
+    parser.set_defaults(run=".doctor:command")
+
+
+# One function per sub-command: it adds a parser and names ".module:function", which takes the
+# parsed arguments and returns the exit code.
+REGISTERED: tuple[Callable[[Commands], None], ...] = (_register_doctor,)

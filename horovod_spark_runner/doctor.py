@@ -1,0 +1,179 @@
+"""``horovod-spark-runner doctor``: whether this environment can train, and what to do if not.
+
+The doctor's own process imports no framework: what only they can tell comes from a process that
+may crash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from typing import Any
+
+from ._version import __version__
+from .doctor_checks import (
+    Probes,
+    check_allreduce,
+    check_java,
+    check_mpirun,
+    check_packages,
+    check_platform,
+    check_probes,
+    check_tensorflow_packages,
+    check_variables,
+    parse_mpirun_version,
+    summary,
+)
+from .doctor_rules import OK, PACKAGES, PROBLEM, WARNING, Finding, matching_rules
+from .errors import EnvironmentProblem
+from .launch.command import clean_environment, transport_parameters
+from .launch.processes import describe_exit, find_mpirun
+
+PROBE_TIMEOUT = 120.0
+ALLREDUCE_TIMEOUT = 120.0
+TAIL_LINES = 10
+_PROBE = (sys.executable, "-m", f"{__package__}.doctor_probe")
+_COLOURS = {OK: "32", WARNING: "33", PROBLEM: "31"}
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Print the report; return 1 if there is a problem, else 0."""
+    print(f"horovod-spark-runner {__version__}")
+    findings = []
+    for finding in examine(run=not arguments.no_run):
+        findings.append(finding)
+        print(format_finding(finding, colour=sys.stdout.isatty()), flush=True)
+    print(summary(findings))
+    return int(any(finding.level == PROBLEM for finding in findings))
+
+
+def format_finding(finding: Finding, *, colour: bool = False) -> str:
+    """Return ``finding`` as the lines that are printed."""
+    level = f"{finding.level:8}"
+    if colour:
+        level = f"\033[{_COLOURS[finding.level]}m{level}\033[0m"
+    hint = f"\n         → {finding.hint}" if finding.hint else ""
+    return f"{level} {finding.text}{hint}"
+
+
+def examine(*, run: bool) -> Iterator[Finding]:
+    """Yield the findings, one after the other as they are made.
+
+    Args:
+        run: whether to start two ranks.
+    """
+    yield Finding(OK, f"Python {platform.python_version()} ({sys.executable})")
+    yield check_platform(platform.system(), platform.machine())
+    yield _java()
+    installed = installed_distributions()
+    versions = {name: version for name, _, version in installed}
+    yield from check_packages(versions)
+    yield from check_tensorflow_packages([d for name, d, _ in installed if name == "tensorflow"])
+    yield from matching_rules({**versions, **_unlisted_versions()})
+    yield from check_variables(os.environ)
+    try:
+        mpirun = find_mpirun()
+    except EnvironmentProblem as error:
+        yield Finding(PROBLEM, str(error))
+        return
+    code, output = _output([mpirun, "--version"], PROBE_TIMEOUT)
+    yield check_mpirun(mpirun, output or code)
+    probes = _probe()
+    gpus = shutil.which("nvidia-smi") is not None
+    yield from check_probes(probes, versions, parse_mpirun_version(output), gpus)
+    if run:
+        yield _allreduce(mpirun)
+
+
+def installed_distributions() -> list[tuple[str, str, str]]:
+    """Return (name shown, distribution, version) of those of `PACKAGES` that are installed."""
+    found = []
+    for name, distributions, _ in PACKAGES:
+        for distribution in distributions:
+            try:
+                found.append((name, distribution, metadata.version(distribution)))
+            except metadata.PackageNotFoundError:
+                continue
+    return found
+
+
+def _unlisted_versions() -> dict[str, str]:
+    # Not platform.python_version(): distributions append a "+", which is no version.
+    versions = {"python": ".".join(str(part) for part in sys.version_info[:3])}
+    try:
+        versions["setuptools"] = metadata.version("setuptools")
+    except metadata.PackageNotFoundError:
+        pass
+    return versions
+
+
+def _java() -> Finding:
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else "java"
+    if shutil.which(java) is None:
+        return check_java(java, None)
+    _, output = _output([java, "-version"], PROBE_TIMEOUT)
+    return check_java(java, output)
+
+
+def _probe() -> Probes:
+    end, output = _output([*_PROBE, "facts"], PROBE_TIMEOUT, merge=False)
+    facts = {line.pop("probe"): line for line in _json_lines(output)}
+    return Probes(facts, end)
+
+
+def _allreduce(mpirun: str) -> Finding:
+    arguments = [mpirun, "--host", "localhost:2", "-n", "2", "--bind-to", "none"]
+    if os.geteuid() == 0:
+        arguments.append("--allow-run-as-root")
+    for name, value in transport_parameters(1).items():
+        arguments += ["--mca", name, value]
+    end, output = _output([*arguments, *_PROBE, "allreduce"], ALLREDUCE_TIMEOUT)
+    reports = list(_json_lines(output))
+    lines = [line for line in output.splitlines() if line.strip() and not line.startswith("{")]
+    return check_allreduce(reports, end, lines[-TAIL_LINES:] if end else ())
+
+
+def _json_lines(output: str) -> Iterator[dict[str, Any]]:
+    for line in output.splitlines():
+        if line.startswith("{"):
+            yield json.loads(line)
+
+
+def _output(arguments: Sequence[str], timeout: float, *, merge: bool = True) -> tuple[str, str]:
+    """Run a program and return how it failed (empty if it did not) and what it printed.
+
+    Args:
+        arguments: its argv.
+        timeout: seconds after which it and all it started is killed.
+        merge: also return what it wrote to standard error.
+    """
+    environment = {**clean_environment(os.environ), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    with subprocess.Popen(
+        list(arguments),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if merge else subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return f"it had not ended after {timeout:.0f} s", output
+    end = f"it {describe_exit(process.returncode)}" if process.returncode else ""
+    return end, output

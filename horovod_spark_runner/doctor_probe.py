@@ -1,0 +1,98 @@
+"""What only a loaded framework can tell, found out in a process of its own.
+
+``python -m horovod_spark_runner.doctor_probe facts`` prints one JSON object per line and step, so
+that a step that crashes the process takes nothing of the earlier ones with it. ``allreduce`` is
+started by mpirun and prints one JSON object per rank.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any
+
+
+def main() -> None:
+    """Run the probe named on the command line."""
+    {"facts": print_facts, "allreduce": allreduce}[sys.argv[1]]()
+
+
+def print_facts() -> None:
+    for name, probe in _PROBES:
+        try:
+            facts = probe()
+        except Exception as error:  # a broken installation raises anything; it is what we report
+            facts = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps({"probe": name, **facts}), flush=True)
+
+
+def _mpi4py() -> dict[str, Any]:
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    return {"library": MPI.Get_library_version().rstrip("\0").strip()}
+
+
+def _petastorm() -> dict[str, Any]:
+    from .data.petastorm_compat import check_import
+
+    check_import()
+    return {}
+
+
+def _tensorflow() -> dict[str, Any]:
+    import tensorflow as tf
+
+    return {"gpu_build": bool(tf.test.is_built_with_cuda())}
+
+
+def _keras() -> dict[str, Any]:
+    import keras
+
+    return {"backend": keras.backend.backend()}
+
+
+def _horovod(module: str) -> dict[str, Any]:
+    horovod = importlib.import_module(module)
+    return {
+        "mpi": bool(horovod.mpi_built()),
+        "gloo": bool(horovod.gloo_built()),
+        "nccl": bool(horovod.nccl_built()),
+    }
+
+
+def _horovod_tensorflow() -> dict[str, Any]:
+    return _horovod("horovod.tensorflow")
+
+
+def _horovod_torch() -> dict[str, Any]:
+    return _horovod("horovod.torch")
+
+
+_PROBES = (
+    ("mpi4py", _mpi4py),
+    ("petastorm", _petastorm),
+    ("tensorflow", _tensorflow),
+    ("keras", _keras),
+    ("horovod.tensorflow", _horovod_tensorflow),
+    ("horovod.torch", _horovod_torch),
+)
+
+
+def allreduce() -> None:
+    """Add up ``rank + 1`` over all ranks with Horovod and print what came out."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    total = hvd.allreduce(tf.fill((1000,), float(hvd.rank() + 1)), op=hvd.Sum)
+    sums = {float(value) for value in total.numpy()}
+    print(json.dumps({"rank": hvd.rank(), "size": hvd.size(), "sums": sorted(sums)}), flush=True)
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()

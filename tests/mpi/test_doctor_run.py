@@ -1,0 +1,39 @@
+"""The doctor on this environment, with real ranks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from horovod_spark_runner import doctor
+from horovod_spark_runner.doctor_rules import PROBLEM
+
+pytestmark = pytest.mark.mpi
+
+
+def test_a_real_examination() -> None:
+    """This environment, with the allreduce, through the installed command."""
+    command = Path(sys.executable).with_name("horovod-spark-runner")
+    run = subprocess.run(
+        [str(command), "doctor"], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "ok       Horovod is built for TensorFlow with MPI" in run.stdout
+    assert "ok       allreduce of 2 ranks under mpirun" in run.stdout
+    assert not re.search(r"^problem", run.stdout, re.M)
+
+
+def test_ranks_that_do_not_find_each_other_are_a_problem(tmp_path: Path) -> None:
+    """As when mpirun and mpi4py are of different MPIs: every rank is a world of its own."""
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(
+        f"#!/bin/sh\nexec {sys.executable} -m horovod_spark_runner.doctor_probe allreduce\n"
+    )
+    mpirun.chmod(0o755)
+    finding = doctor._allreduce(str(mpirun))
+    assert finding.level == PROBLEM
+    assert "'size': 1" in finding.text
