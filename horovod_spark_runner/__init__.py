@@ -19,8 +19,10 @@ from .errors import (
     ModelError,
     NotEnoughSlotsError,
     RankFailedError,
+    RunCancelledError,
     RunDirectoryError,
     RunFailedError,
+    StalledError,
 )
 
 if TYPE_CHECKING:
@@ -47,9 +49,11 @@ __all__ = [
     "ModelError",
     "NotEnoughSlotsError",
     "RankFailedError",
+    "RunCancelledError",
     "RunDirectoryError",
     "RunFailedError",
     "RunResult",
+    "StalledError",
     "TFTransformer",
     "__version__",
     "run_training",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from .leftovers import MARK
+
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def marked() -> Iterator[None]:
+    """Mark what the tests start, and give it a temporary folder of its own."""
+    folder = tempfile.mkdtemp(prefix="t-", dir="/tmp")  # short: it holds sockets
+    os.environ.update({MARK: uuid.uuid4().hex, "TMPDIR": folder})
+    yield
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +37,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def spark(marked: None) -> Iterator[Any]:
     """A local Spark session with four cores, more than the machine may have."""
     from pyspark.sql import SparkSession
 

@@ -50,6 +50,12 @@ class Daemon:
         return self._process.poll() is not None
 
     @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended it; it ends by itself when a rank has failed."""
+        code = self._process.poll()
+        return code is not None and code < 0
+
+    @property
     def log_tail(self) -> tuple[str, ...]:
         return self._output.tail
 

@@ -208,8 +208,7 @@ def _explain(
 ) -> Exception:
     if job.cancelled_elsewhere:
         explained: Exception = RunCancelledError(
-            "the run was cancelled through Spark (its UI, a job tag or group): "
-            + str(job.error).partition("\n")[0]
+            "the run was cancelled through Spark (its UI, a job tag or group)"
         )
         explained.__cause__ = job.error
         return explained

@@ -14,6 +14,7 @@ from typing import Any
 
 from .lines import LineSplitter
 from .outcome import (
+    ABORTED,
     DIED,
     LOG_TAIL_LINES,
     OUTCOME_FILE,
@@ -26,6 +27,8 @@ from .processes import ChildOutput, describe_exit, end_group, start_tethered
 from .workspace import Workspace
 
 WORKER_MODULE = f"{__package__}.worker"
+# PMIx ends a process that loses its daemon with this exit code (PMIX_ERR_LOST_CONNECTION, -61).
+MPI_LOST_EXIT = 195
 # A larger result goes to the driver directly: Spark holds results in the memory of its JVM.
 MAX_OUTCOME_BYTES = 8 * 1024 * 1024
 
@@ -123,6 +126,9 @@ class RankProcess:
         """
         code = self._process.wait()
         path = self._directory / OUTCOME_FILE
+        if not path.exists() and code == MPI_LOST_EXIT:
+            message = "MPI ended it when another rank or mpirun was gone"
+            return None, None, Failure(ABORTED, time.time(), message), {}
         if not path.exists():
             hint = "; the system may have run out of memory" if code == -9 else ""
             return None, None, self._died(f"its process {describe_exit(code)}{hint}"), {}

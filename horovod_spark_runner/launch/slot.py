@@ -240,6 +240,7 @@ class Slot:
                 if self._link.reconnect():
                     self._tell({"type": "back"})
                 self._tell({"type": "heartbeat"})
+            self._check_daemon()  # first: the ranks die of its death
             for rank in self._ranks:
                 rank.check(now)
             self._check_start(now)
@@ -271,6 +272,10 @@ class Slot:
         if link is not None:
             handlers[link] = self._on_driver_message
         return handlers
+
+    def _check_daemon(self) -> None:
+        if self._daemon is not None and not self._settled and self._daemon.was_killed:
+            self._abort(LAUNCH, self._daemon.describe_end(), self._daemon.log_tail)
 
     def _check_start(self, now: float) -> None:
         """Give up on ranks that MPI did not, or cannot any more, start."""

@@ -52,7 +52,7 @@ class SparkJob:
     @property
     def cancelled_elsewhere(self) -> bool:
         """Whether someone else, at Spark's UI or through its API, cancelled the job."""
-        return not self._cancelled and "cancelled" in str(self.error).partition("\n")[0].lower()
+        return not self._cancelled and "SPARK_JOB_CANCELLED" in str(self.error)
 
     def cancel(self) -> None:
         """Make Spark kill the job's tasks."""

@@ -43,6 +43,7 @@ class RunWatch:
         self._absent: dict[int, tuple[float, RankOutcome]] = {}
         self._failed: dict[tuple[int, int], RankOutcome] = {}
         self._failed_since: float | None = None
+        self._running = False  # a rank has called the function
         self._asked_for_stacks = False
         self._repeated = False
 
@@ -85,7 +86,6 @@ class RunWatch:
             # and so is their state: going on is a decision for whoever asked for the run.
             self._repeated |= slot in self._seen
             self._seen.add(slot)
-            self._active = now
         elif kind == "back":
             self._absent.pop(slot, None)
         elif kind == "gone":
@@ -94,8 +94,9 @@ class RunWatch:
             outcome = _outcome_of(message)
             self._failed.setdefault((slot, outcome.rank), outcome)
             self._failed_since = self._failed_since or now
-        elif kind in ("log", "progress", "placed"):
+        elif kind in ("started", "log", "progress"):
             self._active = now
+            self._running |= kind == "started"
 
     def take_silence(self, silent: Sequence[Message], now: float) -> None:
         """Take which connected slots have been silent for longer than the heartbeat timeout."""
@@ -126,7 +127,8 @@ class RunWatch:
 
     def _check_stall(self, now: float) -> Verdict:
         limit = self._options.stall_timeout
-        if limit is None or now - self._active <= limit:
+        # Until the ranks run, other limits hold: importing a framework is no stall.
+        if limit is None or not self._running or now - self._active <= limit:
             return Verdict.GO_ON
         if self._asked_for_stacks:
             return Verdict.GIVE_UP if now - self._active > limit + FAILED_GRACE else Verdict.GO_ON

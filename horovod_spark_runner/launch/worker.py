@@ -102,6 +102,7 @@ def _run(directory: Path, payload: Path, rank: int, size: int, timings: dict[str
         timings["mpi_init"] = time.monotonic() - began
         with payload.open("rb") as stream:
             function, args, kwargs = pickle.load(stream)
+        reporting.send({"type": "started"})
         _write_result(directory / RESULT_FILE, function(*args, **kwargs))
     except BaseException as error:  # also SystemExit: user code that exits is a failed rank
         failure = describe_failure(error)

@@ -6,12 +6,12 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from horovod_spark_runner import AllreduceOptions, HorovodRunner, RankFailedError
+from tests.leftovers import await_nothing_left
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
@@ -112,28 +112,11 @@ def test_a_result_that_cannot_be_pickled(spark: Any) -> None:
         HorovodRunner(1, stream_logs=False).run(threading.Lock)
 
 
-def leftovers() -> list[str]:
-    """Return processes and directories of runs."""
-    found = [str(path) for path in Path("/tmp").glob("hsr-*")]
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except (OSError, UnicodeDecodeError):
-                continue
-            if any(name in command for name in ("launch.worker", "launch/shim.py", "prterun")):
-                found.append(command)
-    return found
-
-
 def test_nothing_is_left_of_runs_that_failed_or_not(spark: Any) -> None:
     HorovodRunner(2, stream_logs=False).run(max, 1, 2)
     with pytest.raises(RankFailedError):
         HorovodRunner(2, stream_logs=False).run(fail_on, 0, "kill")
-    deadline = time.monotonic() + 10
-    while leftovers() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert leftovers() == []
+    await_nothing_left()
 
 
 def test_large_arguments_and_results(spark: Any) -> None:

@@ -1,0 +1,229 @@
+"""Faults while a function runs: each ends the run soon, explains itself and leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod_spark_runner import (
+    HorovodRunner,
+    HorovodSparkError,
+    LaunchError,
+    RankFailedError,
+    RunCancelledError,
+    StalledError,
+)
+from tests.leftovers import await_nothing_left
+
+pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+HOST = os.uname().nodename
+# From the fault to the exception; far more than it takes on an idle machine.
+SOON = 20.0
+
+
+def allreduce_forever(folder: str) -> None:
+    """Leave the process ids in ``folder``, then take part in allreduces until ended."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    print(f"rank {hvd.rank()} is in the loop", flush=True)
+    # The slot is the Spark task's Python process.
+    Path(folder, f"{hvd.rank()}.pid").write_text(f"{os.getpid()} {os.getppid()}")
+    while True:
+        hvd.allreduce(tf.constant(1.0), name="x")
+        time.sleep(0.02)
+
+
+class Fault(threading.Thread):
+    """Does something to the run once all ranks are in their loop; notes when."""
+
+    def __init__(self, folder: Path, ranks: int, do: Any) -> None:
+        super().__init__(daemon=True)
+        self._folder, self._ranks, self._do = folder, ranks, do
+        self.at = 0.0
+
+    def run(self) -> None:
+        while len(list(self._folder.glob("*.pid"))) < self._ranks:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        self.at = time.monotonic()
+        self._do()
+
+    def pids(self, rank: int) -> tuple[int, int]:
+        worker, slot = (self._folder / f"{rank}.pid").read_text().split()
+        return int(worker), int(slot)
+
+
+def run_with_fault(folder: Path, ranks: int, do: Any, **options: Any) -> tuple[Exception, float]:
+    """Return the exception of the run and the seconds from the fault to it."""
+    fault = Fault(folder, ranks, lambda: do(fault))
+    fault.start()
+    with pytest.raises(HorovodSparkError) as caught:
+        HorovodRunner(ranks, stream_logs=False, **options).run(allreduce_forever, str(folder))
+    seconds = time.monotonic() - fault.at
+    await_nothing_left()
+    return caught.value, seconds
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_rank_killed_while_it_runs(spark: Any, tmp_path: Path, ranks: int) -> None:
+    victim = ranks - 1
+    error, seconds = run_with_fault(
+        tmp_path, ranks, lambda fault: os.kill(fault.pids(victim)[0], signal.SIGKILL)
+    )
+    assert isinstance(error, RankFailedError)
+    assert (error.rank, error.host) == (victim, HOST)
+    assert "killed by signal 9 (SIGKILL)" in str(error)
+    assert f"rank {victim} is in the loop" in str(error)
+    assert seconds < SOON
+
+
+def test_a_killed_python_worker_of_spark_is_a_lost_rank(spark: Any, tmp_path: Path) -> None:
+    error, seconds = run_with_fault(
+        tmp_path, 2, lambda fault: os.kill(fault.pids(1)[1], signal.SIGKILL)
+    )
+    assert isinstance(error, RankFailedError)
+    assert error.rank == 1
+    assert "its Spark task was killed or lost" in str(error)
+    assert seconds < SOON
+
+
+def kill_mpirun() -> None:
+    """Kill the mpirun that this test started: the one below this process."""
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie
+            if "prterun" in " ".join(process.cmdline()):
+                process.kill()
+
+
+def test_a_killed_mpirun(spark: Any, tmp_path: Path) -> None:
+    error, seconds = run_with_fault(tmp_path, 2, lambda fault: kill_mpirun())
+    assert isinstance(error, LaunchError)
+    assert "mpirun was killed by signal 9 (SIGKILL)" in str(error)
+    assert seconds < SOON
+
+
+def test_a_job_cancelled_through_spark(spark: Any, tmp_path: Path) -> None:
+    error, seconds = run_with_fault(tmp_path, 2, lambda fault: spark.sparkContext.cancelAllJobs())
+    assert isinstance(error, RunCancelledError)
+    assert seconds < SOON
+
+
+def hang(rank: int) -> None:
+    """Let one rank leave the others alone in a collective."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    if hvd.rank() == rank:
+        time.sleep(600)
+    hvd.allreduce(tf.constant(1.0), name="never")
+
+
+def test_a_stalled_run_shows_where_every_rank_is(spark: Any) -> None:
+    with pytest.raises(StalledError, match=r"stall_timeout=4 s") as caught:
+        HorovodRunner(2, stall_timeout=4, stream_logs=False).run(hang, 1)
+    assert set(caught.value.stacks) == {0, 1}
+    assert "in hang" in caught.value.stacks[1]
+    assert "allreduce" in caught.value.stacks[0]
+    await_nothing_left()
+
+
+def exhaust_memory() -> None:
+    """Ask for more memory than the limit set here allows."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+    bytearray(64 << 30)
+
+
+def test_a_rank_out_of_memory(spark: Any) -> None:
+    with pytest.raises(RankFailedError, match="MemoryError"):
+        HorovodRunner(2, stream_logs=False).run(exhaust_memory)
+
+
+def grandchildren(folder: str) -> None:
+    """Start a process that would outlive this rank, then be killed."""
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "launch.worker"])
+    allreduce_forever(folder)
+
+
+def test_what_a_rank_started_ends_with_its_slot(spark: Any, tmp_path: Path) -> None:
+    def end(fault: Fault) -> None:
+        os.kill(fault.pids(0)[1], signal.SIGKILL)
+
+    fault = Fault(tmp_path, 1, lambda: end(fault))
+    fault.start()
+    with pytest.raises(RankFailedError):
+        HorovodRunner(1, stream_logs=False).run(grandchildren, str(tmp_path))
+    await_nothing_left()
+
+
+def test_runs_of_several_threads_wait_for_each_other(
+    spark: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    results: dict[int, Any] = {}
+
+    def start(number: int) -> None:
+        results[number] = HorovodRunner(3, spark=spark).run(max, number, 0).results
+
+    threads = [threading.Thread(target=start, args=(number,)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert results == {1: (1, 1, 1), 2: (2, 2, 2)}
+    assert "waiting for another run" in capfd.readouterr().err
+
+
+def speak() -> None:
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    print(f"grüße von {hvd.rank()}: " + "ä" * 100_000)
+    if hvd.rank() == 1:
+        raise KeyError("the culprit")
+
+
+def test_the_full_log_of_each_rank_is_kept(spark: Any, tmp_path: Path) -> None:
+    with pytest.raises(RankFailedError):
+        HorovodRunner(2, stream_logs=False, log_dir=str(tmp_path / "logs")).run(speak)
+    logs = sorted((tmp_path / "logs").iterdir())
+    assert [log.name for log in logs] == ["rank-00000.log", "rank-00001.log"]
+    text = logs[1].read_text()
+    assert f"rank 1 of 2 on {HOST}" in text
+    assert "grüße von 1" in text
+    assert text.count("ä") == 100_000
+
+
+def test_a_log_that_cannot_be_written_harms_nothing(spark: Any) -> None:
+    run = HorovodRunner(2, stream_logs=False, log_dir="/proc/no-such-place").run(max, 1, 2)
+    assert run.results == (2, 2)
+
+
+def test_large_calls_and_results_pass_beside_spark(spark: Any) -> None:
+    data = os.urandom(300 * 1024 * 1024)
+    run = HorovodRunner(2, stream_logs=False).run(lambda value: value[::-1], data)
+    assert run.results[0] == run.results[1] == data[::-1]
+
+
+def test_an_interface_that_is_not_there_is_named_with_those_that_are(spark: Any) -> None:
+    with pytest.raises(LaunchError, match=r"network_interface='nope7' fits no interface .* lo"):
+        HorovodRunner(2, network_interface="nope7", stream_logs=False).run(max, 1, 2)
+
+
+def test_an_interface_may_be_a_network(spark: Any) -> None:
+    run = HorovodRunner(2, network_interface="127.0.0.0/8", stream_logs=False).run(max, 1, 2)
+    assert run.results == (2, 2)
