@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 
 from ..config import LaunchOptions
 from ..errors import NotEnoughSlotsError
 from .channel import Message
-from .outcome import ABORTED, LAUNCH, LOST, Failure, RankOutcome
+from .outcome import ABORTED, LAUNCH, LOG_TAIL_LINES, LOST, Failure, RankOutcome
 from .topology import RankPlacement
 
 # How long Spark may take to start the tasks of a stage it has room for.
 TASK_START_SECONDS = 60.0
 # Once a rank has failed, the others are ended within moments; what they tell comes after that.
 FAILED_GRACE = 5.0
+KILLED = (
+    "its Spark task was killed or lost: its Python worker or executor died (out of memory?), or "
+    "its machine went away"
+)
 
 
 class Verdict(Enum):
@@ -46,6 +51,7 @@ class RunWatch:
         self._running = False  # a rank has called the function
         self._asked_for_stacks = False
         self._repeated = False
+        self._tails: dict[int, deque[str]] = {}
 
     @property
     def failures(self) -> list[RankOutcome]:
@@ -89,12 +95,15 @@ class RunWatch:
         elif kind == "back":
             self._absent.pop(slot, None)
         elif kind == "gone":
-            self._absent[slot] = now, lost(message, "its Spark task was killed or lost")
+            self._absent[slot] = now, self._lost(message, KILLED)
         elif kind == "failed":
             outcome = _outcome_of(message)
             self._failed.setdefault((slot, outcome.rank), outcome)
             self._failed_since = self._failed_since or now
         elif kind in ("started", "log", "progress"):
+            if kind == "log":
+                tail = self._tails.setdefault(slot, deque(maxlen=LOG_TAIL_LINES))
+                tail.extend(message["lines"])
             self._active = now
             self._running |= kind == "started"
 
@@ -103,8 +112,15 @@ class RunWatch:
         for message in silent:
             slot = int(message["slot"])
             why = f"no sign of life for {self._options.heartbeat_timeout:g} s"
-            self._failed.setdefault((slot, -1), lost(message, why))
+            self._failed.setdefault((slot, -1), self._lost(message, why))
             self._failed_since = self._failed_since or now
+
+    def _lost(self, message: Message, why: str) -> RankOutcome:
+        """Return the outcome of a slot that went away without a word."""
+        slot, moment = int(message["slot"]), float(message.get("time", time.time()))
+        tail = tuple(self._tails.get(slot, ()))
+        failure = Failure(LOST, moment, why, log_tail=tail)
+        return RankOutcome(slot, str(message["host"]), _place(message), failure=failure)
 
     def decide(self, now: float) -> Verdict:
         """Return what to do at ``now``."""
@@ -134,12 +150,6 @@ class RunWatch:
             return Verdict.GIVE_UP if now - self._active > limit + FAILED_GRACE else Verdict.GO_ON
         self._asked_for_stacks = True
         return Verdict.ASK_FOR_STACKS
-
-
-def lost(message: Message, why: str) -> RankOutcome:
-    """Return the outcome of a slot that went away without a word."""
-    failure = Failure(LOST, float(message.get("time", time.time())), why)
-    return RankOutcome(int(message["slot"]), str(message["host"]), _place(message), failure=failure)
 
 
 def _outcome_of(message: Message) -> RankOutcome:

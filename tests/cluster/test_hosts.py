@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,3 +94,23 @@ def check_world(results: list[dict[str, Any]], ranks: int) -> None:
 def test_ranks_on_two_hosts(cluster: Cluster) -> None:
     for ranks in (2, 3, 4):
         check_world(cluster.run("where", ranks)["results"], ranks)
+
+
+def test_a_host_that_vanishes_without_a_word(cluster: Cluster) -> None:
+    job = cluster.popen("forever", 2, "runner.heartbeat_timeout=15")
+    assert job.stderr is not None
+    lines = []
+    while sum("in the loop" in line for line in lines) < 2:
+        lines.append(job.stderr.readline())
+    cluster.hosts.unplug(NODES[1])
+    cut = time.time()
+    out, err = job.communicate(timeout=120)
+    answer = json.loads(out.splitlines()[-1])
+    assert answer["error"] == "RankFailedError", err
+    assert "on hsr-b failed: no sign of life for 15 s" in answer["message"]
+    # Detection takes the timeout and one heartbeat; then it is to be over soon.
+    assert answer["ended"] - cut < 15 + 5 + 20
+    deadline = time.monotonic() + 30
+    while left := [c for c in cluster.hosts.processes(NODES[0]) if "launch" in c or "prte" in c]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)

@@ -95,6 +95,7 @@ def test_a_killed_python_worker_of_spark_is_a_lost_rank(spark: Any, tmp_path: Pa
     assert isinstance(error, RankFailedError)
     assert error.rank == 1
     assert "its Spark task was killed or lost" in str(error)
+    assert "rank 1 is in the loop" in str(error)
     assert seconds < SOON
 
 
