@@ -18,6 +18,7 @@ from .errors import DataError, InvalidInputError, RunDirectoryError
 from .launch.capacity import check_slots
 from .launch.console import Console
 from .launch.driver import RunResult, launch
+from .launch.encryption import check_encryption
 from .ml.transformer import TFTransformer, read_trained_model
 from .serialize import check_picklable
 from .session import runs_on_this_machine
@@ -114,6 +115,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     check_shape_names(request.shapes, roles.columns)
     check_validation(frame, request.validation, roles)
     directory = RunDirectory(request.run_dir or _default_run_dir(frame.sparkSession))
+    check_encryption(frame.sparkSession, request.launching)
     check_slots(frame.sparkSession, request.launching)
     directory.check_writable()
     checkpoint = find_checkpoint(directory, request.resume)

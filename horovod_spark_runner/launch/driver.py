@@ -20,6 +20,7 @@ from ..session import connect_host, runs_on_this_machine, use_own_python
 from .capacity import check_slots
 from .channel import Message
 from .control_server import ControlServer
+from .encryption import check_encryption
 from .network import LOOPBACK, route_to
 from .outcome import RankOutcome, failure_error, root_cause
 from .slot import SlotPlan
@@ -100,6 +101,7 @@ def launch(
     began = time.monotonic()
     payload, mentioned = dump_call(function, args, kwargs)
     with _turn(observer):
+        check_encryption(spark, options)
         shape = check_slots(spark, options)
         use_own_python(spark)
         checked = time.monotonic()

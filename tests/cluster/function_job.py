@@ -2,6 +2,7 @@
 
 Usage: function_job.py MASTER WHAT WORKERS [KEY=VALUE ...]
 
+MASTER is a Spark master, or ``connect:`` and a Spark Connect remote.
 A KEY that begins with ``runner.`` is an argument of HorovodRunner, any other a setting of Spark.
 """
 
@@ -52,7 +53,10 @@ def forever() -> None:
 
 def main() -> None:
     master, what, workers, *settings = sys.argv[1:]
-    builder = SparkSession.builder.master(master).appName("function test")
+    connect = master.startswith("connect:")
+    builder = SparkSession.builder.appName("function test")
+    # A remote of "local[N]" starts a Spark Connect server and talks to it.
+    builder = builder.remote(master.partition(":")[2]) if connect else builder.master(master)
     arguments: dict[str, Any] = {}
     for setting in ["spark.ui.enabled=false", *settings]:
         key, _, value = setting.partition("=")
@@ -61,7 +65,8 @@ def main() -> None:
         else:
             builder = builder.config(key, value)
     spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
+    if not connect:
+        spark.sparkContext.setLogLevel("OFF")
     began = time.time()
     try:
         run = HorovodRunner(int(workers), **arguments).run(globals()[what])

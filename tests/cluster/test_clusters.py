@@ -31,6 +31,20 @@ def run_job(
     )
 
 
+def run_function(master: str, what: str, workers: int, *settings: str) -> dict[str, Any]:
+    run = subprocess.run(
+        [sys.executable, str(HERE / "function_job.py"), master, what, str(workers), *settings],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return result
+
+
 def result_of(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert run.returncode == 0, run.stderr[-4000:]
     result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
@@ -86,3 +100,37 @@ def test_executors_without_the_package_are_explained(tmp_path: Path) -> None:
     run = run_job("local[2]", tmp_path / "run", PYSPARK_PYTHON=str(bare / "bin" / "python"))
     assert run.returncode != 0
     assert "EnvironmentProblem: the Python of Spark's executors has no module" in run.stderr
+
+
+def test_spark_connect() -> None:
+    answer = run_function("connect:local[2]", "where", 2)
+    assert [(r["rank"], r["size"], r["sum"]) for r in answer["results"]] == [
+        (0, 2, 1.0),
+        (1, 2, 1.0),
+    ]
+
+
+def test_too_few_slots_on_spark_connect() -> None:
+    answer = run_function("connect:local[2]", "where", 3)
+    assert answer["error"] == "NotEnoughSlotsError"
+    assert "asked for 3 slots with 1 core each, found 2" in answer["message"]
+
+
+def test_resources_of_one_stage(standalone: str) -> None:
+    ours = ("spark.executor.memory=512m", 'runner.resources={"cpus": 1}')
+    answer = run_function(standalone, "where", 2, *ours, "spark.driver.host=127.0.0.1")
+    assert [r["rank"] for r in answer["results"]] == [0, 1]
+    ours = ("spark.executor.memory=512m", 'runner.resources={"cpus": 2}')
+    answer = run_function(standalone, "where", 2, *ours, "spark.driver.host=127.0.0.1")
+    assert answer["error"] == "NotEnoughSlotsError", answer
+    assert "asked for 2 slots with 2 cores each, found 0" in answer["message"]
+
+
+def test_encrypted_spark_is_not_undermined(standalone: str) -> None:
+    encrypted = ("spark.network.crypto.enabled=true", "spark.authenticate=true")
+    secret = ("spark.authenticate.secret=only-for-this-test", "spark.driver.host=127.0.0.1")
+    answer = run_function("local-cluster[2,1,1024]", "where", 2, *encrypted, *secret)
+    assert "results" in answer  # all on this machine
+    answer = run_function(standalone, "where", 2, "spark.ssl.enabled=true")
+    assert answer["error"] == "EnvironmentProblem"
+    assert "allow_unencrypted=True" in answer["message"]

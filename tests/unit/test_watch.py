@@ -1,0 +1,113 @@
+"""What the driver concludes from messages and silence, without any process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from horovod_spark_runner.config import LaunchOptions
+from horovod_spark_runner.launch.outcome import ABORTED, DIED, LOST
+from horovod_spark_runner.launch.watch import (
+    FAILED_GRACE,
+    TASK_START_SECONDS,
+    RunWatch,
+    Verdict,
+    is_telling,
+)
+
+
+def watch(slots: int = 2, **options: Any) -> RunWatch:
+    return RunWatch(slots, LaunchOptions(slots, **options), now=0.0)
+
+
+def message(what: str, slot: int, **more: Any) -> dict[str, Any]:
+    return {"type": what, "slot": slot, "rank": slot, "host": f"h{slot}", **more}
+
+
+def started(state: RunWatch, slots: int = 2) -> RunWatch:
+    for slot in range(slots):
+        state.take(message("hello", slot), 1.0)
+        state.take(message("started", slot), 2.0)
+    return state
+
+
+def test_a_healthy_run_goes_on() -> None:
+    assert started(watch()).decide(1e6) is Verdict.GO_ON
+
+
+def test_tasks_that_spark_never_starts() -> None:
+    state = watch(4)
+    state.take(message("hello", 0), 1.0)
+    assert state.decide(TASK_START_SECONDS - 1) is Verdict.GO_ON
+    assert state.decide(TASK_START_SECONDS + 1) is Verdict.GIVE_UP
+    error = state.not_started()
+    assert (error.asked, error.found) == (4, 1)
+    assert "asked for 4 slots, but Spark started 1 of their tasks" in str(error)
+
+
+def test_a_longer_start_is_waited_for_when_told_to() -> None:
+    assert watch(start_timeout=600).decide(599) is Verdict.GO_ON
+
+
+def test_a_repeated_stage_ends_the_run_at_once() -> None:
+    state = started(watch())
+    state.take(message("gone", 1, time=5.0), 5.0)
+    state.take(message("hello", 1), 6.0)
+    assert state.decide(6.0) is Verdict.GIVE_UP
+    assert [(o.rank, o.failure.kind) for o in state.failures if o.failure] == [(1, LOST)]
+
+
+def test_after_a_failure_the_others_get_a_moment() -> None:
+    state = started(watch())
+    state.take(message("failed", 0, kind=DIED, message="exited", time=5.0), 5.0)
+    assert state.decide(5.0 + FAILED_GRACE - 1) is Verdict.GO_ON
+    assert state.decide(5.0 + FAILED_GRACE + 1) is Verdict.GIVE_UP
+
+
+def test_a_lost_connection_that_comes_back_is_no_failure() -> None:
+    state = started(watch(heartbeat_timeout=30))
+    state.take(message("gone", 1), 5.0)
+    state.take(message("back", 1), 11.0)
+    assert state.decide(100.0) is Verdict.GO_ON
+    assert state.failures == []
+
+
+def test_a_lost_connection_that_stays_lost_is_one() -> None:
+    state = started(watch(heartbeat_timeout=30))
+    state.take(message("log", 1, lines=["last words"]), 4.0)
+    state.take(message("gone", 1), 5.0)
+    assert state.decide(34.0) is Verdict.GO_ON
+    assert state.decide(36.0) is Verdict.GIVE_UP
+    (outcome,) = state.failures
+    assert outcome.failure is not None
+    assert outcome.failure.log_tail == ("last words",)
+
+
+def test_silence_of_a_connected_slot() -> None:
+    state = started(watch(heartbeat_timeout=15))
+    state.take_silence([{"slot": 1, "host": "h1", "rank": 1}], 20.0)
+    assert state.decide(20.0 + FAILED_GRACE + 1) is Verdict.GIVE_UP
+    assert "no sign of life for 15 s" in str(state.failures[0].failure)
+
+
+def test_a_stall_is_asked_about_once() -> None:
+    state = started(watch(stall_timeout=10))
+    state.take(message("log", 0, lines=["x"]), 8.0)
+    assert state.decide(17.0) is Verdict.GO_ON
+    assert state.decide(19.0) is Verdict.ASK_FOR_STACKS
+    assert state.decide(20.0) is Verdict.GO_ON
+    assert state.decide(19.0 + FAILED_GRACE + 1) is Verdict.GIVE_UP
+
+
+def test_the_start_is_no_stall() -> None:
+    state = watch(stall_timeout=1)
+    state.take(message("hello", 0), 1.0)
+    state.take(message("hello", 1), 1.0)
+    assert state.decide(30.0) is Verdict.GO_ON
+
+
+def test_only_what_followed_from_a_failure_tells_nothing() -> None:
+    state = started(watch())
+    state.take(message("failed", 0, kind=ABORTED, message="ended", time=5.0), 5.0)
+    assert not is_telling(state.failures)
+    state.take(message("failed", 1, kind=DIED, message="exited", time=6.0), 6.0)
+    assert is_telling(state.failures)
