@@ -143,6 +143,8 @@ def worker_environment(
     }
     if options.gpus_per_worker:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        # Indices as nvidia-smi and the schedulers count them; CUDA's own order is by speed.
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     else:
         # A CPU rank on a GPU machine must not take memory on its devices.
         environment["CUDA_VISIBLE_DEVICES"] = ""
