@@ -144,6 +144,22 @@ def holds(directory: RunDirectory, token: str) -> bool:
     return (read_lock(directory.lock) or {}).get("token") == token
 
 
+def check_held(directory: RunDirectory, token: str) -> None:
+    """Check that the run directory's lock is still the one of ``token``.
+
+    Raises:
+        RunDirectoryError: another run has it.
+        OSError: it cannot be read; the storage may be away.
+    """
+    found = read_lock(directory.lock)
+    if found is None:
+        raise FileNotFoundError(f"{directory.lock} is gone")
+    if found.get("token") != token:
+        raise RunDirectoryError(
+            f"run_dir {directory.location} was taken over by another run; this one writes no more"
+        )
+
+
 def why_stale(found: dict[str, Any], now: float) -> str | None:
     """Return why the lock's holder must be dead, or ``None`` if it may be alive."""
     own = _identity()

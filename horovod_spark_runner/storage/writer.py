@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..config import CheckpointOptions
-from ..errors import CheckpointError, RunDirectoryError
+from ..errors import CheckpointError
 from .checkpoint import Arrays, CheckpointInfo, prune_checkpoints, save_checkpoint
-from .lock import holds
+from .lock import check_held
 from .run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -92,11 +92,7 @@ class CheckpointWriter:
                 self._pause(pause)
 
     def _write_once(self, info: CheckpointInfo, files: Mapping[str, Arrays]) -> None:
-        if not holds(self._directory, self._token):
-            raise RunDirectoryError(
-                f"run_dir {self._directory.location} was taken over by another run; this one "
-                "writes no more"
-            )
+        check_held(self._directory, self._token)
         save_checkpoint(self._directory, info, files)
         self._directory.write_metrics(info.history)
         prune_checkpoints(self._directory, info.step, self._options)
