@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 from .config import AllreduceOptions
 from .errors import (
+    CheckpointError,
     DataError,
     EnvironmentProblem,
     HorovodSparkError,
@@ -18,6 +19,7 @@ from .errors import (
     LaunchError,
     ModelError,
     NotEnoughSlotsError,
+    PreemptedError,
     RankFailedError,
     RunCancelledError,
     RunDirectoryError,
@@ -40,6 +42,7 @@ _LAZY = {
 
 __all__ = [
     "AllreduceOptions",
+    "CheckpointError",
     "DataError",
     "EnvironmentProblem",
     "HorovodRunner",
@@ -48,6 +51,7 @@ __all__ = [
     "LaunchError",
     "ModelError",
     "NotEnoughSlotsError",
+    "PreemptedError",
     "RankFailedError",
     "RunCancelledError",
     "RunDirectoryError",

@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import AllreduceOptions, FitOptions, LaunchOptions
+from .config import (
+    AllreduceOptions,
+    CheckpointOptions,
+    FitOptions,
+    LaunchOptions,
+    RestartOptions,
+)
 from .ml.transformer import TFTransformer
 from .pipeline import ColumnNames, TrainingRequest, check_request, train_request
 
@@ -35,7 +41,16 @@ def run_training(
     allreduce: AllreduceOptions | None = None,
     callbacks: Sequence[Any] | Callable[[], Sequence[Any]] = (),
     resume: str = "auto",
+    initial_weights: str | Path | None = None,
+    checkpoint_every_steps: int | None = None,
+    checkpoint_every_minutes: float | None = None,
     keep_checkpoints: int = 3,
+    best_metric: str | None = None,
+    best_mode: str = "min",
+    on_checkpoint_error: str = "raise",
+    max_restarts: int = 0,
+    min_workers: int | None = None,
+    restart_backoff: float = 1.0,
     custom_objects: Mapping[str, Any] | None = None,
     materializer: str = "petastorm",
     data_dir: str | None = None,
@@ -84,7 +99,22 @@ def run_training(
             returns them. Those that write files run on rank 0 only.
         resume: ``"auto"`` (default) goes on from the newest checkpoint in ``run_dir`` if there is
             one; ``"never"`` refuses a ``run_dir`` that has some; ``"required"`` one that has none.
+        initial_weights: weights to begin a new run with: another run's directory or one of its
+            checkpoints, a ``.keras`` or ``.weights.h5`` file, or a SavedModel written by Keras.
+        checkpoint_every_steps: take a checkpoint after every so many steps too; by default, at
+            every epoch's end only.
+        checkpoint_every_minutes: take one whenever so many minutes have passed, too.
         keep_checkpoints: checkpoints to keep, the newest (3).
+        best_metric: keep the checkpoint of the epoch with the best value of this metric as well,
+            such as ``"val_loss"``.
+        best_mode: whether ``"min"`` (default) or ``"max"`` is best.
+        on_checkpoint_error: ``"raise"`` (default) ends the training when a checkpoint cannot be
+            written; ``"warn"`` goes on to the next one.
+        max_restarts: how often a run that was cut short (a rank killed, an executor lost) is
+            started again from its newest checkpoint (0); errors of your own code are not retried.
+        min_workers: ranks a restart may make do with if Spark has no slots for ``num_workers``;
+            the global batch stays the same. By default, all.
+        restart_backoff: seconds before the first restart (1); doubled while there is no progress.
         custom_objects: the model's own classes and functions by name, for a model file.
         materializer: ``"petastorm"`` (default), or ``"spark"`` for Spark's own Parquet writer.
         data_dir: folder for the materialized rows; inside ``run_dir`` by default.
@@ -117,6 +147,8 @@ def run_training(
         InvalidInputError: another argument cannot be right (the three above are kinds of it).
         NotEnoughSlotsError: Spark cannot run ``num_workers`` tasks at once.
         RankFailedError: a rank raised, exited, was killed or lost.
+        CheckpointError: a checkpoint could not be written.
+        PreemptedError: a rank got SIGTERM; a checkpoint was saved.
         StalledError: no rank made progress for ``stall_timeout``.
         RunCancelledError: the Spark job was cancelled.
         LaunchError: the ranks could not be started, or Spark lost them.
@@ -159,7 +191,18 @@ def run_training(
         callbacks=callbacks,
         run_dir=run_dir,
         resume=resume,
-        keep_checkpoints=keep_checkpoints,
+        initial_weights=initial_weights,
+        checkpoints=CheckpointOptions(
+            every_steps=checkpoint_every_steps,
+            every_minutes=checkpoint_every_minutes,
+            keep=keep_checkpoints,
+            best_metric=best_metric,
+            best_mode=best_mode,
+            on_error=on_checkpoint_error,
+        ),
+        restarts=RestartOptions(
+            max_restarts=max_restarts, min_workers=min_workers, backoff_seconds=restart_backoff
+        ),
         materializer=materializer,
         data_dir=data_dir,
         keep_data=keep_data,

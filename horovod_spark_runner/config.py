@@ -17,6 +17,8 @@ LR_SCALINGS = ("none", "linear", "sqrt")
 MATERIALIZERS = ("petastorm", "spark")
 MIN_HEARTBEAT_TIMEOUT = 15.0
 RESUMES = ("auto", "never", "required")
+BEST_MODES = ("min", "max")
+ON_CHECKPOINT_ERROR = ("raise", "warn")
 
 
 def check_count(name: str, value: object, minimum: int = 1) -> int:
@@ -212,3 +214,81 @@ class FitOptions:
                 f"warmup_epochs={self.warmup_epochs} needs lr_scaling='linear' or 'sqrt': the "
                 "warm-up rises from the model's learning rate to the scaled one"
             )
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """When checkpoints are taken besides every epoch's end, and which are kept.
+
+    Attributes:
+        every_steps: also after every so many steps of the whole run; ``None`` for never.
+        every_minutes: also whenever so many minutes have passed; ``None`` for never.
+        keep: how many to keep, the newest.
+        best_metric: keep the one with the best value of this metric too, such as ``"val_loss"``.
+        best_mode: whether ``"min"`` or ``"max"`` is best.
+        on_error: what a checkpoint that cannot be written does to the training: ``"raise"`` ends
+            it, ``"warn"`` goes on to the next.
+    """
+
+    every_steps: int | None = None
+    every_minutes: float | None = None
+    keep: int = 3
+    best_metric: str | None = None
+    best_mode: str = "min"
+    on_error: str = "raise"
+
+    def __post_init__(self) -> None:
+        if self.every_steps is not None:
+            check_count("checkpoint_every_steps", self.every_steps)
+        if self.every_minutes is not None and not (
+            check_seconds("checkpoint_every_minutes", self.every_minutes) > 0
+        ):
+            raise InvalidInputError(
+                f"checkpoint_every_minutes must be above 0, got {self.every_minutes!r}"
+            )
+        check_count("keep_checkpoints", self.keep)
+        check_choice("best_mode", self.best_mode, BEST_MODES)
+        check_choice("on_checkpoint_error", self.on_error, ON_CHECKPOINT_ERROR)
+        if self.best_metric is not None and not isinstance(self.best_metric, str):
+            raise InvalidInputError(
+                f"best_metric must be the name of a metric, got {self.best_metric!r}"
+            )
+
+    @property
+    def best_is_highest(self) -> bool:
+        return self.best_mode == "max"
+
+
+@dataclass(frozen=True)
+class RestartOptions:
+    """What is done when a run is cut short by something other than its own code.
+
+    Attributes:
+        max_restarts: how often it is started again from its newest checkpoint.
+        min_workers: ranks a restart may make do with where Spark has no slots for all;
+            ``None`` for all.
+        backoff_seconds: pause before the first restart; doubled each time without progress.
+    """
+
+    max_restarts: int = 0
+    min_workers: int | None = None
+    backoff_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_count("max_restarts", self.max_restarts, minimum=0)
+        if self.min_workers is not None:
+            check_count("min_workers", self.min_workers)
+        check_seconds("restart_backoff", self.backoff_seconds)
+
+
+def check_workers(launching: LaunchOptions, restarts: RestartOptions) -> None:
+    """Check that a restart does not need more ranks than the run.
+
+    Raises:
+        InvalidInputError: it does.
+    """
+    least = restarts.min_workers
+    if least is not None and least > launching.num_workers:
+        raise InvalidInputError(
+            f"min_workers={least} is more than num_workers={launching.num_workers}"
+        )

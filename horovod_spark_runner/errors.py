@@ -13,7 +13,9 @@
         ├── RankFailedError                     a rank raised, exited, was killed or lost
         ├── StalledError                        no rank made any progress
         ├── RunCancelledError                   someone cancelled its Spark job
-        └── LaunchError                         the ranks could not be started or lost Spark
+        ├── LaunchError                         the ranks could not be started or lost Spark
+        ├── CheckpointError                     a checkpoint could not be written
+        └── PreemptedError                      a rank was asked to end (SIGTERM); all is saved
 
 Who can mend it is what separates the branches: the caller (``InvalidInputError``), whoever
 installs the cluster (``EnvironmentProblem``), whoever sizes it (``NotEnoughSlotsError``), or the
@@ -91,6 +93,14 @@ class StalledError(RunFailedError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), str(self), {"stacks": self.stacks})
+
+
+class CheckpointError(RunFailedError):
+    """A checkpoint could not be written; those written before are untouched."""
+
+
+class PreemptedError(RunFailedError):
+    """A rank was asked to end, by SIGTERM; a checkpoint of the last step was saved."""
 
 
 class RankFailedError(RunFailedError):

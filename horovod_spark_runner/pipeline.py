@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import MATERIALIZERS, RESUMES, FitOptions, LaunchOptions, check_choice, check_count
+from .attempts import Attempts
+from .config import (
+    MATERIALIZERS,
+    RESUMES,
+    CheckpointOptions,
+    FitOptions,
+    LaunchOptions,
+    RestartOptions,
+    check_choice,
+    check_workers,
+)
 from .data.manifest import Manifest
 from .data.materialize import DataRequest, materialize
 from .data.schema import Roles, check_shape_names, sources_of
 from .data.split import check_validation, split_rows
 from .errors import DataError, InvalidInputError, RunDirectoryError
 from .launch.capacity import check_slots
-from .launch.console import Console
-from .launch.driver import RunResult, launch
+from .launch.driver import RunResult
 from .launch.encryption import check_encryption
+from .launch.restart import Attempt
 from .ml.transformer import TFTransformer, read_trained_model
 from .serialize import check_picklable
 from .session import runs_on_this_machine
-from .storage.checkpoint import CheckpointInfo, newest_checkpoint, read_info
+from .storage.checkpoint import CheckpointInfo, newest_checkpoint
 from .storage.filesystem import Location
+from .storage.lock import RunLock
 from .storage.run_directory import RunDirectory
-from .training.entry import MODULES, train_rank
-from .training.spec import Binding, ModelSource, TrainingSpec, model_source
+from .training.spec import Binding, ModelSource, TrainingSpec, WarmStart, model_source
+from .training.warm_start import read_warm_start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,7 +63,9 @@ class TrainingRequest:
     callbacks: Any
     run_dir: str | None
     resume: str
-    keep_checkpoints: int
+    initial_weights: str | Path | None
+    checkpoints: CheckpointOptions
+    restarts: RestartOptions
     materializer: str
     data_dir: str | None
     keep_data: bool
@@ -68,7 +82,8 @@ class CheckedRequest:
         inputs: columns of the model's inputs.
         outputs: columns its outputs are compared with.
         directory: the run directory.
-        checkpoint: folder and description of the checkpoint to go on from.
+        warm_start: weights to begin with.
+        checkpoint: what the checkpoint to go on from is.
     """
 
     request: TrainingRequest
@@ -76,7 +91,8 @@ class CheckedRequest:
     inputs: Binding
     outputs: Binding
     directory: RunDirectory
-    checkpoint: tuple[Location, CheckpointInfo] | None
+    warm_start: WarmStart | None
+    checkpoint: CheckpointInfo | None
 
     @property
     def roles(self) -> Roles:
@@ -104,7 +120,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     """Check all that can be checked before the data are computed or anything is launched."""
     frame = request.frame
     check_choice("resume", request.resume, RESUMES)
-    check_count("keep_checkpoints", request.keep_checkpoints)
+    check_workers(request.launching, request.restarts)
     check_choice("materializer", request.materializer, MATERIALIZERS)
     source = model_source(request.model, request.custom_objects)
     check_picklable({"model_fn": source.function, "callbacks": request.callbacks})
@@ -119,31 +135,27 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     check_slots(frame.sparkSession, request.launching)
     directory.check_writable()
     checkpoint = find_checkpoint(directory, request.resume)
-    return CheckedRequest(request, source, inputs, outputs, directory, checkpoint)
+    start = request.initial_weights
+    warm_start = None if start is None or checkpoint is not None else read_warm_start(start)
+    return CheckedRequest(request, source, inputs, outputs, directory, warm_start, checkpoint)
 
 
 def train_request(checked: CheckedRequest) -> TFTransformer:
     """Materialize the data, train on all ranks and return the transformer."""
-    request = checked.request
+    request, directory = checked.request, checked.directory
     began = time.monotonic()
-    with _materialized(checked) as (train, held_out):
+    with RunLock(directory) as lock, _materialized(checked) as (train, held_out):
         seconds = time.monotonic() - began
         _check_enough_rows(train, request.launching.num_workers)
         if checked.checkpoint is not None:
-            _check_same_data(checked.checkpoint[1], train, checked.directory)
+            _check_same_data(checked.checkpoint, train, directory)
         spec = _training_spec(checked, train, held_out)
-        checked.directory.write_config({**checked.settings, "rows": train.rows})
-        shown = request.launching.stream_logs
-        result = launch(
-            request.frame.sparkSession,
-            replace(request.launching, log_dir=str(checked.directory.logs)),
-            train_rank,
-            (spec,),
-            {},
-            Console(show_logs=shown, show_progress=shown),
-            modules=MODULES,
+        directory.write_config({**checked.settings, "rows": train.rows})
+        attempts = Attempts(
+            request.frame.sparkSession, request.launching, request.restarts, directory, lock
         )
-    return _transformer(checked, result, {"materialize": seconds})
+        result = attempts.run(spec)
+    return _transformer(checked, result, {"materialize": seconds}, attempts.done)
 
 
 def _training_spec(
@@ -160,15 +172,22 @@ def _training_spec(
         train=train,
         validation=held_out,
         run_dir=str(checked.directory.location),
-        checkpoint=None if checked.checkpoint is None else str(checked.checkpoint[0]),
-        keep_checkpoints=request.keep_checkpoints,
+        workers=request.launching.num_workers,
+        checkpoint=None,
+        warm_start=checked.warm_start,
+        checkpoints=request.checkpoints,
+        run_id=_run_id(checked),
+        lock_token="",
         callbacks=request.callbacks,
         settings=checked.settings,
     )
 
 
 def _transformer(
-    checked: CheckedRequest, result: RunResult, timings: dict[str, float]
+    checked: CheckedRequest,
+    result: RunResult,
+    timings: dict[str, float],
+    attempts: Sequence[Attempt],
 ) -> TFTransformer:
     report = result.result
     return TFTransformer(
@@ -183,7 +202,17 @@ def _transformer(
             "samples_per_second": report.samples_per_second,
         },
         prediction_col=checked.request.prediction_col,
+        attempts=attempts,
     )
+
+
+def _run_id(checked: CheckedRequest) -> str:
+    """Return the identity that this run's checkpoints carry, kept in the run directory."""
+    known = checked.directory.run_id()
+    if known is None:
+        known = uuid.uuid4().hex if checked.checkpoint is None else checked.checkpoint.run_id
+        checked.directory.write_run_id(known)
+    return known
 
 
 def _binding(columns: ColumnNames, title: str) -> Binding:
@@ -208,25 +237,26 @@ def _default_run_dir(spark: Any) -> str:
     return str(Path("runs", time.strftime("%Y%m%d-%H%M%S")))
 
 
-def find_checkpoint(directory: RunDirectory, resume: str) -> tuple[Location, CheckpointInfo] | None:
+def find_checkpoint(directory: RunDirectory, resume: str) -> CheckpointInfo | None:
     """Return the checkpoint to go on from, or ``None`` to start anew.
 
     Raises:
-        RunDirectoryError: ``resume`` forbids what is there.
+        RunDirectoryError: ``resume`` forbids what is there, or nothing of it can be read.
     """
-    newest = newest_checkpoint(directory)
+    newest = newest_checkpoint(directory, directory.run_id())
     if newest is None:
         if resume == "required":
             raise RunDirectoryError(
                 f"resume='required', but run_dir {directory.location} holds no checkpoint"
             )
         return None
+    folder, info = newest
     if resume == "never":
         raise RunDirectoryError(
             f"resume='never', but run_dir {directory.location} holds a run already "
-            f"({newest.name}); give another run_dir, or resume='auto' to go on from it"
+            f"({folder.name}); give another run_dir, or resume='auto' to go on from it"
         )
-    return newest, read_info(newest)
+    return info
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import (
+    CheckpointError,
     HorovodSparkError,
     InvalidInputError,
     LaunchError,
@@ -125,8 +126,9 @@ def failure_error(
     """
     failure = cause.failure
     assert failure is not None
-    if isinstance(exception, InvalidInputError):
-        # Found on a worker only because it takes the built model to see; it is the caller's.
+    if isinstance(exception, (InvalidInputError, CheckpointError)):
+        # Not the training code's: the caller's input, which took the built model to judge, or
+        # the storage's.
         return exception
     if failure.kind == STALLED:
         return _stalled_error(failure.message, outcomes)

@@ -14,6 +14,7 @@ from pyspark.ml import Transformer
 from ..data.manifest import Column
 from ..data.schema import Source, expression, sources_of_features
 from ..errors import DataError, RunDirectoryError
+from ..launch.restart import Attempt
 from ..launch.topology import RankPlacement
 from ..serialize import dumps
 from ..session import classic_context, use_own_python
@@ -67,6 +68,8 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         run_dir: the run directory.
         placement: where the ranks ran; empty if loaded from a run directory.
         timings: seconds per phase of the run; empty if loaded from a run directory.
+        attempts: the attempts the run took, as `horovod_spark_runner.launch.restart.Attempt`;
+            empty if loaded from a run directory.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         timings: Mapping[str, float] | None = None,
         prediction_col: str = "prediction",
         batch_size: int = 1024,
+        attempts: Sequence[Attempt] = (),
     ) -> None:
         super().__init__()
         self._model = model
@@ -89,6 +93,7 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         self.history = [dict(logs) for logs in history]
         self.placement = tuple(placement)
         self.timings = dict(timings or {})
+        self.attempts = tuple(attempts)
         self.prediction_col = prediction_col
         self.batch_size = batch_size
 

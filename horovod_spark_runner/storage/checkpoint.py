@@ -1,8 +1,9 @@
 """Saving and finding checkpoints; knows arrays and JSON, no framework.
 
-A checkpoint is a folder with ``variables.npz`` and ``checkpoint.json``. The latter holds the
-SHA-256 of the former and is written last, so a folder without it, or whose sum does not fit, is
-not a checkpoint: it is skipped, loudly, for the one before.
+A checkpoint is a folder with some ``.npz`` files and ``checkpoint.json``. The latter holds the
+SHA-256 of the others and of itself and is written last, so a folder without it, or whose sums do
+not fit, is not a checkpoint: it is skipped, loudly, for the one before. On storage that can rename
+a folder, the whole folder appears in one step.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ..config import CheckpointOptions
+from ..errors import RunDirectoryError
 from .arrays import dump_arrays, load_arrays
 from .filesystem import Location
 from .run_directory import RunDirectory
@@ -24,7 +28,10 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1
 VARIABLES_FILE = "variables.npz"
+RANKS_FILE = "ranks.npz"
 MANIFEST_FILE = "checkpoint.json"
+
+Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -36,9 +43,14 @@ class CheckpointInfo:
         epoch: whole epochs so far.
         history: metrics of each of those epochs.
         data_fingerprint: identity of the training data.
-        variables: (name, shape, dtype) of the model's and optimizer's variables, in order.
+        variables: (name, path, shape, dtype) of the model's and optimizer's variables, in order.
+        epoch_step: steps of the epoch after those; 0 at the end of an epoch.
+        world: ranks that took part.
+        run_id: identity of the run.
+        order: what the order of samples follows from: global batch, seed, shuffle, window.
         settings: what the run was started with.
         state: small values that training goes on with, such as the unscaled learning rate.
+        rank_states: small values of each rank, such as the state of its callbacks.
     """
 
     step: int
@@ -46,74 +58,206 @@ class CheckpointInfo:
     history: list[dict[str, float]]
     data_fingerprint: str
     variables: list[list[Any]]
+    epoch_step: int = 0
+    world: int = 1
+    run_id: str = ""
+    order: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
+    rank_states: list[dict[str, Any]] = field(default_factory=list)
+
+
+class IncompleteCheckpoint(ValueError):
+    """The folder was left by a writer that did not come to its end."""
 
 
 def save_checkpoint(
-    directory: RunDirectory, info: CheckpointInfo, arrays: Mapping[str, np.ndarray], keep: int
+    directory: RunDirectory, info: CheckpointInfo, files: Mapping[str, Arrays]
 ) -> Location:
-    """Write a checkpoint and delete all but the ``keep`` newest; return its folder."""
+    """Write a checkpoint and return its folder; a reader sees all of it or nothing.
+
+    Args:
+        directory: the run directory.
+        info: what it is.
+        files: arrays by name, by file name.
+
+    Raises:
+        OSError: the storage does not take it; other checkpoints are untouched.
+    """
     folder = directory.checkpoint(info.step)
-    folder.delete_folder()  # what an interrupted attempt may have left
-    folder.make_folder()
-    data = dump_arrays(arrays)
-    folder.join(VARIABLES_FILE).write_bytes(data)
-    manifest = {
-        "format": FORMAT,
-        "sha256": {VARIABLES_FILE: hashlib.sha256(data).hexdigest()},
-        **asdict(info),
-    }
-    folder.join(MANIFEST_FILE).write_text(json.dumps(manifest))
-    for step in directory.checkpoint_steps()[keep:]:
-        directory.checkpoint(step).delete_folder()
+    if folder.renames_whole:
+        aside = directory.checkpoints.join(f".{folder.name}.{uuid.uuid4().hex[:8]}")
+        try:
+            _write(aside, info, files)
+            # The same step is saved twice when the end of its epoch follows: the later one counts.
+            folder.delete_folder()
+            aside.move_to(folder)
+        except BaseException:
+            _delete_quietly(aside)
+            raise
+    else:
+        if folder.exists():
+            folder.delete_folder()  # its manifest goes first or with it: never a mixture
+        _write(folder, info, files)
     return folder
+
+
+def _write(folder: Location, info: CheckpointInfo, files: Mapping[str, Arrays]) -> None:
+    folder.make_folder()
+    sums = {}
+    for name, arrays in files.items():
+        data = dump_arrays(arrays)
+        sums[name] = hashlib.sha256(data).hexdigest()
+        folder.join(name).write_bytes(data)
+    manifest = {"format": FORMAT, "sha256": sums, **asdict(info)}
+    folder.join(MANIFEST_FILE).write_text(
+        json.dumps({**manifest, "manifest_sha256": _manifest_sum(manifest)})
+    )
+
+
+def _manifest_sum(manifest: Mapping[str, Any]) -> str:
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _delete_quietly(folder: Location) -> None:
+    try:
+        folder.delete_folder()
+    except OSError as error:
+        logger.warning("%s could not be deleted: %s", folder, error)
+
+
+def prune_checkpoints(directory: RunDirectory, newest: int, options: CheckpointOptions) -> None:
+    """Delete all but the ``options.keep`` newest whole checkpoints and the best.
+
+    Args:
+        directory: the run directory.
+        newest: step of the checkpoint just written. What claims to be later was damaged when
+            this run began; it does not count and is not touched.
+        options: how many to keep, and which metric tells the best.
+    """
+    whole: dict[int, CheckpointInfo] = {}
+    for step in directory.checkpoint_steps():
+        if step <= newest:
+            try:
+                whole[step] = read_info(directory.checkpoint(step))
+            except ValueError:
+                _delete_quietly(directory.checkpoint(step))
+    kept = {*list(whole)[: options.keep]}
+    best = best_step(whole, options)
+    for step in whole.keys() - kept - {best}:
+        _delete_quietly(directory.checkpoint(step))
+    for left in directory.checkpoints.list():
+        if left.name.startswith(".step-"):  # of a writer that was killed
+            _delete_quietly(left)
+
+
+def best_step(infos: Mapping[int, CheckpointInfo], options: CheckpointOptions) -> int | None:
+    """Return the step of the best checkpoint at the end of an epoch, the earliest of equals."""
+    metric = options.best_metric
+    if metric is None:
+        return None
+    values = {
+        step: info.history[-1][metric]
+        for step, info in sorted(infos.items())
+        if info.epoch_step == 0 and info.history and metric in info.history[-1]
+    }
+    numbers = {step: value for step, value in values.items() if value == value}
+    choose = max if options.best_is_highest else min
+    return choose(numbers, key=lambda step: numbers[step], default=None)
 
 
 def read_info(folder: Location) -> CheckpointInfo:
     """Return what ``checkpoint.json`` in ``folder`` says.
 
     Raises:
-        ValueError: the folder is no whole checkpoint.
+        IncompleteCheckpoint: there is none.
+        ValueError: it is damaged.
     """
     return _read_manifest(folder)[0]
 
 
-def load_checkpoint(folder: Location) -> tuple[CheckpointInfo, dict[str, np.ndarray]]:
-    """Return a checkpoint.
+def verify_checkpoint(folder: Location) -> CheckpointInfo:
+    """Return what a checkpoint is, after every file of it was read and its sum checked.
 
     Raises:
         ValueError: it is not whole, or its contents have changed.
     """
     info, sums = _read_manifest(folder)
+    for name in sums:
+        _read_checked(folder, name, sums)
+    return info
+
+
+def load_checkpoint(folder: Location) -> tuple[CheckpointInfo, dict[str, dict[str, np.ndarray]]]:
+    """Return a checkpoint: what it is, and its arrays by name, by file name.
+
+    Raises:
+        ValueError: it is not whole, or its contents have changed.
+    """
+    info, sums = _read_manifest(folder)
+    return info, {name: load_arrays(_read_checked(folder, name, sums)) for name in sums}
+
+
+def newest_checkpoint(
+    directory: RunDirectory, run_id: str | None = None
+) -> tuple[Location, CheckpointInfo] | None:
+    """Return the newest checkpoint that can be gone on from; reports those that cannot.
+
+    Args:
+        directory: the run directory.
+        run_id: identity of the run; a checkpoint of another run is passed over.
+
+    Raises:
+        RunDirectoryError: there are checkpoints, but all are damaged: starting anew would in the
+            end delete what may still be saved.
+    """
+    damaged = []
     try:
-        data = folder.join(VARIABLES_FILE).read_bytes()
+        steps = directory.checkpoint_steps()
     except OSError as error:
-        raise ValueError(f"{VARIABLES_FILE} cannot be read: {error}") from error
-    if hashlib.sha256(data).hexdigest() != sums.get(VARIABLES_FILE):
-        raise ValueError(f"{VARIABLES_FILE} is damaged: its SHA-256 is not the one recorded")
-    return info, load_arrays(data)
-
-
-def newest_checkpoint(directory: RunDirectory) -> Location | None:
-    """Return the newest checkpoint that can be loaded, or ``None``; reports those that cannot."""
-    for step in directory.checkpoint_steps():
+        raise RunDirectoryError(f"{directory.checkpoints} cannot be read: {error}") from error
+    for step in steps:
         folder = directory.checkpoint(step)
         try:
-            load_checkpoint(folder)
+            info = verify_checkpoint(folder)
+            if run_id is not None and info.run_id != run_id:
+                raise ValueError(f"it belongs to another run ({info.run_id}, not {run_id})")
         except ValueError as error:
             logger.warning("checkpoint %s is skipped: %s", folder, error)
+            if not isinstance(error, IncompleteCheckpoint):
+                damaged.append(f"{folder.name}: {error}")
             continue
-        return folder
+        return folder, info
+    if damaged:
+        raise RunDirectoryError(
+            f"run_dir {directory.location} holds checkpoints, but none that can be gone on from "
+            f"({'; '.join(damaged)}). Repair them, or give another run_dir to train anew"
+        )
     return None
+
+
+def _read_checked(folder: Location, name: str, sums: Mapping[str, str]) -> bytes:
+    try:
+        data = folder.join(name).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read: {error}") from error
+    if hashlib.sha256(data).hexdigest() != sums[name]:
+        raise ValueError(f"{name} is damaged: its SHA-256 is not the one recorded")
+    return data
 
 
 def _read_manifest(folder: Location) -> tuple[CheckpointInfo, dict[str, str]]:
     try:
         fields = json.loads(folder.join(MANIFEST_FILE).read_text())
-        if fields.pop("format") != FORMAT:
+        if fields["format"] != FORMAT:
             raise ValueError("it is of another format")
+        if fields.pop("manifest_sha256") != _manifest_sum(fields):
+            raise ValueError(f"{MANIFEST_FILE} is damaged: its SHA-256 is not the one recorded")
+        del fields["format"]
         sums = fields.pop("sha256")
         return CheckpointInfo(**fields), sums
+    except FileNotFoundError as error:
+        raise IncompleteCheckpoint(f"it has no {MANIFEST_FILE}") from error
     except (OSError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
         raise ValueError(f"{MANIFEST_FILE} cannot be read: {error}") from error

@@ -6,6 +6,7 @@ A location is a local path or a URL of any file system pyarrow knows (``hdfs://`
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import uuid
@@ -51,6 +52,11 @@ class Location:
         return not self._scheme
 
     @property
+    def renames_whole(self) -> bool:
+        """Whether a folder can be renamed in one step, as object stores cannot."""
+        return self._scheme in ("", "hdfs", "viewfs")
+
+    @property
     def spark_url(self) -> str:
         """The place as Hadoop's ``Path`` takes it (unescaped)."""
         if self.is_local:
@@ -78,6 +84,11 @@ class Location:
     def exists(self) -> bool:
         filesystem, path = self._resolved
         return bool(filesystem.get_file_info(path).type != pafs.FileType.NotFound)
+
+    @property
+    def is_folder(self) -> bool:
+        filesystem, path = self._resolved
+        return bool(filesystem.get_file_info(path).type == pafs.FileType.Directory)
 
     def list(self) -> list[Location]:
         """Return what lies in this folder, sorted by name; nothing if it does not exist."""
@@ -119,17 +130,56 @@ class Location:
         """Write a whole file, so that a reader sees the old one or the new one, never a part.
 
         Local and HDFS files are written aside and renamed; object stores show an object only
-        when it is complete.
+        when it is complete. A local file has reached the disk when this returns.
         """
         filesystem, path = self._resolved
-        aside = path
-        if self._scheme in ("", "hdfs"):
-            parent, name = posixpath.split(path)
-            aside = posixpath.join(parent, f".{name}.{uuid.uuid4().hex[:8]}")
-        with filesystem.open_output_stream(aside) as stream:
-            stream.write(data)
-        if aside != path:
+        if not self.renames_whole:
+            with filesystem.open_output_stream(path) as stream:
+                stream.write(data)
+            return
+        parent, name = posixpath.split(path)
+        aside = posixpath.join(parent, f".{name}.{uuid.uuid4().hex[:8]}")
+        try:
+            if self.is_local:
+                _write_durably(aside, data)
+            else:
+                with filesystem.open_output_stream(aside) as stream:
+                    stream.write(data)
             filesystem.move(aside, path)
+        except BaseException:
+            # On a full disk what could be written must not stay and keep it full.
+            with contextlib.suppress(OSError):
+                filesystem.delete_file(aside)
+            raise
+
+    def create_text(self, text: str) -> bool:
+        """Write a new file whole, unless one is there already; return whether it was written.
+
+        Two callers at the same time cannot both succeed on local storage (a hard link is made).
+        Elsewhere the check and the writing are two steps.
+        """
+        if not self.is_local:
+            if self.exists():
+                return False
+            self.write_text(text)
+            return True
+        aside = f"{self._text}.{uuid.uuid4().hex[:8]}"
+        try:
+            _write_durably(aside, text.encode("utf-8"))
+            os.link(aside, self._text)
+        except FileExistsError:
+            return False
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(aside)
+        return True
 
     def write_text(self, text: str) -> None:
         self.write_bytes(text.encode("utf-8"))
+
+
+def _write_durably(path: str, data: bytes) -> None:
+    with open(path, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())

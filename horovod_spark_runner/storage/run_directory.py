@@ -3,10 +3,13 @@
 ::
 
     RUN_DIR/
+        run.json                    identity of the run
+        lock.json                   who is writing here, while a run goes on
         config.json                 settings of the newest call
+        attempts.jsonl              one line per attempt: when, where from, how it ended
         data/                       materialized rows, while they are needed
-        checkpoints/step-00000042/  variables.npz, checkpoint.json (written last)
         logs/rank-00000.log         all output of each rank
+        checkpoints/step-00000042/  variables.npz, ranks.npz, checkpoint.json (written last)
         metrics.jsonl               one line per epoch
         model/                      model.keras, weights.npz, signature.json (written last)
 """
@@ -16,6 +19,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import RunDirectoryError
@@ -37,6 +41,18 @@ class RunDirectory:
     @property
     def config(self) -> Location:
         return self.location.join("config.json")
+
+    @property
+    def identity(self) -> Location:
+        return self.location.join("run.json")
+
+    @property
+    def lock(self) -> Location:
+        return self.location.join("lock.json")
+
+    @property
+    def attempts(self) -> Location:
+        return self.location.join("attempts.jsonl")
 
     @property
     def data(self) -> Location:
@@ -71,6 +87,18 @@ class RunDirectory:
         matches = (_STEP.fullmatch(folder.name) for folder in self.checkpoints.list())
         return sorted((int(match[1]) for match in matches if match), reverse=True)
 
+    def run_id(self) -> str | None:
+        """Return the identity that checkpoints of this run carry; ``None`` before the first."""
+        try:
+            return str(json.loads(self.identity.read_text())["run_id"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunDirectoryError(f"{self.identity} cannot be read: {error}") from error
+
+    def write_run_id(self, run_id: str) -> None:
+        self.identity.write_text(json.dumps({"run_id": run_id}))
+
     def check_writable(self) -> None:
         """Make the directory and prove that a file can be written to it.
 
@@ -95,3 +123,14 @@ class RunDirectory:
         """Write the metrics of all epochs so far, one JSON object per line."""
         lines = (json.dumps({"epoch": number, **logs}) for number, logs in enumerate(epochs))
         self.metrics.write_text("".join(f"{line}\n" for line in lines))
+
+    def write_attempts(self, attempts: Sequence[Mapping[str, Any]]) -> None:
+        """Write what is known of all attempts of the run, one JSON object per line."""
+        self.attempts.write_text("".join(f"{json.dumps(attempt)}\n" for attempt in attempts))
+
+    def read_attempts(self) -> list[dict[str, Any]]:
+        """Return what `write_attempts` wrote; nothing if it is not there or damaged."""
+        try:
+            return [json.loads(line) for line in self.attempts.read_text().splitlines()]
+        except (OSError, ValueError):
+            return []

@@ -56,25 +56,26 @@ class GradientExchange:
         for optimizer in self._optimizers:
             vars(optimizer).pop("apply", None)
 
-    def step(self, data: Any, weight: Any, stop: Any) -> tuple[Any, Any]:
+    def step(self, data: Any, weight: Any, requests: Any) -> tuple[Any, Any]:
         """Run the model's ``train_step`` as part of the world; may be traced.
 
         Args:
             data: what ``train_step`` takes.
             weight: rows, or sum of sample weights, that this rank's part stands for.
-            stop: 1 to ask all ranks to stop, else 0.
+            requests: float32 vector of what this rank asks of all: 1 for each request, else 0.
 
         Returns:
-            The step's logs, and how many ranks asked to stop.
+            The step's logs, and how many ranks made each request.
         """
-        self._control = tf.stack([tf.cast(weight, tf.float32) / self._batch_size, stop])
+        relative = tf.cast(weight, tf.float32) / self._batch_size
+        self._control = tf.concat([[relative], requests], axis=0)
         self._reduced = None
         self._calls = 0
         logs = self._model.train_step(data)
         if self._reduced is None:  # train_step applied no gradients
             self._reduced = sum_over_ranks([self._control], "control")[0]
         self._average_statistics()
-        return logs, self._reduced[1]
+        return logs, self._reduced[1:]
 
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients of the global batch; ``None`` entries stay."""

@@ -8,27 +8,33 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
-import numpy as np
 import tensorflow as tf
 from mpi4py import MPI
 
-from ..data.manifest import Manifest
 from ..data.reader import Batch, DatasetReader
 from ..data.sharding import EpochPlan, plan_epoch
-from ..launch.reporting import send
-from ..storage.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
+from ..storage.checkpoint import CheckpointInfo
 from ..storage.filesystem import Location
 from ..storage.run_directory import RunDirectory
 from .artifact import save_model
+from .batches import BatchBinding
+from .callback_state import CallbackStates
 from .callbacks import make_callbacks
 from .exchange import GradientExchange, broadcast
+from .keeper import Keeper
 from .learning_rate import LearningRate
 from .metrics import MetricsGuard, plain, reduce_metrics
-from .model import InputBinding, bind_outputs, build_model, check_trainable, find_optimizers
+from .model import build_model, check_trainable, find_optimizers
+from .preemption import PreemptionWatch
+from .progress import Progress, ProgressReporter
+from .random_state import make_generators
+from .rank_state import RankState, restore_rank
 from .spec import TrainingReport, TrainingSpec
 from .state import TrainingVariables
+from .warm_start import load_initial_weights
 
-PROGRESS_SECONDS = 0.2
+# Places of a step's requests to all ranks.
+STOP, SAVE, PREEMPT = range(3)
 
 
 def train(spec: TrainingSpec) -> TrainingReport:
@@ -37,17 +43,19 @@ def train(spec: TrainingSpec) -> TrainingReport:
     Raises:
         ModelError: the model cannot be trained on these columns.
         RunDirectoryError: the checkpoint to go on from is another model's.
+        CheckpointError: a checkpoint could not be written.
     """
     hvd.init()
     for device in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(device, True)
     keras.utils.set_random_seed(spec.fit.seed)
-    training = Training(spec, MPI.COMM_WORLD)
-    training.prepare()
-    try:
-        return training.run()
-    finally:
-        training.close()
+    with PreemptionWatch() as watch:
+        training = Training(spec, MPI.COMM_WORLD, watch)
+        training.prepare()
+        try:
+            return training.run()
+        finally:
+            training.close()
 
 
 class Training:
@@ -56,50 +64,59 @@ class Training:
     Args:
         spec: what to train.
         world: communicator of all ranks, for what is agreed on outside the step.
+        watch: notes the request to end soon.
     """
 
-    def __init__(self, spec: TrainingSpec, world: MPI.Comm) -> None:
+    def __init__(self, spec: TrainingSpec, world: MPI.Comm, watch: PreemptionWatch) -> None:
         self._spec = spec
         self._world = world
+        self._watch = watch
         self._rank, self._size = world.Get_rank(), world.Get_size()
-        self._directory = RunDirectory(Location(spec.run_dir))
         self._model = build_model(spec.model)
         check_trainable(self._model)
-        self._inputs = InputBinding(self._model, spec.inputs, spec.train)
-        self._labels = bind_outputs(self._model, spec.outputs)
-        columns = [*spec.inputs.columns, *spec.outputs.columns]
-        if spec.weight is not None:
-            columns.append(spec.weight)
-        self._reader = DatasetReader(spec.train, columns)
+        self._batches = BatchBinding(self._model, spec)
+        self._reader = DatasetReader(spec.train, self._batches.columns)
         self._validation = (
-            None if spec.validation is None else DatasetReader(spec.validation, columns)
+            None
+            if spec.validation is None
+            else DatasetReader(spec.validation, self._batches.columns)
         )
-        self._by_weight = _averages_by_weight(self._model)
         self._exchange = GradientExchange(self._model, spec.allreduce, spec.fit.batch_size)
-        self._history: list[dict[str, float]] = []
-        self._epoch = self._step = 0
-        self._last: Batch | None = None
-        self._train_seconds = 0.0
-        self._rows_seen = 0
-        self._reported = 0.0
+        self._progress = Progress()
+        self._reporter = ProgressReporter(self._rank, spec.fit.epochs)
+        self._preempted = False
 
     # -- before the first step -----------------------------------------------------------------
 
     def prepare(self) -> None:
         """Bring all ranks to the same state: built, restored or broadcast."""
         self._build()
+        make_generators()
         self._variables = TrainingVariables(self._model)
+        self._keeper = Keeper(self._spec, self._world, self._model, self._variables)
+        self._restored = self._keeper.load()
         state: dict[str, Any] = {}
-        if self._spec.checkpoint is not None:
-            state = self._restore(Location(self._spec.checkpoint))
+        if self._restored is not None:
+            info = self._restored[0]
+            state = info.state
+            self._progress = Progress(
+                info.step, info.epoch, info.epoch_step, info.history, state.get("stopped_at")
+            )
+        elif self._spec.warm_start is not None and self._rank == 0:
+            load_initial_weights(self._model, self._spec.warm_start)
         broadcast(self._variables.shared)
         self._variables.separate_seeds(self._rank)
         self._rate = LearningRate(
-            self._model.optimizer, self._spec.fit, self._size, state.get("learning_rate")
+            self._model.optimizer, self._spec.fit, self._spec.workers, state.get("learning_rate")
         )
-        self._callbacks = make_callbacks(
-            self._spec.callbacks, self._model, self._rank, self._spec.fit.epochs
+        self._callbacks, named = make_callbacks(
+            self._spec.callbacks,
+            self._model,
+            self._rank,
+            self._spec.fit.epochs,
+            resumed=self._restored is not None,
         )
+        self._named_callbacks = named
         self._exchange.attach()
         self._train_step = self._compile(self._exchange.step)
         self._test_step = self._compile(self._model.test_step)
@@ -108,23 +125,17 @@ class Training:
 
     def close(self) -> None:
         self._exchange.detach()
+        self._keeper.close()
         self._reader.close()
         if self._validation is not None:
             self._validation.close()
 
     def _build(self) -> None:
         if not self._model.built:
-            self._model(self._inputs(_zero_rows(self._spec.train, self._spec.inputs.columns)))
+            self._model(self._batches.example)
         for optimizer in find_optimizers(self._model):
             if not optimizer.built and optimizer is self._model.optimizer:
                 optimizer.build(self._model.trainable_variables)
-
-    def _restore(self, folder: Location) -> dict[str, Any]:
-        info, arrays = load_checkpoint(folder)
-        self._variables.check_same(info.variables, str(folder))
-        self._variables.restore(arrays)
-        self._history, self._epoch, self._step = info.history, info.epoch, info.step
-        return info.state
 
     def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if self._model.run_eagerly:
@@ -138,94 +149,131 @@ class Training:
         """Train the epochs that are left and save the model."""
         self._model.stop_training = False
         self._callbacks.on_train_begin()
-        while self._epoch < self._spec.fit.epochs and not self._model.stop_training:
-            self._run_epoch()
+        self._states = CallbackStates(self._named_callbacks)
+        resumed_in_epoch = self._progress.epoch_step > 0
+        if self._restored is not None:
+            self._resume(*self._restored)
+            self._restored = None
+        while not self._finished:
+            self._run_epoch(begun=resumed_in_epoch)
+            resumed_in_epoch = False
+            if self._preempted:
+                self._keeper.finish()
+                return self._report()
         self._callbacks.on_train_end()
+        self._keeper.finish()
         if self._rank == 0:
-            example = self._inputs(_zero_rows(self._spec.train, self._spec.inputs.columns))
-            save_model(self._directory, self._model, self._spec, example)
-        rows = self._world.allreduce(self._rows_seen)
+            directory = RunDirectory(Location(self._spec.run_dir))
+            save_model(directory, self._model, self._spec, self._batches.example)
+        return self._report()
+
+    @property
+    def _finished(self) -> bool:
+        epochs = self._spec.fit.epochs
+        # A run that a callback ended early is over, until more epochs are asked for.
+        return self._progress.epoch >= epochs or self._progress.stopped_at == epochs
+
+    def _report(self) -> TrainingReport:
+        rows = self._world.allreduce(self._progress.rows)
+        seconds = self._progress.seconds
         return TrainingReport(
-            history=self._history,
-            samples_per_second=rows / self._train_seconds if self._train_seconds else 0.0,
-            train_seconds=self._train_seconds,
+            history=self._progress.history,
+            samples_per_second=rows / seconds if seconds else 0.0,
+            train_seconds=seconds,
+            preempted_at=self._progress.step if self._preempted else None,
         )
 
-    def _run_epoch(self) -> None:
-        plan = self._plan()
+    def _resume(self, info: CheckpointInfo, own: RankState) -> None:
+        """Bring callbacks, metrics and generators to where the checkpoint was taken."""
+        if info.epoch_step:
+            # The hooks set up what callbacks do not keep; what they change is put back.
+            values = self._variables.capture()
+            self._begin_epoch(self._plan())
+            # Keras makes the compiled metrics at their first use.
+            self._model.test_step(self._batches.data(self._batches.blank))
+            self._model.reset_metrics()
+            self._variables.restore(values)
+        restore_rank(own, self._model, self._variables, self._states)
+
+    def _begin_epoch(self, plan: EpochPlan) -> None:
         self._callbacks.set_params(
             {"epochs": self._spec.fit.epochs, "steps": plan.steps, "verbose": 0}
         )
         self._model.reset_metrics()
-        self._callbacks.on_epoch_begin(self._epoch)
-        began, seen = time.monotonic(), self._rows_seen
-        for batch in self._reader.epoch(plan, self._rank, self._size):
+        self._callbacks.on_epoch_begin(self._progress.epoch)
+
+    def _run_epoch(self, begun: bool) -> None:
+        plan, progress = self._plan(), self._progress
+        if not begun:
+            self._begin_epoch(plan)
+        time_before, rows_before = time.monotonic(), progress.rows
+        for batch in self._reader.epoch(plan, self._rank, self._size, progress.epoch_step):
             if self._run_step(plan, batch):
                 break
-        seconds = time.monotonic() - began
-        self._train_seconds += seconds
+        seconds = time.monotonic() - time_before
+        progress.seconds += seconds
+        if self._preempted:
+            return
         logs = reduce_metrics(self._model)
         if self._validation is not None:
             logs.update(self._evaluate())
-        self._callbacks.on_epoch_end(self._epoch, logs)
-        self._agree_to_stop()
-        self._history.append(logs)
-        self._epoch += 1
-        rate = self._world.allreduce(self._rows_seen - seen) / max(seconds, 1e-9)
-        self._report(plan, plan.steps, logs, samples_per_second=rate)
-        if self._rank == 0:
-            self._save_checkpoint()
+        self._callbacks.on_epoch_end(progress.epoch, logs)
+        self._agree()
+        progress.history.append(logs)
+        progress.epoch += 1
+        progress.epoch_step = 0
+        rate = self._world.allreduce(progress.rows - rows_before) / max(seconds, 1e-9)
+        self._reporter.epoch(progress, plan.steps, rate)
+        self._save()
 
     def _plan(self) -> EpochPlan:
         fit = self._spec.fit
         return plan_epoch(
             [(group.rows, group.size) for group in self._spec.train.row_groups],
-            global_batch=fit.batch_size * self._size,
+            global_batch=self._spec.global_batch,
             seed=fit.seed,
-            epoch=self._epoch,
+            epoch=self._progress.epoch,
             window_bytes=fit.window_bytes,
             shuffle=fit.shuffle,
         )
 
     def _run_step(self, plan: EpochPlan, batch: Batch) -> bool:
-        """Run one step; return whether the ranks have agreed to stop."""
-        self._rate.before_step(self._epoch + batch.step / plan.steps)
+        """Run one step; return whether the ranks have agreed to leave the epoch."""
+        progress = self._progress
+        self._keeper.poll()
+        self._rate.before_step(progress.epoch + batch.step / plan.steps)
         self._callbacks.on_train_batch_begin(batch.step)
-        stop = tf.constant(1.0 if self._model.stop_training else 0.0)
-        guard = None
-        if batch.rows:
-            self._last = batch
-            weight = self._weight_of(batch)
-        else:
-            # Fewer rows than ranks: take part in the exchange with a row that counts for nothing.
-            assert self._last is not None
-            guard, weight = MetricsGuard(self._model), 0.0
-            batch = Batch(batch.step, 1, {n: v[:1] for n, v in self._last.arrays.items()})
-        logs, stopping = self._train_step(self._data(batch), tf.constant(weight), stop)
-        if guard is not None:
-            guard.restore()
-        else:
-            self._rows_seen += batch.rows
-        self._step += 1
-        logs = plain(logs)
+        logs, requests = self._exchange_step(batch)
+        progress.step += 1
+        progress.epoch_step = batch.step + 1
+        self._keeper.check_metric(logs)
         self._callbacks.on_train_batch_end(batch.step, logs)
-        self._report(plan, batch.step + 1, logs)
-        if float(stopping):
+        self._reporter.step(progress, plan.steps, logs)
+        if requests[STOP]:
             self._model.stop_training = True
             return True
-        return False
+        self._preempted = bool(requests[PREEMPT])
+        last = progress.epoch_step == plan.steps  # the epoch's own checkpoint follows
+        due = requests[SAVE] or self._keeper.wants(progress.step)
+        if self._preempted or (due and not last):
+            self._save()
+        return self._preempted
 
-    def _weight_of(self, batch: Batch) -> float:
-        if self._by_weight and self._spec.weight is not None:
-            return float(np.sum(batch.arrays[self._spec.weight], dtype=np.float64))
-        return float(batch.rows)
-
-    def _data(self, batch: Batch) -> tuple[Any, ...]:
-        values: tuple[Any, ...] = (self._inputs(batch.arrays), self._labels(batch.arrays))
-        if self._spec.weight is not None:
-            values = (*values, batch.arrays[self._spec.weight])
-        data: tuple[Any, ...] = tf.nest.map_structure(tf.convert_to_tensor, values)
-        return data
+    def _exchange_step(self, batch: Batch) -> tuple[dict[str, float], Any]:
+        asked = [self._model.stop_training, self._keeper.clock_is_due(), self._watch.requested]
+        requests = tf.constant([float(request) for request in asked])
+        if batch.rows:
+            weight = tf.constant(self._batches.weight_of(batch))
+            data = self._batches.data(batch.arrays)
+            logs, counts = self._train_step(data, weight, requests)
+            self._progress.rows += batch.rows
+        else:
+            # Fewer rows than ranks: take part in the exchange with a row that counts for nothing.
+            guard = MetricsGuard(self._model)
+            data = self._batches.data(self._batches.blank)
+            logs, counts = self._train_step(data, tf.constant(0.0), requests)
+            guard.restore()
+        return plain(logs), counts.numpy()
 
     def _evaluate(self) -> dict[str, float]:
         assert self._validation is not None
@@ -234,79 +282,22 @@ class Training:
         share = self._validation.share(self._rank, self._size, self._spec.fit.batch_size)
         for batch in share:
             self._callbacks.on_test_batch_begin(batch.step)
-            logs = self._test_step(self._data(batch))
+            logs = self._test_step(self._batches.data(batch.arrays))
             self._callbacks.on_test_batch_end(batch.step, plain(logs))
         logs = reduce_metrics(self._model)
         self._callbacks.on_test_end(logs)
         return {f"val_{name}": value for name, value in logs.items()}
 
-    def _agree_to_stop(self) -> None:
+    def _agree(self) -> None:
+        """Agree with all ranks whether to stop, and whether one was asked to end soon."""
         # A callback that counts its own time or batches may stop one rank and not another.
-        self._model.stop_training = self._world.allreduce(
-            bool(self._model.stop_training), op=MPI.LOR
-        )
+        stop, end = self._model.stop_training, self._watch.requested
+        agreed = self._world.allreduce(int(bool(stop)) | int(end) << 1, op=MPI.BOR)
+        self._model.stop_training = bool(agreed & 1)
+        more = self._progress.epoch + 1 < self._spec.fit.epochs
+        self._preempted = bool(agreed & 2) and more and not self._model.stop_training
+        self._progress.stopped_at = self._spec.fit.epochs if agreed & 1 else None
 
-    # -- telling and keeping -------------------------------------------------------------------
-
-    def _report(self, plan: EpochPlan, step: int, logs: dict[str, float], **more: Any) -> None:
-        now = time.monotonic()
-        last = bool(more)
-        if self._rank or (not last and (now - self._reported < PROGRESS_SECONDS)):
-            return
-        if not last and step == plan.steps:  # the epoch's own report follows
-            return
-        self._reported = now
-        epoch = self._epoch - 1 if last else self._epoch
-        send(
-            {
-                "type": "progress",
-                "epoch": epoch,
-                "epochs": self._spec.fit.epochs,
-                "step": step,
-                "steps": plan.steps,
-                "metrics": logs,
-                **more,
-            }
-        )
-
-    def _save_checkpoint(self) -> None:
-        info = CheckpointInfo(
-            step=self._step,
-            epoch=self._epoch,
-            history=self._history,
-            data_fingerprint=self._spec.train.fingerprint,
-            variables=self._variables.describe(),
-            settings=self._spec.settings,
-            state={"learning_rate": self._rate.state},
-        )
-        save_checkpoint(
-            self._directory, info, self._variables.capture(), self._spec.keep_checkpoints
-        )
-        self._directory.write_metrics(self._history)
-
-
-def _averages_by_weight(model: Any) -> bool:
-    """Tell whether the model's loss divides by the sum of sample weights instead of by rows.
-
-    Raises:
-        ModelError: the loss is a sum, which depends on how rows are spread over ranks.
-    """
-    from ..errors import ModelError
-
-    losses = [
-        loss for loss in keras.tree.flatten(model.loss) if isinstance(loss, keras.losses.Loss)
-    ]
-    reductions = {loss.reduction for loss in losses}
-    if "sum" in reductions or "none" in reductions or None in reductions:
-        raise ModelError(
-            f"the model's loss has reduction={sorted(map(str, reductions))}; use "
-            "'sum_over_batch_size' (the default), so that the loss of a global batch is the mean "
-            "over its rows"
-        )
-    return "mean_with_sample_weight" in reductions
-
-
-def _zero_rows(manifest: Manifest, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Return one row of zeros for each of the named columns."""
-    columns = [manifest.column(name) for name in names]
-    return {column.name: np.zeros((1, *column.shape), column.dtype) for column in columns}
+    def _save(self) -> None:
+        state = {"learning_rate": self._rate.state, "stopped_at": self._progress.stopped_at}
+        self._keeper.save(self._progress, self._states, state)

@@ -72,6 +72,25 @@ def check_trainable(model: Any) -> None:
         )
 
 
+def averages_by_weight(model: Any) -> bool:
+    """Tell whether the model's loss divides by the sum of sample weights instead of by rows.
+
+    Raises:
+        ModelError: the loss is a sum, which depends on how rows are spread over ranks.
+    """
+    losses = [
+        loss for loss in keras.tree.flatten(model.loss) if isinstance(loss, keras.losses.Loss)
+    ]
+    reductions = {loss.reduction for loss in losses}
+    if "sum" in reductions or "none" in reductions or None in reductions:
+        raise ModelError(
+            f"the model's loss has reduction={sorted(map(str, reductions))}; use "
+            "'sum_over_batch_size' (the default), so that the loss of a global batch is the mean "
+            "over its rows"
+        )
+    return "mean_with_sample_weight" in reductions
+
+
 def find_optimizers(model: Any) -> list[Any]:
     """Return the model's optimizers: the compiled one, and any further attribute of a subclass."""
     found = [model.optimizer] if model.optimizer is not None else []

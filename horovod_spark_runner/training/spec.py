@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import AllreduceOptions, FitOptions
+from ..config import AllreduceOptions, CheckpointOptions, FitOptions
 from ..data.manifest import Manifest
 from ..errors import ModelError
 
@@ -104,6 +104,22 @@ class Binding:
 
 
 @dataclass(frozen=True)
+class WarmStart:
+    """Weights to begin with, as the driver read them.
+
+    Attributes:
+        origin: where they come from, for messages.
+        kind: ``"arrays"`` (an ``.npz`` of a run), ``"keras"`` (a ``.keras`` file) or
+            ``"saved_model"``.
+        files: contents by path.
+    """
+
+    origin: str
+    kind: str
+    files: dict[str, bytes] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class TrainingSpec:
     """One training, as every rank needs to know it.
 
@@ -117,8 +133,13 @@ class TrainingSpec:
         train: the training data.
         validation: the validation data.
         run_dir: path or URL of the run directory.
+        workers: ranks the run was asked for; a restart may have fewer. Global batch and
+            learning rate follow from this number.
         checkpoint: folder of the checkpoint to go on from.
-        keep_checkpoints: how many checkpoints to keep.
+        warm_start: weights to begin with where there is no checkpoint.
+        checkpoints: when checkpoints are taken and which are kept.
+        run_id: identity of the run.
+        lock_token: the run directory's lock as it must be for this attempt to write.
         callbacks: Keras callbacks, or a function that returns them.
         settings: what to record in checkpoints.
     """
@@ -132,10 +153,29 @@ class TrainingSpec:
     train: Manifest
     validation: Manifest | None
     run_dir: str
+    workers: int
     checkpoint: str | None
-    keep_checkpoints: int
+    warm_start: WarmStart | None
+    checkpoints: CheckpointOptions
+    run_id: str
+    lock_token: str
     callbacks: Any
     settings: dict[str, Any]
+
+    @property
+    def global_batch(self) -> int:
+        """Rows of a global batch."""
+        return self.fit.batch_size * self.workers
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """What the order of samples follows from, besides the data."""
+        return {
+            "global_batch": self.global_batch,
+            "seed": self.fit.seed,
+            "shuffle": self.fit.shuffle,
+            "window_bytes": self.fit.window_bytes,
+        }
 
 
 @dataclass(frozen=True)
@@ -161,8 +201,11 @@ class TrainingReport:
         history: metrics of every epoch of the run, earlier parts included.
         samples_per_second: rows of all ranks over the time spent in training steps.
         train_seconds: time spent in training steps.
+        preempted_at: step of the checkpoint saved because a rank was asked to end; ``None`` for
+            a training that came to its end.
     """
 
     history: list[dict[str, float]]
     samples_per_second: float
     train_seconds: float
+    preempted_at: int | None = None

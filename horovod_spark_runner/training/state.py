@@ -14,7 +14,10 @@ Arrays = dict[str, np.ndarray]
 
 
 class TrainingVariables:
-    """All variables a training goes on from: weights, seeds of random layers, optimizers.
+    """All variables a training goes on from: weights, optimizers, seeds of random layers.
+
+    Weights and optimizers have one value on all ranks; each rank's random layers have seeds of
+    their own.
 
     Args:
         model: the built model.
@@ -31,7 +34,7 @@ class TrainingVariables:
 
     @property
     def _named(self) -> dict[str, Any]:
-        groups = {"model": self.weights, "seed": self.seeds, "optimizer": self.optimizer}
+        groups = {"model": self.weights, "optimizer": self.optimizer}
         return {
             f"{group}/{number:05d}": variable
             for group, variables in groups.items()
@@ -45,16 +48,18 @@ class TrainingVariables:
 
     def describe(self) -> list[list[Any]]:
         """Return (name, path, shape, dtype) of every variable, as JSON."""
+        seeds = {f"seed/{number:05d}": variable for number, variable in enumerate(self.seeds)}
         return [
             [name, variable.path, list(variable.shape), str(variable.dtype)]
-            for name, variable in self._named.items()
+            for name, variable in {**self._named, **seeds}.items()
         ]
 
     def capture(self) -> Arrays:
-        """Return a copy of all values."""
+        """Return a copy of what all ranks share."""
         return {name: np.array(variable.numpy()) for name, variable in self._named.items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take over what `capture` returned."""
         for name, variable in self._named.items():
             variable.assign(arrays[name])
 
@@ -75,15 +80,20 @@ class TrainingVariables:
             )
 
     def separate_seeds(self, rank: int) -> None:
-        """Give the random layers of this rank a stream of their own.
-
-        All ranks start from rank 0's state; without this, every rank would drop the same units.
-        """
+        """Give the random layers of this rank a stream of their own."""
         for variable in self.seeds:
-            value = np.array(variable.numpy())
-            if value.dtype.kind == "u" and rank:
-                value[..., 0] += np.array(rank * 0x9E3779B1 % 2**32, dtype=value.dtype)
-                variable.assign(value)
+            variable.assign(separate_seed(variable.numpy(), rank))
+
+
+def separate_seed(seed: np.ndarray, rank: int) -> np.ndarray:
+    """Return the state of a random layer on ``rank``, given that of rank 0. Pure.
+
+    All ranks start from rank 0's state; without this, every rank would drop the same units.
+    """
+    value = np.array(seed)
+    if value.dtype.kind == "u" and rank:
+        value[..., 0] += np.array(rank * 0x9E3779B1 % 2**32, dtype=value.dtype)
+    return value
 
 
 def _show(entry: list[Any]) -> str:

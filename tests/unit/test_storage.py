@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from horovod_spark_runner.config import CheckpointOptions
 from horovod_spark_runner.errors import InvalidInputError, RunDirectoryError
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
 from horovod_spark_runner.storage.checkpoint import (
     CheckpointInfo,
+    best_step,
     load_checkpoint,
     newest_checkpoint,
+    prune_checkpoints,
+    read_info,
     save_checkpoint,
+    verify_checkpoint,
 )
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.run_directory import RunDirectory
@@ -95,13 +102,21 @@ def test_nothing_is_unpickled() -> None:
         load_arrays(buffer.getvalue())
 
 
-def info(step: int) -> CheckpointInfo:
-    return CheckpointInfo(step, step // 10, [{"loss": 0.5}], "abc", [["model/0", "w", [2], "f"]])
+def info(step: int, run_id: str = "r", **more: Any) -> CheckpointInfo:
+    history = [{"loss": 1.0 / step}]
+    return CheckpointInfo(
+        step, step // 10, history, "abc", [["model/0", "w", [2], "f"]], run_id=run_id, **more
+    )
 
 
-def save(directory: RunDirectory, step: int, keep: int = 3) -> Path:
-    arrays = {"model/0": np.full(1000, step, dtype=np.float32)}
-    return Path(str(save_checkpoint(directory, info(step), arrays, keep)))
+def save(directory: RunDirectory, step: int, keep: int = 3, **more: Any) -> Path:
+    files = {
+        "variables.npz": {"model/0": np.full(1000, step, dtype=np.float32)},
+        "ranks.npz": {"00000/seed/00000": np.array([1, step], dtype=np.uint32)},
+    }
+    folder = save_checkpoint(directory, info(step, **more), files)
+    prune_checkpoints(directory, step, CheckpointOptions(keep=keep))
+    return Path(str(folder))
 
 
 @pytest.fixture
@@ -111,9 +126,11 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 def test_checkpoints_come_back(directory: RunDirectory) -> None:
     folder = save(directory, 10)
-    loaded, arrays = load_checkpoint(Location(folder))
+    loaded, files = load_checkpoint(Location(folder))
     assert loaded == info(10)
-    assert arrays["model/0"][0] == 10
+    assert files["variables.npz"]["model/0"][0] == 10
+    assert files["ranks.npz"]["00000/seed/00000"].tolist() == [1, 10]
+    assert [p.name for p in folder.parent.iterdir()] == ["step-00000010"]
 
 
 def test_the_newest_are_kept(directory: RunDirectory) -> None:
@@ -122,33 +139,104 @@ def test_the_newest_are_kept(directory: RunDirectory) -> None:
     assert directory.checkpoint_steps() == [40, 30]
 
 
+def test_the_best_is_kept_beside_the_newest(directory: RunDirectory) -> None:
+    options = CheckpointOptions(keep=1, best_metric="val")
+    for step, value in ((10, 3.0), (20, 1.0), (30, float("nan")), (40, 2.0)):
+        told = replace(info(step), history=[{"val": value}])
+        save_checkpoint(directory, told, {"variables.npz": {"a": np.zeros(1)}})
+        prune_checkpoints(directory, step, options)
+    assert directory.checkpoint_steps() == [40, 20]
+    highest = CheckpointOptions(keep=1, best_metric="val", best_mode="max")
+    infos = {step: read_info(directory.checkpoint(step)) for step in (20, 40)}
+    assert best_step(infos, highest) == 40
+    # Within an epoch there are no metrics of it yet.
+    assert best_step({20: replace(infos[20], epoch_step=3), 40: infos[40]}, options) == 40
+
+
+def test_a_step_saved_again_replaces_the_first(directory: RunDirectory) -> None:
+    save(directory, 10, epoch_step=4)
+    save(directory, 10)
+    found = newest_checkpoint(directory)
+    assert found is not None
+    assert found[1].epoch_step == 0
+
+
+def test_what_was_damaged_does_not_push_out_what_is_whole(directory: RunDirectory) -> None:
+    save(directory, 10)
+    (save(directory, 40) / "variables.npz").write_bytes(b"")
+    save(directory, 20, keep=1)  # went on from 10
+    assert directory.checkpoint_steps() == [40, 20]
+    (directory.checkpoints.join(".step-00000030.ab")).make_folder()  # of a killed writer
+    (Path(str(directory.checkpoint(20))) / "checkpoint.json").unlink()
+    save(directory, 30, keep=1)
+    assert [place.name for place in directory.checkpoints.list()] == [
+        "step-00000030",
+        "step-00000040",
+    ]
+
+
 def test_none_is_found_where_none_is(directory: RunDirectory) -> None:
     assert newest_checkpoint(directory) is None
 
 
-@pytest.mark.parametrize("file", ["variables.npz", "checkpoint.json"])
-@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "empty"])
-def test_a_damaged_checkpoint_is_skipped_loudly(
-    directory: RunDirectory, file: str, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    save(directory, 10)
-    path = save(directory, 20) / file
+def damage_file(path: Path, damage: str) -> None:
     data = path.read_bytes()
     if damage == "truncate":
         path.write_bytes(data[: len(data) // 2])
     elif damage == "flip":
-        # In the manifest, a flipped digit of the sum; elsewhere the middle byte.
-        place = data.index(b'npz": "') + 8 if file.endswith("json") else len(data) // 2
+        place = len(data) // 2
         path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
     elif damage == "remove":
         path.unlink()
     else:
         path.write_bytes(b"")
+
+
+FILES = ["variables.npz", "ranks.npz", "checkpoint.json"]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "empty"])
+def test_a_damaged_checkpoint_is_skipped_loudly(
+    directory: RunDirectory, file: str, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(directory, 10)
+    damage_file(save(directory, 20) / file, damage)
     with caplog.at_level(logging.WARNING):
         found = newest_checkpoint(directory)
     assert found is not None
-    assert found.name == "step-00000010"
+    assert found[0].name == "step-00000010"
     assert "step-00000020 is skipped" in caplog.text
+
+
+def test_any_flipped_byte_of_the_manifest_is_noticed(directory: RunDirectory) -> None:
+    folder = save(directory, 10)
+    path = folder / "checkpoint.json"
+    data = path.read_bytes()
+    for place in range(len(data)):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(ValueError, match="."):
+            verify_checkpoint(Location(folder))
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(
+    directory: RunDirectory,
+) -> None:
+    damage_file(save(directory, 10) / "variables.npz", "flip")
+    with pytest.raises(RunDirectoryError, match="none that can be gone on from .*step-00000010"):
+        newest_checkpoint(directory)
+
+
+def test_a_foreign_checkpoint_is_passed_over(
+    directory: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(directory, 10, run_id="ours")
+    save(directory, 20, run_id="theirs")
+    with caplog.at_level(logging.WARNING):
+        found = newest_checkpoint(directory, "ours")
+    assert found is not None
+    assert found[1].step == 10
+    assert "belongs to another run (theirs, not ours)" in caplog.text
 
 
 def test_metrics_are_one_object_per_epoch(directory: RunDirectory) -> None:

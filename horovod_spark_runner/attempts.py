@@ -1,0 +1,179 @@
+"""A training as a series of attempts: each goes on from the newest checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from .config import LaunchOptions, RestartOptions
+from .errors import HorovodSparkError, NotEnoughSlotsError, PreemptedError, RunFailedError
+from .launch.capacity import check_slots
+from .launch.channel import Message
+from .launch.console import Console
+from .launch.driver import RunResult, launch
+from .launch.restart import (
+    FINISHED,
+    Attempt,
+    classify,
+    decide,
+    describe_attempts,
+)
+from .storage.checkpoint import newest_checkpoint
+from .storage.lock import RunLock
+from .storage.run_directory import RunDirectory
+from .training.entry import MODULES, train_rank
+from .training.spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+RUNNING = "running"
+
+
+@dataclass
+class StepObserver:
+    """Shows a run on the console and notes how far it came."""
+
+    console: Console
+    last_step: int = 0
+
+    def on_message(self, message: Message) -> None:
+        if message.get("type") == "progress":
+            self.last_step = int(message.get("run_step", self.last_step))
+        self.console.on_message(message)
+
+    def close(self) -> None:
+        self.console.close()
+
+
+@dataclass
+class Attempts:
+    """Runs one training until it is finished or may not be started again.
+
+    Attributes:
+        spark: session to run in.
+        launching: how to start the ranks.
+        restarts: what to do when they are cut short.
+        directory: the run directory.
+        lock: its lock, held.
+        done: the attempts of this call so far.
+    """
+
+    spark: SparkSession
+    launching: LaunchOptions
+    restarts: RestartOptions
+    directory: RunDirectory
+    lock: RunLock
+    pause: Callable[[float], None] = time.sleep
+    done: list[Attempt] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._earlier = self.directory.read_attempts()
+
+    def run(self, spec: TrainingSpec) -> RunResult:
+        """Train as ``spec`` says and return the ranks' results.
+
+        Raises:
+            HorovodSparkError: the last attempt's error, with a line for each attempt.
+        """
+        while True:
+            try:
+                return self._attempt(spec)
+            except HorovodSparkError as error:
+                decision = decide(self.done, self.restarts, time.time())
+                if decision.restart_at is None:
+                    raise self._told(error) from error.__cause__
+                logger.warning("%s: %s", decision.reason, _first_line(error))
+                self.pause(max(0.0, decision.restart_at - time.time()))
+
+    def _attempt(self, spec: TrainingSpec) -> RunResult:
+        newest = newest_checkpoint(self.directory, spec.run_id)
+        first_step = 0 if newest is None else newest[1].step
+        shown = self.launching.stream_logs
+        observer = StepObserver(Console(show_logs=shown, show_progress=shown), first_step)
+        attempt = Attempt(
+            number=len(self._earlier) + len(self.done) + 1,
+            workers=self.launching.num_workers,
+            started=time.time(),
+            ended=time.time(),
+            first_step=first_step,
+            last_step=first_step,
+            ending=RUNNING,
+        )
+        try:
+            launching = self._fitting()
+            attempt = replace(attempt, workers=launching.num_workers)
+            self._write(attempt)
+            spec = replace(
+                spec,
+                checkpoint=None if newest is None else str(newest[0]),
+                lock_token=self.lock.begin_attempt(),
+            )
+            result = launch(
+                self.spark, launching, train_rank, (spec,), {}, observer, modules=MODULES
+            )
+            saved = result.result.preempted_at
+            if saved is not None:
+                observer.last_step = saved
+                raise PreemptedError(
+                    f"the run was asked to end (SIGTERM) and saved a checkpoint of step {saved} in "
+                    f"{self.directory.location}; the same call goes on from it, and with "
+                    "max_restarts it does so by itself"
+                )
+        except BaseException as error:
+            known = isinstance(error, HorovodSparkError)
+            self._close(
+                attempt,
+                observer.last_step,
+                classify(error) if isinstance(error, HorovodSparkError) else type(error).__name__,
+                _first_line(error) if known else repr(error),
+            )
+            raise
+        self._close(attempt, observer.last_step, FINISHED)
+        return result
+
+    def _fitting(self) -> LaunchOptions:
+        """Return the settings for as many ranks as there are slots for now.
+
+        The first attempt takes what was asked for; a restart may make do with fewer, and the next
+        one asks for all again.
+        """
+        least = self.restarts.min_workers
+        if not self.done or least is None:
+            return self.launching
+        try:
+            check_slots(self.spark, self.launching)
+        except NotEnoughSlotsError as error:
+            ranks = self.launching.num_workers * error.found // error.asked
+            if ranks < least:
+                raise
+            logger.warning("going on with %d ranks instead of %d", ranks, error.asked)
+            return replace(self.launching, num_workers=ranks)
+        return self.launching
+
+    def _close(self, attempt: Attempt, last_step: int, ending: str, cause: str = "") -> None:
+        ended = replace(attempt, ended=time.time(), last_step=last_step, ending=ending, cause=cause)
+        self.done.append(ended)
+        self._write()
+
+    def _write(self, *current: Attempt) -> None:
+        lines = [asdict(attempt) for attempt in (*self.done, *current)]
+        try:
+            self.directory.write_attempts([*self._earlier, *lines])
+        except OSError as error:  # a record for people; the run does not depend on it
+            logger.warning("%s could not be written: %s", self.directory.attempts, error)
+
+    def _told(self, error: HorovodSparkError) -> HorovodSparkError:
+        """Add what was tried to the message."""
+        if len(self.done) > 1 and isinstance(error, RunFailedError):
+            error.args = (f"{error}\n\nAttempts:\n{describe_attempts(self.done)}",)
+        return error
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

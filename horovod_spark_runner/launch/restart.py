@@ -1,0 +1,151 @@
+"""Whether and when a run that was cut short is started again. Pure.
+
+A run's own code that raised is not started again: it would raise again. A killed or lost rank, a
+lost executor, a killed mpirun, storage that was away and a request to end (preemption) say nothing
+about the code: the run is started again from its newest checkpoint, until `max_restarts` is used
+up, after pauses that double as long as no attempt gets further than the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ..config import RestartOptions
+from ..errors import (
+    CheckpointError,
+    HorovodSparkError,
+    NotEnoughSlotsError,
+    PreemptedError,
+    RankFailedError,
+    RunCancelledError,
+    RunFailedError,
+)
+
+# How attempts end.
+FINISHED = "finished"
+USER_ERROR = "user error"  # the run's own code or input
+CANCELLED = "cancelled"
+KILLED = "rank killed or lost"
+LOST = "launch failed or Spark lost it"
+STORAGE = "storage failed"
+PREEMPTED = "preempted"
+NO_SLOTS = "too few slots"
+
+RETRIED = frozenset({KILLED, LOST, STORAGE, PREEMPTED, NO_SLOTS})
+MAX_BACKOFF_SECONDS = 60.0
+
+# Exceptions on a rank that tell of its surroundings, not of its code.
+_SURROUNDINGS = (
+    "horovod.common.exceptions.HorovodInternalError",
+    "mpi4py.MPI.Exception",
+    "MemoryError",
+    "ConnectionError",
+    "ConnectionResetError",
+    "ConnectionRefusedError",
+    "BrokenPipeError",
+    "TimeoutError",
+)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at a run.
+
+    Attributes:
+        number: from 1, over all calls with the same run directory.
+        workers: ranks.
+        started: seconds since the epoch.
+        ended: likewise.
+        first_step: step of the run it went on from; 0 for the beginning.
+        last_step: last step of the run that it reported.
+        ending: one of the words above.
+        cause: what ended it, in one line; empty if it finished.
+    """
+
+    number: int
+    workers: int
+    started: float
+    ended: float
+    first_step: int
+    last_step: int
+    ending: str
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What follows from a failed attempt.
+
+    Attributes:
+        restart_at: when to start again, in seconds since the epoch; ``None`` to give up.
+        reason: why, for people.
+    """
+
+    restart_at: float | None
+    reason: str
+
+
+def classify(error: HorovodSparkError) -> str:
+    """Return how an attempt ended that raised ``error``."""
+    if isinstance(error, RankFailedError):
+        kind = error.exception_type
+        return KILLED if kind is None or kind in _SURROUNDINGS else USER_ERROR
+    for cls, ending in (
+        (RunCancelledError, CANCELLED),
+        (PreemptedError, PREEMPTED),
+        (CheckpointError, STORAGE),
+        (RunFailedError, LOST),
+        (NotEnoughSlotsError, NO_SLOTS),
+    ):
+        if isinstance(error, cls):
+            return ending
+    return USER_ERROR
+
+
+def decide(attempts: Sequence[Attempt], options: RestartOptions, now: float) -> Decision:
+    """Return what follows from the last of the call's ``attempts``, which failed.
+
+    Args:
+        attempts: all attempts of this call, the failed one last.
+        options: how often and how soon.
+        now: seconds since the epoch.
+    """
+    last, used = attempts[-1], len(attempts) - 1
+    if last.ending not in RETRIED:
+        return Decision(None, f"{last.ending}: not a matter of trying again")
+    if last.ending == NO_SLOTS and used == 0:
+        return Decision(None, "there were never enough slots")
+    if used >= options.max_restarts:
+        return Decision(None, f"max_restarts={options.max_restarts} used up")
+    pause = min(options.backoff_seconds * 2.0 ** _fruitless(attempts), MAX_BACKOFF_SECONDS)
+    return Decision(now + pause, f"{last.ending}; restart {used + 1} of {options.max_restarts}")
+
+
+def _fruitless(attempts: Sequence[Attempt]) -> int:
+    """Return how many attempts before the last began no later in the run than it did."""
+    count = 0
+    for attempt in reversed(attempts[:-1]):
+        if attempt.first_step < attempts[-1].first_step:
+            break
+        count += 1
+    return count
+
+
+def steps_lost(attempts: Sequence[Attempt]) -> int:
+    """Return how many steps were trained again because no checkpoint held them."""
+    return sum(max(0, before.last_step - after.first_step) for before, after in pairwise(attempts))
+
+
+def describe_attempts(attempts: Sequence[Attempt]) -> str:
+    """Return one line per attempt, for people."""
+    lines = []
+    for attempt in attempts:
+        cause = f": {attempt.cause}" if attempt.cause else ""
+        lines.append(
+            f"  attempt {attempt.number}, {attempt.workers} ranks, "
+            f"{attempt.ended - attempt.started:.0f} s, steps {attempt.first_step} to "
+            f"{attempt.last_step}: {attempt.ending}{cause}"
+        )
+    return "\n".join(lines)

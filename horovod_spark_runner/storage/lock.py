@@ -1,0 +1,195 @@
+"""The lock that keeps two runs from writing one run directory.
+
+``lock.json`` names its holder (host, process) and carries a time that the holder renews. It is
+stale once its process is known to be dead or, seen from another machine, once it has not been
+renewed for a minute. Object stores cannot create a file exclusively, so whoever writes the lock
+there reads it back after a moment; and every checkpoint's writer looks whether the lock is still
+its run's own (`holds`), which keeps out a run whose lock was taken while it seemed dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..errors import RunDirectoryError
+from .filesystem import Location
+from .run_directory import RunDirectory
+
+logger = logging.getLogger(__name__)
+
+RENEW_SECONDS = 10.0
+STALE_SECONDS = 60.0
+# How long another writer's lock may take to become visible on an object store.
+SETTLE_SECONDS = 1.0
+
+
+class RunLock:
+    """Holds a run directory for one writer; use as a context manager.
+
+    Args:
+        directory: the run directory.
+
+    Raises:
+        RunDirectoryError: on entry, if another run holds it.
+    """
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._place = directory.lock
+        self.token = uuid.uuid4().hex
+        self._ended = threading.Event()
+        self._guard = threading.Lock()  # token and file change together
+        self._renewing = threading.Thread(target=self._renew, name="hsr-lock", daemon=True)
+
+    def __enter__(self) -> RunLock:
+        for _ in range(2):  # a stale lock is taken away once
+            if self._place.create_text(self._record()):
+                self._confirm()
+                self._renewing.start()
+                return self
+            self._remove_stale()
+        raise RunDirectoryError(self._refusal(read_lock(self._place) or {}))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._renewing.join()
+        with contextlib.suppress(OSError):
+            if holds(self._directory, self.token):
+                self._place.delete_file()
+
+    def begin_attempt(self) -> str:
+        """Return a new token; writers of an earlier attempt are shut out from now on."""
+        with self._guard:
+            self.token = uuid.uuid4().hex
+            self._place.write_text(self._record())
+        return self.token
+
+    def _record(self) -> str:
+        return json.dumps({"token": self.token, "renewed": time.time(), **_identity()})
+
+    def _confirm(self) -> None:
+        if self._place.is_local:
+            return
+        time.sleep(SETTLE_SECONDS)
+        found = read_lock(self._place) or {}
+        if found.get("token") != self.token:
+            raise RunDirectoryError(self._refusal(found))
+
+    def _remove_stale(self) -> None:
+        found = read_lock(self._place)
+        if found is None:
+            return
+        reason = why_stale(found, time.time())
+        if reason is None:
+            raise RunDirectoryError(self._refusal(found))
+        logger.warning("%s is stale (%s) and is taken over", self._place, reason)
+        # Moved away first: of two that see it stale, one succeeds, and may check what it moved.
+        aside = Location(f"{self._place}.{uuid.uuid4().hex[:8]}")
+        with contextlib.suppress(FileNotFoundError):
+            self._place.move_to(aside)
+            moved = read_lock(aside) or {}
+            if moved.get("token") != found.get("token"):
+                self._place.create_text(json.dumps(moved))
+            aside.delete_file()
+
+    def _refusal(self, found: dict[str, Any]) -> str:
+        age = time.time() - float(found.get("renewed", 0.0))
+        return (
+            f"run_dir {self._directory.location} is being written by another run (process "
+            f"{found.get('pid')} on {found.get('host')}, last seen {age:.0f} s ago). Wait for it, "
+            f"give another run_dir, or delete {self._place} if that run is surely dead"
+        )
+
+    def _renew(self) -> None:
+        while not self._ended.wait(RENEW_SECONDS):
+            try:
+                with self._guard:
+                    # Never over another's: a run thought dead must not take the lock back.
+                    if not holds(self._directory, self.token):
+                        logger.warning("%s was taken over by another run", self._place)
+                        return
+                    self._place.write_text(self._record())
+            except OSError as error:
+                logger.warning("%s could not be renewed: %s", self._place, error)
+
+
+def read_lock(place: Location) -> dict[str, Any] | None:
+    """Return the contents of a lock; empty if unreadable, ``None`` if there is none."""
+    try:
+        found = json.loads(place.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def holds(directory: RunDirectory, token: str) -> bool:
+    """Tell whether the run directory's lock is the one of ``token``."""
+    return (read_lock(directory.lock) or {}).get("token") == token
+
+
+def check_held(directory: RunDirectory, token: str) -> None:
+    """Check that the run directory's lock is still the one of ``token``.
+
+    Raises:
+        RunDirectoryError: another run has it.
+        OSError: it cannot be read; the storage may be away.
+    """
+    found = read_lock(directory.lock)
+    if found is None:
+        raise FileNotFoundError(f"{directory.lock} is gone")
+    if found.get("token") != token:
+        raise RunDirectoryError(
+            f"run_dir {directory.location} was taken over by another run; this one writes no more"
+        )
+
+
+def why_stale(found: dict[str, Any], now: float) -> str | None:
+    """Return why the lock's holder must be dead, or ``None`` if it may be alive."""
+    own = _identity()
+    if all(found.get(name) == own[name] for name in ("host", "boot", "pids")):
+        pid = int(found.get("pid", 0))
+        if process_start(pid) != found.get("started"):
+            return f"process {pid} on this machine is gone"
+        return None
+    age = now - float(found.get("renewed", 0.0))
+    if age > STALE_SECONDS:
+        return f"it was last renewed {age:.0f} s ago on {found.get('host')}"
+    return None
+
+
+def _identity() -> dict[str, Any]:
+    """Return what tells this process from all others, also from a later one of the same number."""
+    return {
+        "host": socket.gethostname(),
+        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "pids": os.readlink("/proc/self/ns/pid"),
+        "pid": os.getpid(),
+        "started": process_start(os.getpid()),
+    }
+
+
+def process_start(pid: int) -> str | None:
+    """Return when a process of this machine started, in clock ticks; ``None`` if it is gone."""
+    try:
+        # The command's name, in brackets, may hold anything; the rest are numbers.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]

@@ -1,0 +1,106 @@
+"""Writes checkpoints one after the other in a thread, while the training goes on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from ..config import CheckpointOptions
+from ..errors import CheckpointError
+from .checkpoint import Arrays, CheckpointInfo, prune_checkpoints, save_checkpoint
+from .lock import check_held
+from .run_directory import RunDirectory
+
+logger = logging.getLogger(__name__)
+
+# Storage that is away for a moment gets these chances, in seconds.
+RETRY_PAUSES = (0.5, 2.0)
+
+
+class CheckpointWriter:
+    """Writes checkpoints of one run.
+
+    Args:
+        directory: the run directory.
+        options: which to keep, and what an error means.
+        token: the lock that must be held by the run.
+        pause: how to wait; for tests.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        options: CheckpointOptions,
+        token: str,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._directory = directory
+        self._options = options
+        self._token = token
+        self._pause = pause
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="hsr-checkpoint")
+        self._pending: Future[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._pending is not None and not self._pending.done()
+
+    def submit(self, info: CheckpointInfo, files: Mapping[str, Arrays]) -> None:
+        """Write a checkpoint in the background; waits for the one before.
+
+        The arrays must not change any more.
+
+        Raises:
+            CheckpointError: the one before could not be written, and errors are to be raised.
+            RunDirectoryError: another run has taken the run directory over.
+        """
+        self.wait()
+        self._pending = self._pool.submit(self._write, info, files)
+
+    def poll(self) -> None:
+        """Raise what went wrong meanwhile, as `submit` does; never waits."""
+        if not self.busy:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written; raises as `submit` does."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except CheckpointError as error:
+            if self._options.on_error == "raise":
+                raise
+            logger.warning("%s. The training goes on", error)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _write(self, info: CheckpointInfo, files: Mapping[str, Arrays]) -> None:
+        for pause in (*RETRY_PAUSES, None):
+            try:
+                self._write_once(info, files)
+                return
+            except OSError as error:
+                if pause is None:
+                    raise CheckpointError(self._explain(info.step, error)) from error
+                logger.warning("checkpoint of step %d: %s; trying again", info.step, error)
+                self._pause(pause)
+
+    def _write_once(self, info: CheckpointInfo, files: Mapping[str, Arrays]) -> None:
+        check_held(self._directory, self._token)
+        save_checkpoint(self._directory, info, files)
+        self._directory.write_metrics(info.history)
+        prune_checkpoints(self._directory, info.step, self._options)
+
+    def _explain(self, step: int, error: OSError) -> str:
+        return (
+            f"the checkpoint of step {step} could not be written to "
+            f"{self._directory.checkpoints}: {error}. Those before are untouched; once the storage "
+            "takes files again, the same call goes on from the newest. With "
+            "on_checkpoint_error='warn' the training goes on without"
+        )

@@ -1,0 +1,55 @@
+"""Batches of columns as what the model's steps take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..data.reader import Arrays, Batch
+from .model import InputBinding, averages_by_weight, bind_outputs
+from .spec import TrainingSpec
+
+
+class BatchBinding:
+    """Connects the columns of a training with its model.
+
+    Args:
+        model: the compiled model.
+        spec: the training.
+
+    Raises:
+        ModelError: the model does not fit the columns.
+    """
+
+    def __init__(self, model: Any, spec: TrainingSpec) -> None:
+        self._inputs = InputBinding(model, spec.inputs, spec.train)
+        self._labels = bind_outputs(model, spec.outputs)
+        self._weight = spec.weight
+        self._by_weight = averages_by_weight(model)
+        self.columns = [*spec.inputs.columns, *spec.outputs.columns]
+        if spec.weight is not None:
+            self.columns.append(spec.weight)
+        columns = [spec.train.column(name) for name in dict.fromkeys(self.columns)]
+        # Stands in where a rank has no row of its own.
+        self.blank: Arrays = {c.name: np.zeros((1, *c.shape), c.dtype) for c in columns}
+
+    @property
+    def example(self) -> Any:
+        """One row of inputs, all zeros."""
+        return self._inputs(self.blank)
+
+    def data(self, arrays: Arrays) -> tuple[Any, ...]:
+        """Return what the model's ``train_step`` and ``test_step`` take."""
+        values: tuple[Any, ...] = (self._inputs(arrays), self._labels(arrays))
+        if self._weight is not None:
+            values = (*values, arrays[self._weight])
+        data: tuple[Any, ...] = tf.nest.map_structure(tf.convert_to_tensor, values)
+        return data
+
+    def weight_of(self, batch: Batch) -> float:
+        """Return what the batch counts for in the mean over the global batch."""
+        if self._by_weight and self._weight is not None:
+            return float(np.sum(batch.arrays[self._weight], dtype=np.float64))
+        return float(batch.rows)

@@ -1,0 +1,136 @@
+"""What Keras callbacks remember, as JSON and arrays: early stopping, plateaus, best values.
+
+Keras callbacks have no common way to be saved. What a callback has changed in its own attributes
+since training began is its state; what is a number, text, array, or list or dictionary of those,
+can be saved and given back. Anything else (open files, functions) is made again by the callback.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import keras
+import numpy as np
+
+logger = logging.getLogger(__name__)
+
+_ABSENT = object()
+# Set by Keras itself for every training.
+_FRAMEWORK = {"model", "_model", "params"}
+
+
+class CallbackStates:
+    """The state of some callbacks.
+
+    Args:
+        callbacks: the callbacks by a name that is the same in every run, just after their
+            ``on_train_begin``.
+    """
+
+    def __init__(self, callbacks: dict[str, Any]) -> None:
+        self._callbacks = callbacks
+        self._initial = {
+            name: {key: _pack(value) for key, value in _attributes(callback).items()}
+            for name, callback in callbacks.items()
+        }
+        self._warned: set[str] = set()
+
+    def capture(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return what has changed: JSON by callback, and the arrays it refers to by name."""
+        state: dict[str, Any] = {}
+        arrays: dict[str, np.ndarray] = {}
+        for name, callback in self._callbacks.items():
+            changed = {}
+            for key, value in _attributes(callback).items():
+                packed = _pack(value)
+                if packed is None:
+                    self._warn(name, key, value)
+                elif not _same(packed, self._initial[name].get(key)):
+                    changed[key] = packed[0]
+                    for number, array in enumerate(packed[1]):
+                        arrays[f"{name}/{key}/{number:05d}"] = array
+            if changed:
+                state[name] = changed
+        return state, arrays
+
+    def restore(self, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Give the callbacks what `capture` returned; unknown ones are left as they are."""
+        for name, changed in state.items():
+            if name not in self._callbacks:
+                logger.warning("the checkpoint has the state of callback %s, not given now", name)
+                continue
+            for key, value in changed.items():
+                prefix = f"{name}/{key}/"
+                own = [arrays[n] for n in sorted(arrays) if n.startswith(prefix)]
+                setattr(self._callbacks[name], key, _unpack(value, own))
+
+    def _warn(self, name: str, key: str, value: Any) -> None:
+        # Only what came since the training began can be state; callables and files cannot.
+        known = key in self._initial[name]
+        if known or callable(value) or hasattr(value, "write") or f"{name}.{key}" in self._warned:
+            return
+        self._warned.add(f"{name}.{key}")
+        logger.warning(
+            "callback %s: attribute %s (%s) cannot be kept in checkpoints; a resumed run begins "
+            "without it",
+            name,
+            key,
+            type(value).__name__,
+        )
+
+
+def _attributes(callback: Any) -> dict[str, Any]:
+    left_out = set(_FRAMEWORK)
+    if hasattr(callback, "monitor_op"):
+        # Keras turns its sign round, once, when it finds out which way the metric is better.
+        left_out.add("min_delta")
+    return {key: value for key, value in vars(callback).items() if key not in left_out}
+
+
+def _pack(value: Any) -> tuple[Any, list[np.ndarray]] | None:
+    """Return ``value`` as JSON that refers to the arrays beside it, or ``None``."""
+    arrays: list[np.ndarray] = []
+    try:
+        return _pack_into(value, arrays), arrays
+    except TypeError:
+        return None
+
+
+def _pack_into(value: Any, arrays: list[np.ndarray]) -> Any:
+    if value is None or (
+        isinstance(value, (bool, int, float, str)) and not isinstance(value, np.generic)
+    ):
+        return value
+    if isinstance(value, (list, tuple)):
+        items = [_pack_into(item, arrays) for item in value]
+        return {"list" if isinstance(value, list) else "tuple": items}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: _pack_into(item, arrays) for key, item in value.items()}}
+    if isinstance(value, np.generic) or keras.ops.is_tensor(value):
+        value = np.asarray(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufcV" and value.dtype.names is None:
+        arrays.append(np.array(value))
+        return {"array": len(arrays) - 1}
+    raise TypeError(type(value).__name__)
+
+
+def _unpack(value: Any, arrays: list[np.ndarray]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, inner),) = value.items()
+    if kind == "array":
+        return arrays[inner] if arrays[inner].shape else arrays[inner][()]
+    if kind == "dict":
+        return {key: _unpack(item, arrays) for key, item in inner.items()}
+    items = [_unpack(item, arrays) for item in inner]
+    return items if kind == "list" else tuple(items)
+
+
+def _same(one: tuple[Any, list[np.ndarray]], other: Any) -> bool:
+    if other is None or one[0] != other[0] or len(one[1]) != len(other[1]):
+        return False
+    return all(
+        a.dtype == b.dtype and a.tobytes() == b.tobytes()
+        for a, b in zip(one[1], other[1], strict=True)
+    )

@@ -1,0 +1,182 @@
+"""Checkpoints of a training: when one is due, taking it together, and going on from one.
+
+Taking one stops the training only for a copy of the values and one small gather of what the ranks
+keep for themselves; a thread of rank 0 writes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from mpi4py import MPI
+
+from ..errors import InvalidInputError, RunDirectoryError
+from ..storage.checkpoint import (
+    RANKS_FILE,
+    VARIABLES_FILE,
+    CheckpointInfo,
+    load_checkpoint,
+)
+from ..storage.filesystem import Location
+from ..storage.run_directory import RunDirectory
+from ..storage.writer import CheckpointWriter
+from .callback_state import CallbackStates
+from .progress import Progress
+from .rank_state import RankState, capture_rank, join_states, split_states, state_for
+from .spec import TrainingSpec
+from .state import TrainingVariables
+
+logger = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Takes and restores the checkpoints of one rank, together with all others.
+
+    Args:
+        spec: the training.
+        world: communicator of all ranks.
+        model: the built model.
+        variables: its variables.
+    """
+
+    def __init__(
+        self, spec: TrainingSpec, world: MPI.Comm, model: Any, variables: TrainingVariables
+    ) -> None:
+        self._spec = spec
+        self._options = spec.checkpoints
+        self._world = world
+        self._rank = world.Get_rank()
+        self._model = model
+        self._variables = variables
+        self._metric_known = spec.checkpoints.best_metric is None
+        self._last = time.monotonic()
+        self._writer = CheckpointWriter(
+            RunDirectory(Location(spec.run_dir)), spec.checkpoints, spec.lock_token
+        )
+
+    # -- going on ------------------------------------------------------------------------------
+
+    def load(self) -> tuple[CheckpointInfo, RankState] | None:
+        """Read the checkpoint to go on from on rank 0, restore what all share, hand out the rest.
+
+        The shared variables are restored on rank 0 only: they are broadcast anyway.
+
+        Raises:
+            RunDirectoryError: it is another model's or cannot be read.
+        """
+        if self._spec.checkpoint is None:
+            return None
+        info: CheckpointInfo | None = None
+        states: list[RankState] | None = None
+        if self._rank == 0:
+            info, files = _load(Location(self._spec.checkpoint))
+            self._check_order(info)
+            self._variables.check_same(info.variables, self._spec.checkpoint)
+            self._variables.restore(files[VARIABLES_FILE])
+            saved = split_states(info.rank_states, files[RANKS_FILE])
+            size = self._world.Get_size()
+            states = [state_for(saved, rank, size) for rank in range(size)]
+        return self._world.bcast(info), self._world.scatter(states)
+
+    def _check_order(self, info: CheckpointInfo) -> None:
+        """Within an epoch, what is left of it must be what it would have been."""
+        if info.epoch_step == 0:
+            return
+        other = {
+            name: (info.order.get(name), value)
+            for name, value in self._spec.order.items()
+            if info.order.get(name) != value
+        }
+        if other:
+            shown = ", ".join(f"{name} {old} (now {new})" for name, (old, new) in other.items())
+            raise RunDirectoryError(
+                f"checkpoint {self._spec.checkpoint} was taken within epoch {info.epoch + 1}, and "
+                f"what is left of that epoch depends on {shown}. Finish the epoch with the same "
+                "values (batch_size times num_workers is the global batch), then change them"
+            )
+
+    # -- taking one ----------------------------------------------------------------------------
+
+    def wants(self, step: int) -> bool:
+        """Tell, equally on all ranks, whether one is due after ``step`` steps of the run."""
+        every = self._options.every_steps
+        return every is not None and step % every == 0
+
+    def clock_is_due(self) -> bool:
+        """Tell whether this rank asks for one because of the time."""
+        minutes = self._options.every_minutes
+        if self._rank or minutes is None:
+            return False
+        return time.monotonic() - self._last >= 60 * minutes
+
+    def save(self, progress: Progress, callbacks: CallbackStates, state: dict[str, Any]) -> None:
+        """Take a checkpoint; every rank must call it at the same step.
+
+        Raises:
+            CheckpointError: an earlier one could not be written.
+        """
+        own = capture_rank(
+            self._model,
+            self._variables,
+            callbacks,
+            rank=self._rank,
+            in_epoch=progress.epoch_step > 0,
+        )
+        states = self._world.gather(own)
+        self._last = time.monotonic()
+        if states is None:
+            return
+        info = CheckpointInfo(
+            step=progress.step,
+            epoch=progress.epoch,
+            history=list(progress.history),
+            data_fingerprint=self._spec.train.fingerprint,
+            variables=self._variables.describe(),
+            epoch_step=progress.epoch_step,
+            world=len(states),
+            run_id=self._spec.run_id,
+            order=self._spec.order,
+            settings=self._spec.settings,
+            state=state,
+            rank_states=[rank_state.values for rank_state in states],
+        )
+        files = {VARIABLES_FILE: self._variables.capture(), RANKS_FILE: join_states(states)}
+        self._writer.submit(info, files)
+
+    def check_metric(self, logs: dict[str, float]) -> None:
+        """Check, after a first step, that there will be a metric to tell the best by.
+
+        Raises:
+            InvalidInputError: there will not.
+        """
+        if self._metric_known:
+            return
+        names = sorted(logs)
+        if self._spec.validation is not None:
+            names += [f"val_{name}" for name in names]
+        if self._options.best_metric not in names:
+            raise InvalidInputError(
+                f"best_metric={self._options.best_metric!r} is no metric of this training; it has "
+                + ", ".join(names)
+            )
+        self._metric_known = True
+
+    def poll(self) -> None:
+        """Raise what went wrong in writing, if anything did."""
+        self._writer.poll()
+
+    def finish(self) -> None:
+        """Wait until all that was taken is written."""
+        self._writer.wait()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _load(folder: Location) -> tuple[CheckpointInfo, dict[str, Any]]:
+    try:
+        return load_checkpoint(folder)
+    except ValueError as error:
+        raise RunDirectoryError(f"checkpoint {folder} cannot be read: {error}") from error

@@ -1,0 +1,84 @@
+"""How far a training has come, and telling the driver."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..launch.reporting import send
+
+PROGRESS_SECONDS = 0.2
+
+
+@dataclass
+class Progress:
+    """How far a training has come.
+
+    Attributes:
+        step: steps of the whole run.
+        epoch: whole epochs.
+        epoch_step: steps of the epoch after those.
+        history: metrics of the whole epochs.
+        stopped_at: ``epochs`` of the call that a callback ended early; ``None`` otherwise.
+        rows: rows this rank has trained on since it was started.
+        seconds: time it has spent in training steps.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    epoch_step: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+    stopped_at: int | None = None
+    rows: int = 0
+    seconds: float = 0.0
+
+
+class ProgressReporter:
+    """Tells the driver about steps, not too often, and about epochs.
+
+    Args:
+        rank: only rank 0 tells.
+        epochs: epochs the run is to have.
+    """
+
+    def __init__(self, rank: int, epochs: int) -> None:
+        self._silent = rank != 0
+        self._epochs = epochs
+        self._last = 0.0
+
+    def step(self, progress: Progress, steps: int, logs: dict[str, float]) -> None:
+        """Tell of a step of an epoch of ``steps``, unless the epoch's own report follows."""
+        now = time.monotonic()
+        if now - self._last >= PROGRESS_SECONDS and progress.epoch_step < steps:
+            self._last = now
+            self._send(progress.epoch, progress, progress.epoch_step, steps, logs)
+
+    def epoch(self, progress: Progress, steps: int, rate: float) -> None:
+        """Tell of the epoch just completed, at ``rate`` samples per second."""
+        self._last = time.monotonic()
+        logs = progress.history[-1]
+        self._send(progress.epoch - 1, progress, steps, steps, logs, samples_per_second=rate)
+
+    def _send(
+        self,
+        epoch: int,
+        progress: Progress,
+        step: int,
+        steps: int,
+        logs: dict[str, float],
+        **more: Any,
+    ) -> None:
+        if not self._silent:
+            send(
+                {
+                    "type": "progress",
+                    "epoch": epoch,
+                    "epochs": self._epochs,
+                    "step": step,
+                    "steps": steps,
+                    "run_step": progress.step,
+                    "metrics": logs,
+                    **more,
+                }
+            )

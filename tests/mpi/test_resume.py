@@ -1,0 +1,173 @@
+"""Going on from checkpoints: to the bit on as many ranks, to rounding on others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner import InvalidInputError, RunDirectoryError, run_training
+from tests.faults.injection import Fault, callbacks_for
+
+pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+
+
+def make_model() -> Any:
+    """A model with all that has a state: moments, dropout, statistics, a decaying rate."""
+    import keras
+
+    model = keras.Sequential(
+        [
+            keras.layers.Input((64,)),
+            keras.layers.GaussianNoise(0.05),
+            keras.layers.Dense(16, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+    rate = keras.optimizers.schedules.ExponentialDecay(0.02, 10, 0.9)
+    model.compile(
+        keras.optimizers.Adam(rate), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    return model
+
+
+def plain_model() -> Any:
+    """A model in which it does not matter how a global batch is spread over ranks."""
+    import keras
+
+    model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(10)])
+    model.compile(
+        keras.optimizers.Adam(0.02), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    return model
+
+
+class Callbacks:
+    """Callbacks with a state, and the faults given."""
+
+    def __init__(self, *faults: Fault, folder: Path) -> None:
+        self.inject = callbacks_for(list(faults), str(folder))
+
+    def __call__(self) -> list[Any]:
+        import random
+
+        import keras
+
+        class Draws(keras.callbacks.Callback):  # type: ignore[misc]
+            """Keeps what it draws from the global generators."""
+
+            def on_train_begin(self, logs: Any = None) -> None:
+                self.drawn: list[float] = []
+
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                self.drawn += [random.random(), float(np.random.rand())]
+
+            def on_epoch_end(self, epoch: int, logs: Any) -> None:
+                logs["drawn"] = float(np.sum(self.drawn))
+
+        stop = keras.callbacks.EarlyStopping(
+            "val_loss", patience=1, min_delta=0.02, restore_best_weights=True
+        )
+        return [Draws(), stop, *self.inject()]
+
+
+def train(frame: Any, run_dir: Path, model_fn: Any = make_model, **arguments: Any) -> Any:
+    given: dict[str, Any] = {
+        "feature_cols": ["image"],
+        "label_cols": ["digit"],
+        "num_workers": 2,
+        "batch_size": 24,
+        "epochs": 3,
+        "validation": 0.2,
+        "run_dir": str(run_dir),
+        "verbose": False,
+        "restart_backoff": 0.1,
+        **arguments,
+    }
+    return run_training(frame, model_fn, **given)
+
+
+def final_weights(run_dir: Path) -> dict[str, np.ndarray]:
+    with np.load(run_dir / "model" / "weights.npz") as file:
+        return {name: file[name] for name in file.files}
+
+
+@pytest.fixture(scope="module")
+def small(digits_df: Any) -> Any:
+    return digits_df.filter("id < 500").cache()
+
+
+def test_a_killed_run_ends_as_an_undisturbed_one(small: Any, tmp_path: Path) -> None:
+    whole = train(
+        small, tmp_path / "whole", callbacks=Callbacks(folder=tmp_path), keep_checkpoints=9
+    )
+    faults = Callbacks(Fault(13, 1, "sigkill"), Fault(20, 0, "sigterm"), folder=tmp_path)
+    run = train(
+        small,
+        tmp_path / "run",
+        callbacks=faults,
+        checkpoint_every_steps=5,
+        max_restarts=2,
+        keep_checkpoints=1,
+        best_metric="val_accuracy",
+        best_mode="max",
+    )
+    assert run.history == whole.history
+    expected = final_weights(tmp_path / "whole")
+    for name, array in final_weights(tmp_path / "run").items():
+        np.testing.assert_array_equal(array, expected[name])
+    told = [(a.first_step, a.ending) for a in run.attempts]
+    assert told == [(0, "rank killed or lost"), (10, "preempted"), (21, "finished")]
+    assert "killed by signal 9" in run.attempts[0].cause
+    lines = (tmp_path / "run" / "attempts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["ending"] for line in lines] == [ending for _, ending in told]
+    kept = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
+    best = int(np.argmax([logs["val_accuracy"] for logs in whole.history]))
+    steps = sorted(int(p.name[5:]) for p in (tmp_path / "whole" / "checkpoints").iterdir())
+    assert kept == sorted({f"step-{steps[n]:08d}" for n in (best, len(steps) - 1)})
+    assert not (tmp_path / "run" / "lock.json").exists()
+
+
+def test_another_number_of_ranks_sees_the_same_batches(small: Any, tmp_path: Path) -> None:
+    whole = train(small, tmp_path / "whole", plain_model, epochs=2)
+    faults = callbacks_for([Fault(5, 0, "exception")], str(tmp_path))
+    with pytest.raises(Exception, match="an injected fault"):
+        train(
+            small,
+            tmp_path / "run",
+            plain_model,
+            epochs=2,
+            callbacks=faults,
+            checkpoint_every_steps=4,
+            max_restarts=3,  # not for errors of one's own code
+        )
+    # Within the epoch, another global batch would leave out some rows and repeat others.
+    with pytest.raises(RunDirectoryError, match=r"global_batch 48 \(now 24\)"):
+        train(small, tmp_path / "run", plain_model, epochs=2, num_workers=1)
+    arguments = {"epochs": 2, "num_workers": 3, "batch_size": 16, "resume": "required"}
+    run = train(small, tmp_path / "run", plain_model, **arguments)
+    assert [attempt.first_step for attempt in run.attempts] == [4]
+    assert run.attempts[0].number == 3
+    for ours, theirs in zip(run.history, whole.history, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    expected = final_weights(tmp_path / "whole")
+    for name, array in final_weights(tmp_path / "run").items():
+        np.testing.assert_allclose(array, expected[name], atol=1e-5)
+
+    # Weights of that run to begin another with.
+    start = train(
+        small,
+        tmp_path / "warm",
+        plain_model,
+        epochs=1,
+        initial_weights=str(tmp_path / "run"),
+        best_metric="val_loss",
+    )
+    assert start.history[0]["loss"] < whole.history[0]["loss"] * 0.7
+    with pytest.raises(InvalidInputError, match="best_metric='val_los' is no metric .* val_loss"):
+        train(small, tmp_path / "other", plain_model, best_metric="val_los")

@@ -1,0 +1,225 @@
+"""States of ranks, callbacks and generators."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner.errors import ModelError, RunDirectoryError
+
+
+@pytest.fixture(scope="module")
+def keras() -> Any:
+    return pytest.importorskip("keras")
+
+
+def test_generators_go_on_where_they_were(keras: Any) -> None:
+    import tensorflow as tf
+
+    from horovod_spark_runner.training.random_state import capture_random, restore_random
+
+    def draw() -> list[Any]:
+        return [
+            random.random(),
+            random.gauss(0, 1),
+            np.random.rand(),
+            np.random.normal(),
+            tf.random.get_global_generator().normal((2,)).numpy().tolist(),
+            np.asarray(keras.random.normal((2,))).tolist(),
+        ]
+
+    keras.utils.set_random_seed(3)
+    draw()  # a gauss of each pair is kept for the next call
+    values, arrays = capture_random()
+    expected = draw()
+    draw()
+    restore_random(json.loads(json.dumps(values)), arrays)
+    assert draw() == expected
+
+
+def test_making_the_generators_draws_nothing(keras: Any) -> None:
+    from horovod_spark_runner.training.random_state import make_generators
+
+    keras.utils.set_random_seed(3)
+    expected = random.random()
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(3)
+    make_generators()
+    assert random.random() == expected
+
+
+def some_callbacks(keras: Any) -> dict[str, Any]:
+    class Own(keras.callbacks.Callback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.limit = 3
+            self.function = len
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.seen: dict[str, Any] = {}
+            self.pair = (0, None)
+
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    stop = keras.callbacks.EarlyStopping(
+        "loss", min_delta=0.1, patience=5, restore_best_weights=True
+    )
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=2)
+    callbacks = {"0": stop, "1": plateau, "2": Own()}
+    for callback in callbacks.values():
+        callback.set_model(model)
+        callback.on_train_begin()
+    return callbacks
+
+
+def test_callbacks_go_on_where_they_were(keras: Any) -> None:
+    from horovod_spark_runner.training.callback_state import CallbackStates
+
+    before = some_callbacks(keras)
+    states = CallbackStates(before)
+    assert states.capture() == ({}, {})
+    for epoch, loss in enumerate([3.0, 1.0, 2.0, 1.05]):
+        before["0"].on_epoch_end(epoch, {"loss": loss})
+        before["1"].on_epoch_end(epoch, {"loss": loss})
+    before["2"].seen = {"a": [1, np.float32(2.5)], "b": np.arange(3)}
+    before["2"].pair = (7, "x")
+    values, arrays = states.capture()
+    after = some_callbacks(keras)
+    CallbackStates(after).restore(json.loads(json.dumps(values)), arrays)
+    assert (after["0"].wait, after["0"].best, after["0"].best_epoch) == (2, 1.0, 1)
+    for ours, theirs in zip(after["0"].best_weights, before["0"].best_weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert after["2"].seen["a"] == [1, 2.5]
+    np.testing.assert_array_equal(after["2"].seen["b"], [0, 1, 2])
+    assert after["2"].pair == (7, "x")
+    for epoch, loss in enumerate([1.01, 0.95, 0.8], start=4):
+        for number in ("0", "1"):
+            before[number].on_epoch_end(epoch, {"loss": loss})
+            after[number].on_epoch_end(epoch, {"loss": loss})
+            for name in ("wait", "best", "best_epoch", "min_delta", "cooldown_counter"):
+                assert getattr(after[number], name, 0) == getattr(before[number], name, 0)
+
+
+def test_settings_of_callbacks_may_change(keras: Any) -> None:
+    from horovod_spark_runner.training.callback_state import CallbackStates
+
+    before = some_callbacks(keras)
+    states = CallbackStates(before)
+    before["0"].on_epoch_end(0, {"loss": 1.0})
+    values, arrays = states.capture()
+    after = some_callbacks(keras)
+    after["0"].patience = 99
+    CallbackStates(after).restore(values, arrays)
+    assert (after["0"].patience, after["0"].best) == (99, 1.0)
+
+
+def rank_states() -> list[Any]:
+    from horovod_spark_runner.training.rank_state import RankState
+
+    return [
+        RankState(
+            {"random": rank, "callbacks": {}},
+            {
+                "seed/00000": np.array([rank + 5, 9], np.uint32),
+                "metric/00000": np.array(10.0 + rank, np.float32),
+                **({"callback/0/best/00000": np.ones(2)} if rank == 0 else {}),
+            },
+        )
+        for rank in range(2)
+    ]
+
+
+def test_states_are_joined_and_split() -> None:
+    from horovod_spark_runner.training.rank_state import join_states, split_states
+
+    states = rank_states()
+    again = split_states([state.values for state in states], join_states(states))
+    for ours, theirs in zip(again, states, strict=True):
+        assert ours.values == theirs.values
+        assert ours.arrays.keys() == theirs.arrays.keys()
+
+
+def test_as_many_ranks_take_their_own_states() -> None:
+    from horovod_spark_runner.training.rank_state import state_for
+
+    second = state_for(rank_states(), 1, 2)
+    assert second.values["random"] == 1
+    assert second.arrays["seed/00000"].tolist() == [6, 9]
+    assert second.arrays["metric/00000"] == 11.0
+    assert "callback/0/best/00000" in second.arrays
+
+
+def test_other_numbers_of_ranks_keep_the_sums() -> None:
+    from horovod_spark_runner.training.rank_state import state_for
+
+    for size in (1, 3):
+        states = [state_for(rank_states(), rank, size) for rank in range(size)]
+        assert [float(s.arrays["metric/00000"]) for s in states] == [21.0, 0.0, 0.0][:size]
+        seeds = [tuple(s.arrays["seed/00000"]) for s in states]
+        assert len(set(seeds)) == size
+        assert all(count == 9 for _, count in seeds)
+
+
+def small_model(keras: Any, width: int = 3) -> Any:
+    return keras.Sequential(
+        [
+            keras.layers.Input((2,)),
+            keras.layers.Dense(width),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+@pytest.mark.parametrize("form", ["keras", "weights.h5", "saved_model"])
+def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
+    from horovod_spark_runner.training.warm_start import load_initial_weights, read_warm_start
+
+    source = small_model(keras)
+    place = tmp_path / f"model.{form}"
+    if form == "keras":
+        source.save(place)
+    elif form == "weights.h5":
+        source.save_weights(place)
+    else:
+        source.export(place, verbose=False)
+    start = read_warm_start(place)
+    model = small_model(keras)
+    load_initial_weights(model, start)
+    for ours, theirs in zip(model.weights, source.weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(ModelError, match=r"do not fit the model"):
+        load_initial_weights(small_model(keras, 4), start)
+
+
+def test_what_holds_no_weights_is_refused(tmp_path: Any) -> None:
+    from horovod_spark_runner.training.warm_start import read_warm_start
+
+    with pytest.raises(ModelError, match="is no run directory"):
+        read_warm_start(tmp_path)
+    with pytest.raises(ModelError, match="cannot be read"):
+        read_warm_start(tmp_path / "none.keras")
+
+
+def test_other_metrics_within_an_epoch_are_refused(keras: Any) -> None:
+    from horovod_spark_runner.training.callback_state import CallbackStates
+    from horovod_spark_runner.training.rank_state import capture_rank, restore_rank
+    from horovod_spark_runner.training.state import TrainingVariables
+
+    def fitted(metrics: list[str]) -> Any:
+        model = small_model(keras)
+        model.compile("sgd", "mse", metrics=metrics)
+        model.fit(np.zeros((4, 2)), np.zeros(4), verbose=0)
+        return model
+
+    one, other = fitted(["mae"]), fitted([])
+    states = CallbackStates({})
+    state = capture_rank(one, TrainingVariables(one), states, rank=0, in_epoch=True)
+    restore_rank(state, one, TrainingVariables(one), states)
+    with pytest.raises(RunDirectoryError, match="compiled with other metrics"):
+        restore_rank(state, other, TrainingVariables(other), states)
