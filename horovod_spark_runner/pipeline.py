@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import MATERIALIZERS, RESUMES, FitOptions, LaunchOptions, check_choice, check_count
+from .config import RESUMES, FitOptions, LaunchOptions, check_choice, check_count
 from .data.manifest import Manifest
-from .data.materialize import DataRequest, materialize
-from .data.schema import Roles, check_shape_names, sources_of
-from .data.split import check_validation, split_rows
+from .data.prepare import DataOptions, check_data, prepared, session_of
+from .data.schema import Roles
 from .errors import DataError, InvalidInputError, RunDirectoryError
 from .launch.capacity import check_slots
 from .launch.console import Console
@@ -37,23 +35,19 @@ ColumnNames = Sequence[str] | Mapping[str, str]
 class TrainingRequest:
     """What `run_training` was asked for; its docstring explains each field."""
 
-    frame: DataFrame
+    frame: DataFrame | str
     model: Any
     custom_objects: Mapping[str, Any]
     feature_cols: ColumnNames
     label_cols: ColumnNames
     sample_weight_col: str | None
-    shapes: Mapping[str, tuple[int, ...]]
-    validation: Any
+    data: DataOptions
     launching: LaunchOptions
     fit: FitOptions
     callbacks: Any
     run_dir: str | None
     resume: str
     keep_checkpoints: int
-    materializer: str
-    data_dir: str | None
-    keep_data: bool
     prediction_col: str
 
 
@@ -83,11 +77,6 @@ class CheckedRequest:
         return Roles(self.inputs.columns, self.outputs.columns, weight)
 
     @property
-    def data_folder(self) -> Location:
-        given = self.request.data_dir
-        return Location(given) if given else self.directory.data
-
-    @property
     def settings(self) -> dict[str, Any]:
         """What checkpoints and the run directory record of the request."""
         return {
@@ -101,20 +90,23 @@ class CheckedRequest:
 
 def check_request(request: TrainingRequest) -> CheckedRequest:
     """Check all that can be checked before the data are computed or anything is launched."""
-    frame = request.frame
+    spark = session_of(request.frame)
     check_choice("resume", request.resume, RESUMES)
     check_count("keep_checkpoints", request.keep_checkpoints)
-    check_choice("materializer", request.materializer, MATERIALIZERS)
     source = model_source(request.model, request.custom_objects)
-    check_picklable({"model_fn": source.function, "callbacks": request.callbacks})
+    check_picklable(
+        {
+            "model_fn": source.function,
+            "callbacks": request.callbacks,
+            "transforms": dict(request.data.transforms),
+        }
+    )
     inputs = _binding(request.feature_cols, "feature_cols")
     outputs = _binding(request.label_cols, "label_cols")
     roles = Roles(inputs.columns, outputs.columns, request.sample_weight_col)
-    sources_of(frame, roles)
-    check_shape_names(request.shapes, roles.columns)
-    check_validation(frame, request.validation, roles)
-    directory = RunDirectory(request.run_dir or _default_run_dir(frame.sparkSession))
-    check_slots(frame.sparkSession, request.launching)
+    check_data(request.frame, roles, request.data)
+    directory = RunDirectory(request.run_dir or _default_run_dir(spark))
+    check_slots(spark, request.launching)
     directory.check_writable()
     checkpoint = find_checkpoint(directory, request.resume)
     return CheckedRequest(request, source, inputs, outputs, directory, checkpoint)
@@ -124,16 +116,18 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
     """Materialize the data, train on all ranks and return the transformer."""
     request = checked.request
     began = time.monotonic()
-    with _materialized(checked) as (train, held_out):
+    own = checked.directory.data
+    with prepared(request.frame, checked.roles, request.data, own, request.fit.seed) as data:
+        train = data.train
         seconds = time.monotonic() - began
         _check_enough_rows(train, request.launching.num_workers)
         if checked.checkpoint is not None:
             _check_same_data(checked.checkpoint[1], train, checked.directory)
-        spec = _training_spec(checked, train, held_out)
+        spec = _training_spec(checked, train, data.validation)
         checked.directory.write_config({**checked.settings, "rows": train.rows})
         shown = request.launching.stream_logs
         result = launch(
-            request.frame.sparkSession,
+            session_of(request.frame),
             replace(request.launching, log_dir=str(checked.directory.logs)),
             train_rank,
             (spec,),
@@ -161,6 +155,7 @@ def _training_spec(
         checkpoint=None if checked.checkpoint is None else str(checked.checkpoint[0]),
         keep_checkpoints=request.keep_checkpoints,
         callbacks=request.callbacks,
+        transforms=request.data.transforms,
         settings=checked.settings,
     )
 
@@ -170,7 +165,7 @@ def _transformer(
 ) -> TFTransformer:
     report = result.result
     return TFTransformer(
-        read_trained_model(checked.directory, checked.source, {}),
+        read_trained_model(checked.directory, checked.source, {}, checked.request.data.transforms),
         run_dir=str(checked.directory.location),
         history=report.history,
         placement=result.placement,
@@ -225,52 +220,6 @@ def find_checkpoint(directory: RunDirectory, resume: str) -> tuple[Location, Che
             f"({newest.name}); give another run_dir, or resume='auto' to go on from it"
         )
     return newest, read_info(newest)
-
-
-@contextlib.contextmanager
-def _materialized(checked: CheckedRequest) -> Iterator[tuple[Manifest, Manifest | None]]:
-    """Yield the training and validation data; delete them afterwards unless they are kept."""
-    request = checked.request
-    made: list[Manifest] = []
-    try:
-        rows = split_rows(request.frame, request.validation, checked.roles, request.fit.seed)
-        with rows as (train, held_out):
-            made.append(_materialize_part(checked, train, "train"))
-            if held_out is not None:
-                made.append(_materialize_part(checked, held_out, "validation"))
-                made[1] = _like(made[1], made[0])
-        yield made[0], made[1] if len(made) > 1 else None
-    finally:
-        if not request.keep_data:
-            for manifest in made:
-                Location(manifest.url).delete_folder()
-
-
-def _materialize_part(checked: CheckedRequest, frame: DataFrame, part: str) -> Manifest:
-    request = checked.request
-    wanted = DataRequest(checked.roles, request.shapes, request.materializer)
-    try:
-        return materialize(frame, wanted, checked.data_folder, part)
-    except DataError as error:
-        if request.validation is None:
-            raise
-        name = _name(request.validation)
-        raise DataError(f"{part} rows (validation={name}): {error}") from error
-
-
-def _name(validation: Any) -> str:
-    return repr(validation) if isinstance(validation, (str, int, float)) else "a DataFrame"
-
-
-def _like(held_out: Manifest, train: Manifest) -> Manifest:
-    """Return ``held_out`` if its columns are those of ``train``."""
-    for ours, theirs in zip(held_out.columns, train.columns, strict=True):
-        if ours.shape != theirs.shape:
-            raise DataError(
-                f"the validation rows have column {ours.describe()}, the training rows "
-                + theirs.describe()
-            )
-    return replace(held_out, columns=train.columns)
 
 
 def _check_enough_rows(train: Manifest, num_workers: int) -> None:

@@ -22,7 +22,17 @@ FLOORS: list[set[str]] = [
     {"launch"},
     {"training"},
     {"ml"},
-    {"runner", "api", "pipeline", "doctor", "doctor_checks", "doctor_rules", "doctor_probe", "cli"},
+    {
+        "runner",
+        "api",
+        "pipeline",
+        "doctor",
+        "doctor_checks",
+        "doctor_rules",
+        "doctor_probe",
+        "cli",
+        "data_command",
+    },
 ]
 # Third-party packages each part may import at its top level; the rest at use.
 LIGHT = {"numpy", "pyarrow", "cloudpickle", "tqdm"}

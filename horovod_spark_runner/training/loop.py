@@ -70,9 +70,11 @@ class Training:
         columns = [*spec.inputs.columns, *spec.outputs.columns]
         if spec.weight is not None:
             columns.append(spec.weight)
-        self._reader = DatasetReader(spec.train, columns)
+        self._reader = DatasetReader(spec.train, columns, spec.transforms)
         self._validation = (
-            None if spec.validation is None else DatasetReader(spec.validation, columns)
+            None
+            if spec.validation is None
+            else DatasetReader(spec.validation, columns, spec.transforms)
         )
         self._by_weight = _averages_by_weight(self._model)
         self._exchange = GradientExchange(self._model, spec.allreduce, spec.fit.batch_size)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import AllreduceOptions, FitOptions
+from ..data.decode import Transform
 from ..data.manifest import Manifest
 from ..errors import ModelError
 
@@ -120,6 +121,7 @@ class TrainingSpec:
         checkpoint: folder of the checkpoint to go on from.
         keep_checkpoints: how many checkpoints to keep.
         callbacks: Keras callbacks, or a function that returns them.
+        transforms: what to do with decoded images, by column.
         settings: what to record in checkpoints.
     """
 
@@ -136,6 +138,7 @@ class TrainingSpec:
     keep_checkpoints: int
     callbacks: Any
     settings: dict[str, Any]
+    transforms: Mapping[str, Transform] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
