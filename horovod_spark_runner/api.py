@@ -13,6 +13,8 @@ from .config import (
     LaunchOptions,
     RestartOptions,
 )
+from .data.decode import Transform
+from .data.prepare import DataOptions
 from .ml.transformer import TFTransformer
 from .pipeline import ColumnNames, TrainingRequest, check_request, train_request
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def run_training(
-    df: DataFrame,
+    df: DataFrame | str,
     model_fn: Callable[[], Any] | str | Path,
     *,
     feature_cols: ColumnNames,
@@ -31,8 +33,12 @@ def run_training(
     epochs: int = 1,
     run_dir: str | None = None,
     validation: float | str | DataFrame | None = None,
+    stratify: str | None = None,
     sample_weight_col: str | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    dtypes: Mapping[str, str] | None = None,
+    transforms: Mapping[str, Transform] | None = None,
+    allow_nan: bool = False,
     seed: int = 0,
     shuffle: bool = True,
     gpus_per_worker: int = 0,
@@ -54,7 +60,7 @@ def run_training(
     custom_objects: Mapping[str, Any] | None = None,
     materializer: str = "petastorm",
     data_dir: str | None = None,
-    keep_data: bool = False,
+    keep_data: bool | None = None,
     window_bytes: int = 256 * 1024 * 1024,
     prediction_col: str = "prediction",
     resources: Any = None,
@@ -71,8 +77,10 @@ def run_training(
     """Train a Keras model on a DataFrame with Horovod, and return it as a transformer.
 
     Args:
-        df: the rows to train on. Features and labels are numbers, booleans, decimals, Spark ML
-            vectors or arrays of numbers; real numbers are trained as float32.
+        df: the rows to train on, or the path or URL of a folder of Parquet files, which are read
+            as they are if their types allow. Features and labels are numbers, booleans, decimals,
+            Spark ML vectors, arrays (also nested) of numbers, or bytes: encoded images (PNG, JPEG,
+            GIF), NumPy arrays as Petastorm's codecs write them, or the raw elements of an array.
         model_fn: function without arguments that returns a compiled ``keras.Model``, called on
             every worker; or the path of a ``.keras`` file, or of the ``.json`` of a compiled model.
         feature_cols: columns that feed the model's inputs: a list, in the inputs' order or by
@@ -85,9 +93,16 @@ def run_training(
             executors. On a ``local`` master ``runs/<time>`` by default; required elsewhere.
         validation: fraction of the rows, name of a boolean or integer column that is true for
             validation rows, another DataFrame, or ``None`` (default).
+        stratify: column of whose values both parts get the same proportions; with a fraction.
         sample_weight_col: column of weights of the rows in the loss.
-        shapes: shapes of array and vector columns, such as ``{"image": (8, 8, 1)}``; flat by
-            default.
+        shapes: shapes of columns, such as ``{"image": (8, 8, 1)}``; by default that of the
+            (nested) arrays. Encoded images are resized to it, (height, width, channels).
+        dtypes: NumPy dtypes to train columns in, such as ``{"price": "float64"}``. By default real
+            numbers are float32, integers keep their size and bytes are uint8.
+        transforms: functions that vary decoded images, by column: called on threads with the
+            image (a NumPy array of the column's shape) and a ``numpy.random.Generator`` that
+            depends on seed, epoch and sample only (``None`` in validation and prediction).
+        allow_nan: let NaN and infinite values pass (refused by default).
         seed: seed of the order of rows, the split and the model's initial weights (0).
         shuffle: take the rows in another order every epoch (default).
         gpus_per_worker: GPUs of each rank as Spark schedules them; 0 (default) for CPU.
@@ -117,8 +132,10 @@ def run_training(
         restart_backoff: seconds before the first restart (1); doubled while there is no progress.
         custom_objects: the model's own classes and functions by name, for a model file.
         materializer: ``"petastorm"`` (default), or ``"spark"`` for Spark's own Parquet writer.
-        data_dir: folder for the materialized rows; inside ``run_dir`` by default.
-        keep_data: leave the materialized rows there; by default they are deleted at the end.
+        data_dir: cache directory of the materialized rows, where later runs on the same data find
+            them; by default Spark's setting ``spark.horovod.dataDir``, else inside ``run_dir``.
+        keep_data: whether the rows stay after the run: in a cache directory they do by default
+            (see ``horovod-spark-runner data``), in ``run_dir`` until the run has succeeded.
         window_bytes: memory of the shuffle window of one rank, in bytes (256 MiB).
         prediction_col: column the transformer adds.
         resources: what each task of the training asks of Spark in place of the session's
@@ -184,8 +201,17 @@ def run_training(
         feature_cols=feature_cols,
         label_cols=label_cols,
         sample_weight_col=sample_weight_col,
-        shapes={name: tuple(shape) for name, shape in (shapes or {}).items()},
-        validation=validation,
+        data=DataOptions(
+            shapes={name: tuple(shape) for name, shape in (shapes or {}).items()},
+            dtypes=dict(dtypes or {}),
+            transforms=dict(transforms or {}),
+            allow_nan=allow_nan,
+            validation=validation,
+            stratify=stratify,
+            materializer=materializer,
+            data_dir=data_dir,
+            keep_data=keep_data,
+        ),
         launching=launching,
         fit=fit,
         callbacks=callbacks,
@@ -203,9 +229,6 @@ def run_training(
         restarts=RestartOptions(
             max_restarts=max_restarts, min_workers=min_workers, backoff_seconds=restart_backoff
         ),
-        materializer=materializer,
-        data_dir=data_dir,
-        keep_data=keep_data,
         prediction_col=prediction_col,
     )
     return train_request(check_request(request))

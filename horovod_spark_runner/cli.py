@@ -53,6 +53,29 @@ def _register_doctor(commands: Commands) -> None:
     parser.set_defaults(run=".doctor:command")
 
 
+def _register_data(commands: Commands) -> None:
+    text = "list or clear materialized data"
+    actions = commands.add_parser("data", help=text, description=text).add_subparsers(
+        metavar="ACTION", required=True
+    )
+    folder = "cache directory (data_dir), or a run directory; a path or URL"
+    listing = actions.add_parser("list", help="show what is materialized in a folder")
+    listing.add_argument("folder", help=folder)
+    listing.set_defaults(run=".data_command:list_command")
+    clearing = actions.add_parser("clear", help="delete what was not used for a time")
+    clearing.add_argument("folder", help=folder)
+    clearing.add_argument(
+        "--older-than",
+        metavar="AGE",
+        required=True,
+        help="such as 7d, 12h or 30m; longer than any run that still reads it. 0s deletes all",
+    )
+    clearing.set_defaults(run=".data_command:clear_command")
+
+
 # One function per sub-command: it adds a parser and names ".module:function", which takes the
 # parsed arguments and returns the exit code.
-REGISTERED: tuple[Callable[[Commands], None], ...] = (_register_doctor,)
+REGISTERED: tuple[Callable[[Commands], None], ...] = (
+    _register_doctor,
+    _register_data,
+)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .attempts import Attempts
 from .config import (
-    MATERIALIZERS,
     RESUMES,
     CheckpointOptions,
     FitOptions,
@@ -22,9 +20,8 @@ from .config import (
     check_workers,
 )
 from .data.manifest import Manifest
-from .data.materialize import DataRequest, materialize
-from .data.schema import Roles, check_shape_names, sources_of
-from .data.split import check_validation, split_rows
+from .data.prepare import DataOptions, check_data, prepared, session_of
+from .data.schema import Roles
 from .errors import DataError, InvalidInputError, RunDirectoryError
 from .launch.capacity import check_slots
 from .launch.driver import RunResult
@@ -34,7 +31,6 @@ from .ml.transformer import TFTransformer, read_trained_model
 from .serialize import check_picklable
 from .session import runs_on_this_machine
 from .storage.checkpoint import CheckpointInfo, newest_checkpoint
-from .storage.filesystem import Location
 from .storage.lock import RunLock
 from .storage.run_directory import RunDirectory
 from .training.spec import Binding, ModelSource, TrainingSpec, WarmStart, model_source
@@ -50,14 +46,13 @@ ColumnNames = Sequence[str] | Mapping[str, str]
 class TrainingRequest:
     """What `run_training` was asked for; its docstring explains each field."""
 
-    frame: DataFrame
+    frame: DataFrame | str
     model: Any
     custom_objects: Mapping[str, Any]
     feature_cols: ColumnNames
     label_cols: ColumnNames
     sample_weight_col: str | None
-    shapes: Mapping[str, tuple[int, ...]]
-    validation: Any
+    data: DataOptions
     launching: LaunchOptions
     fit: FitOptions
     callbacks: Any
@@ -66,9 +61,6 @@ class TrainingRequest:
     initial_weights: str | Path | None
     checkpoints: CheckpointOptions
     restarts: RestartOptions
-    materializer: str
-    data_dir: str | None
-    keep_data: bool
     prediction_col: str
 
 
@@ -100,11 +92,6 @@ class CheckedRequest:
         return Roles(self.inputs.columns, self.outputs.columns, weight)
 
     @property
-    def data_folder(self) -> Location:
-        given = self.request.data_dir
-        return Location(given) if given else self.directory.data
-
-    @property
     def settings(self) -> dict[str, Any]:
         """What checkpoints and the run directory record of the request."""
         return {
@@ -118,21 +105,24 @@ class CheckedRequest:
 
 def check_request(request: TrainingRequest) -> CheckedRequest:
     """Check all that can be checked before the data are computed or anything is launched."""
-    frame = request.frame
+    spark = session_of(request.frame)
     check_choice("resume", request.resume, RESUMES)
     check_workers(request.launching, request.restarts)
-    check_choice("materializer", request.materializer, MATERIALIZERS)
     source = model_source(request.model, request.custom_objects)
-    check_picklable({"model_fn": source.function, "callbacks": request.callbacks})
+    check_picklable(
+        {
+            "model_fn": source.function,
+            "callbacks": request.callbacks,
+            "transforms": dict(request.data.transforms),
+        }
+    )
     inputs = _binding(request.feature_cols, "feature_cols")
     outputs = _binding(request.label_cols, "label_cols")
     roles = Roles(inputs.columns, outputs.columns, request.sample_weight_col)
-    sources_of(frame, roles)
-    check_shape_names(request.shapes, roles.columns)
-    check_validation(frame, request.validation, roles)
-    directory = RunDirectory(request.run_dir or _default_run_dir(frame.sparkSession))
-    check_encryption(frame.sparkSession, request.launching)
-    check_slots(frame.sparkSession, request.launching)
+    check_data(request.frame, roles, request.data)
+    directory = RunDirectory(request.run_dir or _default_run_dir(spark))
+    check_encryption(spark, request.launching)
+    check_slots(spark, request.launching)
     directory.check_writable()
     checkpoint = find_checkpoint(directory, request.resume)
     start = request.initial_weights
@@ -144,15 +134,20 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
     """Materialize the data, train on all ranks and return the transformer."""
     request, directory = checked.request, checked.directory
     began = time.monotonic()
-    with RunLock(directory) as lock, _materialized(checked) as (train, held_out):
+    with (
+        RunLock(directory) as lock,
+        prepared(
+            request.frame, checked.roles, request.data, directory.data, request.fit.seed
+        ) as data,
+    ):
         seconds = time.monotonic() - began
-        _check_enough_rows(train, request.launching.num_workers)
+        _check_enough_rows(data.train, request.launching.num_workers)
         if checked.checkpoint is not None:
-            _check_same_data(checked.checkpoint, train, directory)
-        spec = _training_spec(checked, train, held_out)
-        directory.write_config({**checked.settings, "rows": train.rows})
+            _check_same_data(checked.checkpoint, data.train, directory)
+        spec = _training_spec(checked, data.train, data.validation)
+        directory.write_config({**checked.settings, "rows": data.train.rows})
         attempts = Attempts(
-            request.frame.sparkSession, request.launching, request.restarts, directory, lock
+            session_of(request.frame), request.launching, request.restarts, directory, lock
         )
         result = attempts.run(spec)
     return _transformer(checked, result, {"materialize": seconds}, attempts.done)
@@ -179,6 +174,7 @@ def _training_spec(
         run_id=_run_id(checked),
         lock_token="",
         callbacks=request.callbacks,
+        transforms=request.data.transforms,
         settings=checked.settings,
     )
 
@@ -191,7 +187,7 @@ def _transformer(
 ) -> TFTransformer:
     report = result.result
     return TFTransformer(
-        read_trained_model(checked.directory, checked.source, {}),
+        read_trained_model(checked.directory, checked.source, {}, checked.request.data.transforms),
         run_dir=str(checked.directory.location),
         history=report.history,
         placement=result.placement,
@@ -257,52 +253,6 @@ def find_checkpoint(directory: RunDirectory, resume: str) -> CheckpointInfo | No
             f"({folder.name}); give another run_dir, or resume='auto' to go on from it"
         )
     return info
-
-
-@contextlib.contextmanager
-def _materialized(checked: CheckedRequest) -> Iterator[tuple[Manifest, Manifest | None]]:
-    """Yield the training and validation data; delete them afterwards unless they are kept."""
-    request = checked.request
-    made: list[Manifest] = []
-    try:
-        rows = split_rows(request.frame, request.validation, checked.roles, request.fit.seed)
-        with rows as (train, held_out):
-            made.append(_materialize_part(checked, train, "train"))
-            if held_out is not None:
-                made.append(_materialize_part(checked, held_out, "validation"))
-                made[1] = _like(made[1], made[0])
-        yield made[0], made[1] if len(made) > 1 else None
-    finally:
-        if not request.keep_data:
-            for manifest in made:
-                Location(manifest.url).delete_folder()
-
-
-def _materialize_part(checked: CheckedRequest, frame: DataFrame, part: str) -> Manifest:
-    request = checked.request
-    wanted = DataRequest(checked.roles, request.shapes, request.materializer)
-    try:
-        return materialize(frame, wanted, checked.data_folder, part)
-    except DataError as error:
-        if request.validation is None:
-            raise
-        name = _name(request.validation)
-        raise DataError(f"{part} rows (validation={name}): {error}") from error
-
-
-def _name(validation: Any) -> str:
-    return repr(validation) if isinstance(validation, (str, int, float)) else "a DataFrame"
-
-
-def _like(held_out: Manifest, train: Manifest) -> Manifest:
-    """Return ``held_out`` if its columns are those of ``train``."""
-    for ours, theirs in zip(held_out.columns, train.columns, strict=True):
-        if ours.shape != theirs.shape:
-            raise DataError(
-                f"the validation rows have column {ours.describe()}, the training rows "
-                + theirs.describe()
-            )
-    return replace(held_out, columns=train.columns)
 
 
 def _check_enough_rows(train: Manifest, num_workers: int) -> None:

@@ -33,6 +33,7 @@ FLOORS: list[set[str]] = [
         "doctor_rules",
         "doctor_probe",
         "cli",
+        "data_command",
     },
 ]
 # Third-party packages each part may import at its top level; the rest at use.

@@ -12,7 +12,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-FORMAT = 1
+import numpy as np
+
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -23,16 +25,24 @@ class Column:
         name: column name.
         dtype: NumPy dtype name of its elements.
         shape: shape of one row's value; ``()`` for a scalar.
+        encoding: how a column of bytes is decoded: ``"image"`` (PNG, JPEG, GIF), ``"npy"`` or
+            ``"npz"`` (NumPy's formats), ``"raw"`` (the bytes of the elements); ``""`` for numbers.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...] = ()
+    encoding: str = ""
 
     @property
     def width(self) -> int:
         """Elements of one row's value."""
         return math.prod(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Bytes of one row's value in memory."""
+        return self.width * np.dtype(self.dtype).itemsize
 
     def describe(self) -> str:
         """Return "'image': float32 of shape (8, 8, 1)" for messages."""
@@ -67,6 +77,9 @@ class Manifest:
         columns: its columns.
         row_groups: all row groups, in file order.
         checksum: of the rows' contents, whatever their order; equal data have equal checksums.
+        file_sizes: bytes of each file.
+        source: identity of the plan and input files it was made from; ``""`` if it has none.
+        verified: whether its values need no further check for NaN and infinity.
     """
 
     url: str
@@ -74,6 +87,9 @@ class Manifest:
     columns: tuple[Column, ...]
     row_groups: tuple[RowGroup, ...]
     checksum: str
+    file_sizes: tuple[int, ...] = ()
+    source: str = ""
+    verified: bool = True
 
     @property
     def rows(self) -> int:
@@ -104,5 +120,5 @@ class Manifest:
             raise ValueError("a dataset manifest of another format")
         columns = tuple(Column(**{**c, "shape": tuple(c["shape"])}) for c in fields.pop("columns"))
         groups = tuple(RowGroup(**group) for group in fields.pop("row_groups"))
-        files = tuple(fields.pop("files"))
-        return cls(columns=columns, row_groups=groups, files=files, **fields)
+        files, sizes = tuple(fields.pop("files")), tuple(fields.pop("file_sizes"))
+        return cls(columns=columns, row_groups=groups, files=files, file_sizes=sizes, **fields)

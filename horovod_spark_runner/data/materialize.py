@@ -1,35 +1,45 @@
-"""DataFrame to Parquet, checked on the way.
+"""DataFrame to Parquet, checked on the way; or the same data of an earlier time again.
 
-One Spark job writes the rows and, while it does, counts them, looks for nulls and ragged arrays
-and sums up a checksum (``DataFrame.observe``), so that the data are computed once. What fails the
-checks is deleted and reported; what passes is moved to its final place and described by a
-manifest, written last: a folder without a manifest is not a dataset.
+One Spark job writes the rows and, while it does, counts them, measures arrays and sums up a
+checksum (``DataFrame.observe``), so that the data are computed once. What fails the checks is
+deleted and reported; what passes is described by a manifest, written last: a folder without a
+manifest is not a dataset.
+
+A dataset is used again if it was asked for in the same way and is known to hold the same rows:
+its plan and input files are the same, or, where plans cannot tell, its checksum is.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
-
-from ..errors import DataError
 from ..storage.filesystem import Location
 from . import petastorm_compat
-from .manifest import Column, Manifest, RowGroup
-from .schema import Roles, Source, check_shapes, expression, quoted, sources_of
+from .checks import check_values, nested_observations, observations
+from .columns import Source, expression, sources_of
+from .fingerprint import source_fingerprint
+from .footers import first_value, read_footers
+from .layout import columns_of
+from .manifest import FORMAT, Manifest
+from .schema import Roles, quoted
+from .store import find_datasets, mark_used, new_folder, publish, sweep_incomplete
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
 
-MANIFEST_FILE = "manifest.json"
 # Small row groups shuffle well, and were measured to read faster than large ones.
 ROW_GROUP_BYTES = 2 * 1024 * 1024
 CODEC = "snappy"
+# What killed writers left is deleted by the next one after this time, in seconds.
+INCOMPLETE_AFTER = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -38,145 +48,145 @@ class DataRequest:
 
     Attributes:
         roles: the columns and their parts.
-        shapes: shapes of array columns; flat where not given.
+        shapes: shapes of columns; as they are found where not given.
         materializer: ``"petastorm"`` or ``"spark"`` (needed on Spark Connect).
+        dtypes: NumPy dtypes of columns, where the default is not wanted.
+        allow_nan: let NaN and infinite values pass.
+        reuse: use a dataset that is there already.
     """
 
     roles: Roles
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     materializer: str = "petastorm"
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    allow_nan: bool = False
+    reuse: bool = True
+
+    def key(self, sources: Sequence[Source]) -> str:
+        """Return the identity of the request: which columns, in which types and shapes."""
+        shapes = {name: list(shape) for name, shape in self.shapes.items()}
+        wanted = [FORMAT, [asdict(s) for s in sources], shapes, self.allow_nan, ROW_GROUP_BYTES]
+        return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def materialize(frame: DataFrame, request: DataRequest, folder: Location, name: str) -> Manifest:
-    """Write ``frame``'s columns under ``folder`` and return their manifest.
+@dataclass(frozen=True)
+class Materialized:
+    """A dataset that can be read.
+
+    Attributes:
+        manifest: what it is.
+        reused: whether it was there already.
+    """
+
+    manifest: Manifest
+    reused: bool
+
+
+def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Materialized:
+    """Return ``frame``'s columns as a dataset under ``folder``, written now or earlier.
 
     Args:
         frame: the data; every row is written once.
-        request: which columns, in which shapes.
+        request: which columns, in which types and shapes.
         folder: storage that the driver and all executors reach.
-        name: what the data are for ("train", "validation"); begins the dataset's folder name.
 
     Raises:
         DataError: the columns or values cannot be trained on; nothing is left behind.
     """
+    sources = sources_of(frame, request.roles, request.dtypes)
+    key = request.key(sources)
+    chosen = frame.select(*(quoted(source.name) for source in sources))
+    origin = source_fingerprint(chosen) if request.reuse else ""
+    prepared = frame.select(*(expression(source) for source in sources))
+    folder.make_folder()
+    if request.reuse:
+        known = _find(folder, key, origin, prepared)
+        if known is not None:
+            mark_used(known)
+            return Materialized(known, reused=True)
+    sweep_incomplete(folder, INCOMPLETE_AFTER, time.time())
+    target = new_folder(folder, key)
+    try:
+        manifest = _write_dataset(frame, prepared, sources, request, target)
+        manifest = replace(manifest, source=origin)
+        publish(manifest)
+    except BaseException:
+        target.delete_folder()
+        raise
+    return Materialized(manifest, reused=False)
+
+
+def _find(folder: Location, key: str, origin: str, prepared: DataFrame) -> Manifest | None:
+    """Return the dataset in ``folder`` that holds the rows of ``prepared``."""
+    candidates = list(find_datasets(folder, key))
+    if not candidates:
+        return None
+    if origin:
+        return next((known for known in candidates if known.source == origin), None)
+    # The plan does not tell: compute the rows, but write them only if they are others.
+    row = prepared.agg(*_contents(prepared.columns)).first()
+    facts = {} if row is None else row.asDict()
+    return next((c for c in candidates if c.checksum == _checksum(facts)), None)
+
+
+def _write_dataset(
+    frame: DataFrame,
+    prepared: DataFrame,
+    sources: Sequence[Source],
+    request: DataRequest,
+    target: Location,
+) -> Manifest:
     from pyspark.sql import Observation
 
-    sources = sources_of(frame, request.roles)
     observation = Observation(f"horovod_{uuid.uuid4().hex[:8]}")
-    prepared = frame.select(*(expression(source) for source in sources))
-    observed = prepared.observe(observation, *_observations(sources))
-    folder.make_folder()
-    written = _write(observed, request.materializer, folder)
-    try:
-        facts = observation.get
-        widths = check_values(sources, facts, request.roles)
-        shapes = check_shapes(request.shapes, widths)
-        target = folder.join(f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}")
-        columns = tuple(Column(s.name, s.dtype, shapes[s.name]) for s in sources)
-        files, groups = read_footers(written)
-        checksum = f"{facts['xor']:x}.{facts['sum']:x}"
-        written.move_to(target)
-    except BaseException:
-        written.delete_folder()
-        raise
-    manifest = Manifest(str(target), files, columns, groups, checksum)
-    target.join(MANIFEST_FILE).write_text(manifest.to_json())
-    return manifest
+    nested = nested_observations(sources)
+    if nested:  # the sizes of inner arrays, before they are laid flat
+        inner = Observation(f"horovod_{uuid.uuid4().hex[:8]}")
+        frame_seen = frame.observe(inner, *nested)
+        prepared = frame_seen.select(*(expression(source) for source in sources))
+    watched = prepared.observe(observation, *_contents(prepared.columns), *observations(sources))
+    _write(watched, request.materializer, target)
+    facts = {**observation.get, **(inner.get if nested else {})}
+    footers = read_footers(target)
+    columns_facts = dict(zip((s.name for s in sources), footers.columns, strict=False))
+    layouts = check_values(sources, facts, columns_facts, frame, allow_nan=request.allow_nan)
+    first = functools.partial(first_value, target, footers)
+    columns = columns_of(sources, layouts, request.shapes, first)
+    return Manifest(
+        url=str(target),
+        files=tuple(file.name for file in footers.files),
+        columns=columns,
+        row_groups=footers.row_groups,
+        checksum=_checksum(facts),
+        file_sizes=tuple(file.size for file in footers.files),
+    )
 
 
-def _write(frame: DataFrame, materializer: str, folder: Location) -> Location:
+def _write(frame: DataFrame, materializer: str, target: Location) -> None:
+    """Write ``frame`` into a folder of the writer's own below ``target``."""
     if materializer == "petastorm":
-        url = petastorm_compat.convert(
-            frame.sparkSession, frame, folder.spark_url, ROW_GROUP_BYTES, CODEC
+        petastorm_compat.convert(
+            frame.sparkSession, frame, target.spark_url, ROW_GROUP_BYTES, CODEC
         )
-        return folder.join(url.rpartition("/")[2])  # its own folder under ours
-    target = folder.join(f"spark-{uuid.uuid4().hex}")
+        return
     writer = frame.write.option("compression", CODEC)
     writer = writer.option("parquet.block.size", ROW_GROUP_BYTES)
-    writer.option("parquet.enable.dictionary", "false").parquet(target.spark_url)
-    return target
+    writer = writer.option("parquet.enable.dictionary", "false")
+    writer.parquet(target.join("rows").spark_url)
 
 
-def _observations(sources: Sequence[Source]) -> list[SparkColumn]:
+def _contents(names: Sequence[str]) -> list[SparkColumn]:
+    """Return what tells the contents of a DataFrame, the same for every order of its rows."""
     from pyspark.sql import functions as F
 
-    hashed = F.xxhash64(*(F.col(quoted(source.name)) for source in sources))
-    columns = [
+    hashed = F.xxhash64(*(F.col(quoted(name)) for name in names))
+    return [
         F.count(F.lit(1)).alias("rows"),
-        # Both are the same for every order of the rows; the second tells doubled rows apart.
+        # The second tells doubled rows apart.
         F.coalesce(F.bit_xor(hashed), F.lit(0)).alias("xor"),
         F.coalesce(F.sum(F.pmod(hashed, F.lit(2**31))), F.lit(0)).alias("sum"),
     ]
-    for number, source in enumerate(sources):
-        column = F.col(quoted(source.name))
-        columns.append(F.count_if(column.isNull()).alias(f"null{number}"))
-        if source.kind != "scalar":
-            columns += [
-                F.min(F.size(column)).alias(f"min{number}"),
-                F.max(F.size(column)).alias(f"max{number}"),
-            ]
-        if source.kind == "array":
-            inner = F.exists(column, lambda element: element.isNull())
-            columns.append(F.count_if(inner).alias(f"inner{number}"))
-    return columns
 
 
-def check_values(
-    sources: Sequence[Source], facts: Mapping[str, Any], roles: Roles
-) -> dict[str, int]:
-    """Return the elements per row of every column, 0 for scalars. Pure.
-
-    Args:
-        sources: the columns.
-        facts: what was observed while they were written.
-        roles: their parts, for the messages.
-
-    Raises:
-        DataError: there are no rows, nulls, or arrays of differing length.
-    """
-    rows = facts["rows"]
-    if not rows:
-        raise DataError("the DataFrame has no rows: there is nothing to train on")
-    widths: dict[str, int] = {}
-    for number, source in enumerate(sources):
-        nulls, inner = facts[f"null{number}"], facts.get(f"inner{number}") or 0
-        if nulls or inner:
-            what = "null values" if nulls else "arrays with null elements"
-            raise DataError(
-                f"column {source.name!r} has {nulls or inner} {what} in {rows} rows; fill them "
-                "(df.fillna) or leave those rows out (df.dropna)"
-            )
-        if source.kind == "scalar":
-            widths[source.name] = 0
-            continue
-        low, high = facts[f"min{number}"], facts[f"max{number}"]
-        if low != high:
-            raise DataError(
-                f"column {source.name!r} holds {source.kind}s of {low} to {high} elements; all "
-                "rows need the same number (pad or cut them)"
-            )
-        if not high:
-            raise DataError(f"column {source.name!r} holds empty {source.kind}s only")
-        widths[source.name] = high
-    return widths
-
-
-def read_footers(folder: Location) -> tuple[tuple[str, ...], tuple[RowGroup, ...]]:
-    """Return the Parquet files in ``folder`` that hold rows, and all their row groups."""
-    files: list[str] = []
-    groups: list[RowGroup] = []
-    for file in folder.list():
-        if not file.name.endswith(".parquet"):
-            continue
-        with file.open_input() as stream:
-            metadata = pq.read_metadata(stream)
-        found = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        if not any(group.num_rows for group in found):
-            continue  # an empty partition
-        groups += [
-            RowGroup(len(files), i, group.num_rows, group.total_byte_size)
-            for i, group in enumerate(found)
-            if group.num_rows
-        ]
-        files.append(file.name)
-    return tuple(files), tuple(groups)
+def _checksum(facts: Mapping[str, Any]) -> str:
+    return f"{facts['rows']}.{facts['xor']:x}.{facts['sum']:x}"

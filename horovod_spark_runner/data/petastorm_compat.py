@@ -17,8 +17,6 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..storage.filesystem import Location
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -41,7 +39,10 @@ def convert(
     """
     settings = {_PARENT_CACHE: parent_url, "parquet.enable.dictionary": "false"}
     with _lock, _missing_names(), _settings(spark, settings):
-        converter = _load_converter().make_spark_converter(
+        module = _load_converter()
+        # It gives the data of an equal plan again, also if the files read have changed since.
+        module._cache_df_meta_list.clear()
+        converter = module.make_spark_converter(
             frame,
             parquet_row_group_size_bytes=row_group_bytes,
             compression_codec=codec,
@@ -66,13 +67,19 @@ def _load_converter() -> Any:
         # It advises files of 50 MB, which its own reader needs, and fails where a path holds a
         # space, because it does not unquote the URLs Spark gives it.
         module._check_dataset_file_median_size = _give_no_advice
-        # Its own deletion, also at exit, goes through names that are gone by then.
-        module.register_delete_dir_handler(_delete_folder)
+        # It deletes what it wrote at exit; here, data are kept until they are cleared.
+        module.register_delete_dir_handler(_delete_nothing)
+        # It takes "#", "?" and newlines in a path for parts of a URL, and writes elsewhere.
+        module._make_sub_dir_url = _join
     return sys.modules[name]
 
 
-def _delete_folder(url: str) -> None:
-    Location(url).delete_folder()
+def _delete_nothing(url: str) -> None:
+    """Stand in for the converter's deletion."""
+
+
+def _join(parent: str, name: str) -> str:
+    return f"{parent}/{name}"
 
 
 def _give_no_advice(urls: list[str]) -> None:

@@ -6,9 +6,10 @@ batches. Values go from Parquet to NumPy without a detour through Python objects
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +19,14 @@ import pyarrow.parquet as pq
 
 from ..errors import DataError
 from ..storage.filesystem import Location
+from .decode import RowDecoder, Transform, UndecodableRow
 from .manifest import Column, Manifest
 from .sharding import Block, EpochPlan, LaneSlice, Piece, contiguous_share
 
-# Rows gathered at once: batches are views into such a chunk, so that the cost per batch is small.
+# Rows gathered at once, unless they take more than CHUNK_BYTES: batches are views into such a
+# chunk, so that the cost per batch is small.
 CHUNK_ROWS = 4096
+CHUNK_BYTES = 32 * 1024 * 1024
 # Chunks the reading thread may be ahead.
 PREFETCH_CHUNKS = 2
 
@@ -50,14 +54,23 @@ class DatasetReader:
     Args:
         manifest: the dataset.
         columns: names of the columns to read; all by default.
+        transforms: what to do with decoded images, by column.
     """
 
-    def __init__(self, manifest: Manifest, columns: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        columns: Sequence[str] | None = None,
+        transforms: Mapping[str, Transform] | None = None,
+    ) -> None:
         self._manifest = manifest
         names = [c.name for c in manifest.columns] if columns is None else list(columns)
         self._columns = [manifest.column(name) for name in dict.fromkeys(names)]
         self._location = Location(manifest.url)
         self._files: dict[int, pq.ParquetFile] = {}
+        self._decode = RowDecoder(self._columns, transforms or {})
+        row_bytes = max(1, sum(column.size for column in self._columns))
+        self._chunk_rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
 
     def epoch(self, plan: EpochPlan, rank: int, world: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield the batches of ``rank`` from ``first_step`` on, read ahead by a thread."""
@@ -73,12 +86,13 @@ class DatasetReader:
         for file in self._files.values():
             file.close()
         self._files.clear()
+        self._decode.close()
 
     def _epoch_chunks(
         self, plan: EpochPlan, rank: int, world: int, first_step: int
     ) -> Iterator[list[Batch]]:
         lanes: dict[int, _Lane] = {}
-        steps = max(1, CHUNK_ROWS * world // plan.global_batch)
+        steps = max(1, self._chunk_rows * world // plan.global_batch)
         for begin in range(first_step, plan.steps, steps):
             yield self._gather(
                 plan, lanes, rank, world, range(begin, min(begin + steps, plan.steps))
@@ -89,11 +103,17 @@ class DatasetReader:
     ) -> list[Batch]:
         slices = [plan.rank_slices(step, rank, world) for step in steps]
         counts = [sum(s.stop - s.start for s in batch) for batch in slices]
-        chunk = {c.name: np.empty((sum(counts), *c.shape), c.dtype) for c in self._columns}
+        chunk = {c.name: _room(sum(counts), c) for c in self._columns}
         for lane, (positions, places) in _by_lane(slices).items():
             if lane not in lanes:
                 lanes[lane] = _Lane(plan.lane_blocks(lane), self._read_block)
             lanes[lane].copy_rows(positions, chunk, places)
+        samples = np.concatenate([_sample_numbers(plan, s, rank, world) for s in steps])
+        random = functools.partial(_generator, plan.seed, plan.epoch, samples)
+        try:
+            chunk = self._decode(chunk, random)
+        except UndecodableRow as error:
+            raise self._name_row(error, plan, [s for batch in slices for s in batch]) from error
         batches, offset = [], 0
         for step, count in zip(steps, counts, strict=True):
             arrays = {name: values[offset : offset + count] for name, values in chunk.items()}
@@ -103,15 +123,41 @@ class DatasetReader:
 
     def _share_chunks(self, pieces: list[Piece], batch_size: int) -> Iterator[list[Batch]]:
         step = 0
+        chunk_rows = max(1, self._chunk_rows // batch_size) * batch_size
         for piece in pieces:
             arrays = self._read_pieces([piece])
-            batches = []
-            for begin in range(0, piece.stop - piece.start, batch_size):
-                part = {name: values[begin : begin + batch_size] for name, values in arrays.items()}
-                rows = min(batch_size, piece.stop - piece.start - begin)
-                batches.append(Batch(step, rows, part))
-                step += 1
-            yield batches
+            rows = piece.stop - piece.start
+            for first in range(0, rows, chunk_rows):
+                last = min(first + chunk_rows, rows)
+                part = {name: values[first:last] for name, values in arrays.items()}
+                try:
+                    part = self._decode(part, _no_generator)
+                except UndecodableRow as error:
+                    raise self._row_error(error, piece, first + error.row) from error
+                batches = []
+                for begin in range(0, last - first, batch_size):
+                    batch = {n: values[begin : begin + batch_size] for n, values in part.items()}
+                    batches.append(Batch(step, min(batch_size, last - first - begin), batch))
+                    step += 1
+                yield batches
+
+    def _name_row(
+        self, error: UndecodableRow, plan: EpochPlan, slices: Sequence[LaneSlice]
+    ) -> DataError:
+        place = error.row
+        for part in slices:
+            if place < part.stop - part.start:
+                piece, row = plan.locate(part.lane, part.start + place)
+                return self._row_error(error, piece, row)
+            place -= part.stop - part.start
+        raise AssertionError("a row that was not asked for") from error
+
+    def _row_error(self, error: UndecodableRow, piece: Piece, row: int) -> DataError:
+        group = self._manifest.row_groups[piece.row_group]
+        file = self._location.join(self._manifest.files[group.file])
+        return DataError(
+            f"{error.cause} (row {piece.start + row} of row group {group.index} of {file})"
+        )
 
     def _read_block(self, block: Block) -> Arrays:
         return self._read_pieces(block.pieces)
@@ -130,7 +176,23 @@ class DatasetReader:
             file = self._files[group.file] = pq.ParquetFile(path.open_input())
         table = file.read_row_group(group.index, columns=[c.name for c in self._columns])
         rows = table.slice(piece.start, piece.stop - piece.start)
-        return {c.name: column_to_numpy(rows.column(c.name), c) for c in self._columns}
+        arrays = {c.name: column_to_numpy(rows.column(c.name), c) for c in self._columns}
+        if not self._manifest.verified:
+            for column in self._columns:
+                self._check_finite(arrays[column.name], column, piece)
+        return arrays
+
+    def _check_finite(self, values: np.ndarray, column: Column, piece: Piece) -> None:
+        if values.dtype.kind != "f" or np.isfinite(values).all():
+            return
+        rows = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+        group = self._manifest.row_groups[piece.row_group]
+        file = self._location.join(self._manifest.files[group.file])
+        raise DataError(
+            f"column {column.name!r} has values that are NaN or infinite, first in row "
+            f"{piece.start + int(rows[0])} of row group {group.index} of {file}; let them pass "
+            "with allow_nan=True"
+        )
 
 
 class _Lane:
@@ -195,7 +257,17 @@ def column_to_numpy(values: pa.ChunkedArray, column: Column) -> np.ndarray:
     rows = len(array)
     if array.null_count:
         raise DataError(f"column {column.name!r} holds {array.null_count} null values")
+    if column.encoding == "raw":
+        return _raw_to_numpy(array, column)
+    if column.encoding:
+        encoded: np.ndarray = array.to_numpy(zero_copy_only=False)
+        return encoded
     if column.shape:
+        if pa.types.is_fixed_size_list(array.type):
+            width = array.type.list_size
+            array = pa.ListArray.from_arrays(
+                np.arange(rows + 1, dtype=np.int32) * width, array.flatten()
+            )
         offsets = array.offsets.to_numpy(zero_copy_only=False)
         if rows and not np.array_equal(np.diff(offsets), np.full(rows, column.width)):
             raise DataError(
@@ -205,7 +277,61 @@ def column_to_numpy(values: pa.ChunkedArray, column: Column) -> np.ndarray:
         if array.null_count:
             raise DataError(f"column {column.name!r} holds arrays with null elements")
     flat: np.ndarray = array.to_numpy(zero_copy_only=False)
-    return flat.astype(column.dtype, copy=False).reshape(rows, *column.shape)
+    return _cast(flat, column).reshape(rows, *column.shape)
+
+
+def _raw_to_numpy(array: pa.Array, column: Column) -> np.ndarray:
+    """Return fixed-width bytes as the elements they are, without copying."""
+    if not pa.types.is_binary(array.type):  # fixed-size or large binary
+        array = array.cast(pa.binary())
+    rows = len(array)
+    _, offsets, data = array.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[array.offset : array.offset + rows + 1]
+    if rows and not np.array_equal(np.diff(bounds), np.full(rows, column.size)):
+        raise DataError(f"column {column.name!r} holds byte strings of other than {column.size}")
+    flat = np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[0] + rows * column.size]
+    return flat.view(column.dtype).reshape(rows, *column.shape)
+
+
+def _cast(values: np.ndarray, column: Column) -> np.ndarray:
+    """Return ``values`` in the column's dtype, in which all of them must fit."""
+    if values.dtype == column.dtype:
+        return values
+    if values.dtype.kind in "iu" and np.dtype(column.dtype).kind in "iu" and values.size:
+        bounds = np.iinfo(column.dtype)
+        if values.min() < bounds.min or values.max() > bounds.max:
+            raise DataError(f"column {column.name!r} holds values too large for {column.dtype}")
+    try:
+        with np.errstate(over="raise"):
+            return values.astype(column.dtype)
+    except FloatingPointError as error:
+        raise DataError(
+            f"column {column.name!r} holds values too large for {column.dtype}"
+        ) from error
+
+
+def _room(rows: int, column: Column) -> np.ndarray:
+    """Return an empty array for values of ``column`` as they are stored."""
+    if column.encoding not in ("", "raw"):
+        return np.empty(rows, object)
+    return np.empty((rows, *column.shape), column.dtype)
+
+
+def _sample_numbers(plan: EpochPlan, step: int, rank: int, world: int) -> np.ndarray:
+    """Return the numbers, in the whole epoch, of the samples that ``rank`` takes at ``step``."""
+    total = plan.batch_rows(step)
+    first = step * plan.global_batch
+    return np.arange(first + total * rank // world, first + total * (rank + 1) // world)
+
+
+def _generator(seed: int, epoch: int, samples: np.ndarray, row: int) -> np.random.Generator:
+    """Return the random generator of one sample: the same on any number of ranks."""
+    entropy = np.random.SeedSequence((seed, epoch, int(samples[row])))
+    return np.random.Generator(np.random.Philox(entropy))
+
+
+def _no_generator(row: int) -> None:
+    """Give no random generator: what is evaluated is not varied."""
 
 
 _END = object()

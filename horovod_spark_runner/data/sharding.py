@@ -164,6 +164,16 @@ class EpochPlan:
             blocks.append(self._block(lane, len(blocks), first, rows, pieces))
         return tuple(blocks)
 
+    def locate(self, lane: int, position: int) -> tuple[Piece, int]:
+        """Return where the row at ``position`` of ``lane`` lies: a piece, and the row in it."""
+        block = next(b for b in self.lane_blocks(lane) if position < b.first + b.rows)
+        row = int(block.order()[position - block.first])
+        for piece in block.pieces:
+            if row < piece.stop - piece.start:
+                return piece, row
+            row -= piece.stop - piece.start
+        raise IndexError(f"lane {lane} has no position {position}")
+
     def _block(self, lane: int, number: int, first: int, rows: int, pieces: list[Piece]) -> Block:
         key = (self.seed, self.epoch, lane, number)
         return Block(first, rows, tuple(pieces), key, self.shuffle)

@@ -17,22 +17,31 @@ if TYPE_CHECKING:
 _SCALE = 1 << 30
 
 
-def check_validation(frame: DataFrame, validation: Any, roles: Roles) -> None:
+def check_validation(
+    frame: DataFrame, validation: Any, roles: Roles, stratify: str | None = None
+) -> None:
     """Check ``run_training``'s ``validation`` as far as the schemas show.
 
     Args:
         frame: the training DataFrame.
         validation: a fraction, a column name, a DataFrame or ``None``.
         roles: the columns that are trained on.
+        stratify: column of which both parts are to hold each value in the same proportion.
 
     Raises:
         DataError: it is something else, or does not fit the data.
     """
+    fraction = isinstance(validation, (int, float)) and not isinstance(validation, bool)
+    if stratify is not None:
+        if not fraction:
+            raise DataError("stratify needs a fraction as validation")
+        if stratify not in frame.columns:
+            raise DataError(f"stratify={stratify!r}: the DataFrame has no such column")
     if validation is None:
         return
     if isinstance(validation, str):
         _check_column(frame, validation, roles)
-    elif isinstance(validation, (int, float)) and not isinstance(validation, bool):
+    elif fraction:
         if not 0.0 < validation < 1.0:
             raise DataError(f"validation={validation!r}: a fraction must be between 0 and 1")
     elif hasattr(validation, "schema") and hasattr(validation, "columns"):
@@ -64,12 +73,13 @@ def _check_column(frame: DataFrame, name: str, roles: Roles) -> None:
 
 @contextlib.contextmanager
 def split_rows(
-    frame: DataFrame, validation: Any, roles: Roles, seed: int
+    frame: DataFrame, validation: Any, roles: Roles, seed: int, stratify: str | None = None
 ) -> Iterator[tuple[DataFrame, DataFrame | None]]:
     """Yield the training and the validation DataFrame.
 
     A fraction is taken by a hash of the row's values and ``seed``: the same rows on every run and
-    in every partitioning, and equal rows on the same side. A frame that is split is cached
+    in every partitioning, and equal rows on the same side. With ``stratify``, of each value of
+    that column the same fraction is taken, rounded to whole rows. A frame that is split is cached
     meanwhile, so that both parts come from the same rows even if it is not deterministic.
     """
     if validation is None:
@@ -80,6 +90,9 @@ def split_rows(
         return
     cached = frame.persist()
     try:
+        if stratify is not None:
+            yield _stratified(cached, float(validation), roles, seed, stratify)
+            return
         chosen = _condition(cached, validation, roles, seed)
         yield cached.filter(~chosen), cached.filter(chosen)
     finally:
@@ -98,5 +111,32 @@ def _condition(frame: DataFrame, validation: Any, roles: Roles, seed: int) -> Sp
                 "for training or for validation"
             )
         return column.cast("int") != F.lit(0)
-    hashed = F.xxhash64(F.lit(seed), *(F.col(quoted(name)) for name in roles.columns))
+    hashed = _hash(roles, seed)
     return F.pmod(hashed, F.lit(_SCALE)) < F.lit(int(validation * _SCALE))
+
+
+def _hash(roles: Roles, seed: int) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    return F.xxhash64(F.lit(seed), *(F.col(quoted(name)) for name in roles.columns))
+
+
+def _stratified(
+    frame: DataFrame, fraction: float, roles: Roles, seed: int, stratify: str
+) -> tuple[DataFrame, DataFrame]:
+    """Return both parts: of each value of ``stratify``, the rows with the smallest hashes."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    column = F.col(quoted(stratify))
+    names = list(frame.columns)
+    ranked = frame.withColumn("__hash", _hash(roles, seed))
+    alike = Window.partitionBy(column)
+    # rank() gives equal rows the same place, so that they stay on one side.
+    place = F.rank().over(alike.orderBy("__hash"))
+    ranked = ranked.withColumn("__place", place).withColumn(
+        "__last", F.round(F.count(F.lit(1)).over(alike) * F.lit(fraction))
+    )
+    chosen = F.col("__place") <= F.col("__last")
+    picked = [F.col(quoted(name)) for name in names]
+    return ranked.filter(~chosen).select(*picked), ranked.filter(chosen).select(*picked)

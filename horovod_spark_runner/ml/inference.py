@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
+from ..data.decode import RowDecoder, Transform, UndecodableRow
 from ..data.manifest import Column, Manifest
 from ..data.reader import column_to_numpy
 from ..quiet import quiet_imports
@@ -26,13 +27,17 @@ _CACHE_SIZE = 4
 _models: OrderedDict[str, Callable[[dict[str, np.ndarray]], list[np.ndarray]]] = OrderedDict()
 
 
+# Source, contents of the weights file, and what to do with decoded images.
+Payload = tuple[ModelSource, bytes | None, Mapping[str, Transform]]
+
+
 @dataclass(frozen=True)
 class Predictor:
     """The body of the prediction UDF.
 
     Attributes:
         digest: identity of the model and its weights.
-        load: gives (source, weights file or ``None``); called at most once per worker.
+        load: gives (source, weights file or ``None``, transforms); called at most once per worker.
         inputs: which column feeds which input.
         columns: the feature columns, in the order of the UDF's arguments.
         outputs: the model's outputs.
@@ -40,7 +45,9 @@ class Predictor:
     """
 
     digest: str
-    load: Callable[[], tuple[ModelSource, bytes | None]] = field(repr=False)
+    load: Callable[[], tuple[ModelSource, bytes | None, Mapping[str, Transform]]] = field(
+        repr=False
+    )
     inputs: Binding
     columns: tuple[Column, ...]
     outputs: tuple[OutputSpec, ...]
@@ -78,12 +85,29 @@ class Predictor:
     def _model(self) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
         if self.digest not in _models:
             _prepare_process()
-            source, weights = self.load()
-            _models[self.digest] = load_model(source, weights, self.inputs, self.columns)
+            source, weights, transforms = self.load()
+            decode = RowDecoder(self.columns, transforms)
+            model = load_model(source, weights, self.inputs, self.columns)
+            _models[self.digest] = functools.partial(_decode_and_predict, decode, model)
             if len(_models) > _CACHE_SIZE:
                 _models.popitem(last=False)
         _models.move_to_end(self.digest)
         return _models[self.digest]
+
+
+def _decode_and_predict(
+    decode: RowDecoder,
+    model: Callable[[dict[str, np.ndarray]], list[np.ndarray]],
+    values: dict[str, np.ndarray],
+) -> list[np.ndarray]:
+    try:
+        return model(decode(values, _no_generator))
+    except UndecodableRow as error:
+        raise error.cause from None
+
+
+def _no_generator(row: int) -> None:
+    """Give no random generator: predictions are not varied."""
 
 
 def _sizes(spec: OutputSpec) -> tuple[int, ...]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 from pyspark.ml import Transformer
 
+from ..data.columns import SPARK_TYPES, Source, expression, sources_of_features
+from ..data.decode import Transform
 from ..data.manifest import Column
-from ..data.schema import Source, expression, sources_of_features
+from ..data.schema import quote_all
 from ..errors import DataError, RunDirectoryError
 from ..launch.restart import Attempt
 from ..launch.topology import RankPlacement
@@ -26,16 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame, SparkSession
 
-_SPARK_TYPES = {
-    "float32": "float",
-    "float64": "double",
-    "int8": "tinyint",
-    "int16": "smallint",
-    "int32": "int",
-    "int64": "bigint",
-    "bool": "boolean",
-}
-
 
 @dataclass(frozen=True)
 class TrainedModel:
@@ -47,6 +39,7 @@ class TrainedModel:
         inputs: which column feeds which input.
         columns: the feature columns as they were trained on.
         outputs: what it gives.
+        transforms: what to do with decoded images, by column.
     """
 
     source: ModelSource
@@ -54,6 +47,7 @@ class TrainedModel:
     inputs: Binding
     columns: tuple[Column, ...]
     outputs: tuple[OutputSpec, ...]
+    transforms: Mapping[str, Transform] = field(default_factory=dict)
 
 
 class TFTransformer(Transformer):  # type: ignore[misc]
@@ -86,7 +80,7 @@ class TFTransformer(Transformer):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._model = model
-        self._payload = dumps((model.source, model.weights))
+        self._payload = dumps((model.source, model.weights, dict(model.transforms)))
         self._digest = hashlib.sha256(self._payload).hexdigest()
         self._broadcast: Any = None
         self.run_dir = run_dir
@@ -103,6 +97,7 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         run_dir: str,
         *,
         custom_objects: Mapping[str, Any] | None = None,
+        transforms: Mapping[str, Transform] | None = None,
         prediction_col: str = "prediction",
         batch_size: int = 1024,
     ) -> TFTransformer:
@@ -111,6 +106,7 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         Args:
             run_dir: its run directory.
             custom_objects: the model's own classes and functions by name, if it has some.
+            transforms: the functions its image columns were trained with.
             prediction_col: column to add for a model with one output.
             batch_size: rows per call of the model.
 
@@ -118,7 +114,7 @@ class TFTransformer(Transformer):  # type: ignore[misc]
             RunDirectoryError: it holds no finished model, or one that Keras could not write.
         """
         directory = RunDirectory(run_dir)
-        model = read_trained_model(directory, None, custom_objects or {})
+        model = read_trained_model(directory, None, custom_objects or {}, transforms or {})
         history = []
         if directory.metrics.exists():
             history = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
@@ -197,13 +193,16 @@ class _Load:
 
     payload: Any
 
-    def __call__(self) -> tuple[ModelSource, bytes | None]:
-        source, weights = cloudpickle.loads(self.payload.value)
-        return source, weights
+    def __call__(self) -> tuple[ModelSource, bytes | None, Mapping[str, Transform]]:
+        source, weights, transforms = cloudpickle.loads(self.payload.value)
+        return source, weights, transforms
 
 
 def read_trained_model(
-    directory: RunDirectory, source: ModelSource | None, custom_objects: Mapping[str, Any]
+    directory: RunDirectory,
+    source: ModelSource | None,
+    custom_objects: Mapping[str, Any],
+    transforms: Mapping[str, Transform],
 ) -> TrainedModel:
     """Return the finished model in ``directory``.
 
@@ -211,9 +210,11 @@ def read_trained_model(
         directory: a run directory.
         source: what the model was built from; by default, the archive in the directory.
         custom_objects: the model's own classes and functions, for the archive.
+        transforms: what to do with decoded images, by column.
 
     Raises:
         RunDirectoryError: there is no finished model, or only its weights.
+        DataError: a transform that the model was trained with lacks.
     """
     if not directory.signature.exists():
         raise RunDirectoryError(
@@ -231,6 +232,12 @@ def read_trained_model(
     else:
         archive = directory.model.join("model.keras").read_bytes()
         source = ModelSource(archive=archive, custom_objects=custom_objects)
+    lacking = [name for name in signature.get("transforms", []) if name not in transforms]
+    if lacking:
+        raise DataError(
+            f"the model in {directory.location} was trained with transforms of column "
+            f"{quote_all(lacking)}; functions are not kept in storage: give them, transforms={{…}}"
+        )
     names = signature["inputs"]["names"]
     return TrainedModel(
         source=source,
@@ -242,20 +249,24 @@ def read_trained_model(
         outputs=tuple(
             OutputSpec(**{**o, "shape": tuple(o["shape"])}) for o in signature["outputs"]
         ),
+        transforms=transforms,
     )
 
 
 def _argument(source: Source, column: Column) -> SparkColumn:
-    if (source.kind == "scalar") != (column.shape == ()):
+    bytes_wanted = column.encoding != ""
+    if (source.kind == "binary") != bytes_wanted or (
+        not bytes_wanted and (source.kind == "scalar") != (column.shape == ())
+    ):
         raise DataError(
             f"column {source.name!r} is a {source.kind}, but the model was trained on "
             + column.describe()
         )
-    return expression(Source(source.name, source.kind, _SPARK_TYPES[column.dtype], column.dtype))
+    return expression(replace(source, dtype=column.dtype))
 
 
 def _spark_type(output: OutputSpec) -> str:
-    element = _SPARK_TYPES.get(output.dtype, "float")
+    element = {**SPARK_TYPES, "bool": "boolean"}.get(output.dtype, "float")
     return element if is_scalar(output) else f"array<{element}>"
 
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 import posixpath
 import uuid
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -18,6 +19,25 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ..errors import InvalidInputError
+
+
+@dataclass(frozen=True)
+class FileStat:
+    """A file in storage.
+
+    Attributes:
+        name: its path below the folder that was listed.
+        size: bytes.
+        changed: time of its last change, in nanoseconds since 1970; 0 if unknown.
+    """
+
+    name: str
+    size: int
+    changed: int
+
+
+def _file_stat(info: pafs.FileInfo, name: str) -> FileStat:
+    return FileStat(name, info.size, info.mtime_ns or 0)
 
 
 class Location:
@@ -89,6 +109,26 @@ class Location:
     def is_folder(self) -> bool:
         filesystem, path = self._resolved
         return bool(filesystem.get_file_info(path).type == pafs.FileType.Directory)
+
+    def stat(self) -> FileStat | None:
+        """Return what is known of this file; ``None`` if there is none."""
+        filesystem, path = self._resolved
+        info = filesystem.get_file_info(path)
+        return _file_stat(info, info.base_name) if info.type == pafs.FileType.File else None
+
+    def files(self) -> list[FileStat]:
+        """Return all files in this folder and the folders in it, sorted by name."""
+        filesystem, path = self._resolved
+        selector = pafs.FileSelector(path, recursive=True, allow_not_found=True)
+        start = len(path.rstrip("/")) + 1
+        return sorted(
+            (
+                _file_stat(info, info.path[start:])
+                for info in filesystem.get_file_info(selector)
+                if info.type == pafs.FileType.File
+            ),
+            key=lambda stat: stat.name,
+        )
 
     def list(self) -> list[Location]:
         """Return what lies in this folder, sorted by name; nothing if it does not exist."""

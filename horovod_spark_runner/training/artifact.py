@@ -49,6 +49,7 @@ def save_model(directory: RunDirectory, model: Any, spec: TrainingSpec, example:
                 "inputs": asdict(spec.inputs),
                 "columns": [asdict(spec.train.column(name)) for name in spec.inputs.columns],
                 "outputs": [asdict(output) for output in outputs],
+                "transforms": sorted(set(spec.transforms) & set(spec.inputs.columns)),
                 "archive": archive is not None,
                 "keras": keras.__version__,
             },

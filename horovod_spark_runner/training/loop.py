@@ -75,11 +75,11 @@ class Training:
         self._model = build_model(spec.model)
         check_trainable(self._model)
         self._batches = BatchBinding(self._model, spec)
-        self._reader = DatasetReader(spec.train, self._batches.columns)
+        self._reader = DatasetReader(spec.train, self._batches.columns, spec.transforms)
         self._validation = (
             None
             if spec.validation is None
-            else DatasetReader(spec.validation, self._batches.columns)
+            else DatasetReader(spec.validation, self._batches.columns, spec.transforms)
         )
         self._exchange = GradientExchange(self._model, spec.allreduce, spec.fit.batch_size)
         self._progress = Progress()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import AllreduceOptions, CheckpointOptions, FitOptions
+from ..data.decode import Transform
 from ..data.manifest import Manifest
 from ..errors import ModelError
 
@@ -141,6 +142,7 @@ class TrainingSpec:
         run_id: identity of the run.
         lock_token: the run directory's lock as it must be for this attempt to write.
         callbacks: Keras callbacks, or a function that returns them.
+        transforms: what to do with decoded images, by column.
         settings: what to record in checkpoints.
     """
 
@@ -161,6 +163,7 @@ class TrainingSpec:
     lock_token: str
     callbacks: Any
     settings: dict[str, Any]
+    transforms: Mapping[str, Transform] = field(default_factory=dict)
 
     @property
     def global_batch(self) -> int:

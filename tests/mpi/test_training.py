@@ -11,6 +11,7 @@ import pytest
 
 from horovod_spark_runner import (
     AllreduceOptions,
+    DataError,
     ModelError,
     RunDirectoryError,
     TFTransformer,
@@ -261,3 +262,82 @@ def test_an_error_in_the_training_names_rank_and_keeps_checkpoints(
         train(small, tmp_path / "run", callbacks=callbacks)
     resumed = train(small, tmp_path / "run", resume="required")
     assert len(resumed.history) == 2
+
+
+def brighten(image: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
+    """Vary training images; scale all of them to 0…1."""
+    shift = 0 if generator is None else generator.uniform(-0.05, 0.05)
+    return (image / 255.0 + shift).astype(np.float32)
+
+
+def small_convnet() -> Any:
+    import keras
+
+    layers = [
+        keras.layers.Input((8, 8, 1)),
+        keras.layers.Flatten(),
+        keras.layers.Dense(32, activation="relu"),
+        keras.layers.Dense(10, activation="softmax"),
+    ]
+    model = keras.Sequential(layers)
+    model.compile(
+        keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    return model
+
+
+def test_png_files_are_trained_on_from_parquet_and_predicted(
+    spark: Any, digits: Any, tmp_path: Path
+) -> None:
+    import io
+
+    from PIL import Image
+
+    rows = []
+    for image, digit in zip(digits[0][:600], digits[1][:600], strict=True):
+        buffer = io.BytesIO()
+        Image.fromarray((image.reshape(8, 8) * 255).astype(np.uint8)).save(buffer, "PNG")
+        rows.append((buffer.getvalue(), int(digit)))
+    folder = str(tmp_path / "a b'c é#")
+    spark.createDataFrame(rows, "png binary, digit int").repartition(3).write.parquet(folder)
+    transforms = {"png": brighten}
+    trained = train(
+        folder,
+        tmp_path / "run",
+        small_convnet,
+        feature_cols=["png"],
+        shapes={"png": (8, 8, 1)},
+        dtypes={"png": "float32"},
+        transforms=transforms,
+        epochs=4,
+    )
+    assert trained.history[-1]["accuracy"] > 0.85
+    assert not list(tmp_path.glob("run/data/data-*"))  # the files were read as they are
+    frame = spark.read.parquet(folder)
+    predicted = trained.transform(frame).collect()
+    assert np.mean([np.argmax(row.prediction) == row.digit for row in predicted]) > 0.85
+    loaded = TFTransformer.from_run(str(tmp_path / "run"), transforms=transforms)
+    assert loaded.transform(frame).first().prediction == predicted[0].prediction
+    with pytest.raises(DataError, match="trained with transforms of column 'png'"):
+        TFTransformer.from_run(str(tmp_path / "run"))
+    with pytest.raises(DataError, match="'png' is a scalar, but the model was trained on"):
+        loaded.transform(frame.withColumn("png", frame.digit))
+
+
+def test_a_failed_run_and_later_runs_use_the_same_data(small: Any, tmp_path: Path) -> None:
+    from horovod_spark_runner import RankFailedError
+
+    def callbacks() -> list[Any]:
+        raise ValueError("boom")
+
+    with pytest.raises(RankFailedError, match="boom"):
+        train(small, tmp_path / "run", callbacks=callbacks, validation=0.2)
+    kept = {path.name for path in tmp_path.glob("run/data/data-*")}
+    assert len(kept) == 2
+    cache = tmp_path / "cache"
+    for number in range(2):
+        train(small, tmp_path / f"run{number}", epochs=1, data_dir=str(cache), validation=0.2)
+        found = {path.name for path in cache.glob("data-*")}
+        assert len(found) == 2
+        kept = found if number == 0 else kept
+    assert kept == found

@@ -95,7 +95,8 @@ def test_refused(
 
 def test_nulls_are_counted(spark: Any, tmp_path: Path) -> None:
     frame = spark.createDataFrame([(1.0, 0), (None, 1), (None, 1)], "a double, y int")
-    with pytest.raises(DataError, match=r"column 'a' has 2 null values in 3 rows"):
+    message = r"column 'a' has 2 null values in 3 rows, first in row 1 \(a=None, y=1\)"
+    with pytest.raises(DataError, match=message):
         train(frame, tmp_path)
     assert not list(tmp_path.glob("run/data/*"))
 
@@ -113,16 +114,110 @@ def test_null_vectors_and_labels_are_counted(spark: Any, tmp_path: Path) -> None
         train(spark.createDataFrame(rows, schema), tmp_path, feature_cols=["v"])
 
 
-def test_ragged_arrays(spark: Any, tmp_path: Path) -> None:
-    frame = spark.createDataFrame([([1.0, 2.0], 0), ([1.0], 1)], "v array<double>, y int")
-    with pytest.raises(DataError, match=r"column 'v' holds arrays of 1 to 2 elements"):
+@pytest.mark.parametrize(
+    ("schema", "rows", "message"),
+    [
+        (
+            "v array<double>, y int",
+            [([1.0, 2.0], 0), ([3.0, 4.0], 1), ([1.0], 2)],
+            r"'v' holds arrays of 1 to 2 elements; row 0 has 2, row 2 \(y=2\) has not",
+        ),
+        (
+            "v array<array<double>>, y int",
+            [([[1.0], [2.0]], 0), ([[1.0], [2.0, 3.0]], 1)],
+            r"'v' holds nested arrays of 1 to 2 elements; row 0 has 1, row 1 \(y=1\) has not",
+        ),
+        (
+            "v array<double>, y int",
+            [([1.0, 2.0], 0), ([3.0, None], 1)],
+            r"'v' has 1 arrays with null elements in 2 rows, first in row 1 \(y=1\)",
+        ),
+        (
+            "v array<array<int>>, y int",
+            [([[1], [2]], 0), ([[1], None], 1)],
+            r"'v' has 1 arrays with null elements in 2 rows, first in row 1",
+        ),
+        ("v array<int>, y int", [([], 0), ([], 1)], r"'v' has 2 empty arrays in 2 rows"),
+        (
+            "v double, y int",
+            [(1.0, 0), (float("nan"), 1), (float("inf"), 1)],
+            r"'v' has 2 values that are NaN or infinite in 3 rows, first in row 1 \(v=nan, y=1\)",
+        ),
+        (
+            "v array<float>, y int",
+            [([1.0, 2.0], 0), ([1.0, float("nan")], 1)],
+            r"'v' has 1 values that are NaN or infinite in 2 rows, first in row 1",
+        ),
+        (
+            "v double, y int",
+            [(1.0, 0), (1e39, 1)],
+            r"'v' has 1 values that are too large for float32 in 2 rows, first in row 1.*float64",
+        ),
+        (
+            "v binary, y int",
+            [(b"ab", 0), (b"abc", 1)],
+            r"'v' holds byte strings of 2 to 3 bytes; row 0 has 2, row 1",
+        ),
+        ("v binary, y int", [(b"ab", 0), (None, 1)], r"'v' has 1 null values in 2 rows"),
+    ],
+)
+def test_values_name_column_and_first_row(
+    spark: Any, tmp_path: Path, schema: str, rows: list[Any], message: str
+) -> None:
+    frame = spark.createDataFrame(rows, schema).coalesce(1)
+    with pytest.raises(DataError, match=message):
+        train(frame, tmp_path, feature_cols=["v"])
+    assert not list(tmp_path.glob("run/data/*"))
+
+
+def test_labels_that_do_not_fit_the_type_asked_for(spark: Any, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([(1.0, 1), (2.0, 5_000_000_000)], "a double, y long")
+    with pytest.raises(DataError, match=r"'y' has 1 values that are too large for int32.*int64"):
+        train(frame, tmp_path, dtypes={"y": "int32"})
+    with pytest.raises(DataError, match="'a' the type int32, but it holds real numbers"):
+        train(frame, tmp_path, dtypes={"a": "int32"})
+    with pytest.raises(DataError, match="'y' the type 'complex'; it must be one of int8"):
+        train(frame, tmp_path, dtypes={"y": "complex"})
+    with pytest.raises(DataError, match="dtypes names 'q'"):
+        train(frame, tmp_path, dtypes={"q": "int32"})
+
+
+def test_overflow_in_vectors(spark: Any, tmp_path: Path) -> None:
+    from pyspark.ml.linalg import Vectors
+
+    rows = [(Vectors.dense([1.0, 2.0]), 0), (Vectors.sparse(2, {1: -1e300}), 1)]
+    frame = spark.createDataFrame(rows, ["v", "y"]).coalesce(1)
+    with pytest.raises(DataError, match=r"'v' has 1 values that are too large.*first in row 1"):
         train(frame, tmp_path, feature_cols=["v"])
 
 
-def test_nested_arrays(spark: Any, tmp_path: Path) -> None:
-    frame = spark.createDataFrame([([[1.0]], 0)], "v array<array<double>>, y int")
-    with pytest.raises(DataError, match=r"array<array<double>>.*flatten"):
-        train(frame, tmp_path, feature_cols=["v"])
+def test_images_among_other_bytes(spark: Any, tmp_path: Path) -> None:
+    png = b"\x89PNG\r\n\x1a\n" + b"0" * 20
+    frame = spark.createDataFrame([(png, 0), (png, 1), (b"no", 2)], "v binary, y int").coalesce(1)
+    with pytest.raises(DataError, match=r"1 values that are no PNG.*as 2 rows are,.* row 2 \(y=2"):
+        train(frame, tmp_path, feature_cols=["v"], shapes={"v": (8, 8, 3)})
+    with pytest.raises(DataError, match="transforms names 'y', which is no column of encoded"):
+        train(frame, tmp_path, feature_cols=["v"], transforms={"y": len})
+
+
+def test_parquet_paths(spark: Any, frame: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nosuch holds no Parquet files"):
+        train(str(tmp_path / "nosuch"), tmp_path)
+    with pytest.raises(DataError, match="must be a DataFrame, or the path"):
+        train([1, 2], tmp_path)
+    folder = str(tmp_path / "files")
+    spark.createDataFrame([(1.0, 1), (None, 2)], "a double, y int").write.parquet(folder)
+    with pytest.raises(DataError, match=r"column 'a' has 1 null values in .*files"):
+        train(folder, tmp_path)
+    with pytest.raises(DataError, match=r"no column 'b'; it has 'a', 'y'"):
+        train(folder, tmp_path, feature_cols=["b"])
+
+
+def test_stratify_needs_a_fraction_and_a_column(frame: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="stratify needs a fraction"):
+        train(frame, tmp_path, stratify="y")
+    with pytest.raises(DataError, match="stratify='q': the DataFrame has no such column"):
+        train(frame, tmp_path, stratify="q", validation=0.5)
 
 
 def test_empty(frame: Any, tmp_path: Path) -> None:

@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.data.materialize import check_values
-from horovod_spark_runner.data.schema import Roles, Source, check_roles, check_shapes, quoted
+from horovod_spark_runner.data.checks import Footer, Layout, Place, check_values
+from horovod_spark_runner.data.columns import Source
+from horovod_spark_runner.data.fingerprint import is_reproducible
+from horovod_spark_runner.data.layout import columns_of
+from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.data.schema import Roles, check_roles, check_shapes, quoted
 from horovod_spark_runner.errors import DataError
 
 
@@ -31,27 +35,91 @@ def test_roles_are_checked(roles: Roles, message: str) -> None:
         check_roles(roles, ["a", "y", "d", "d"])
 
 
-SOURCES = (Source("x", "array", "float", "float32"), Source("y", "scalar", "int", "int32"))
-GOOD = {"rows": 9, "null0": 0, "inner0": 0, "min0": 4, "max0": 4, "null1": 0}
+SOURCES = (Source("x", "array", "double", "float32", 1), Source("y", "scalar", "long", "int64"))
+GOOD = {"rows": 9, "min0_1": 4, "max0_1": 4}
+CLEAN = {"x": Footer(0), "y": Footer(0)}
 
 
-def test_widths() -> None:
-    assert check_values(SOURCES, GOOD, Roles(("x",), ("y",))) == {"x": 4, "y": 0}
+def test_layouts() -> None:
+    assert check_values(SOURCES, GOOD, CLEAN, None) == {"x": Layout((4,)), "y": Layout()}
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("facts", "footers", "message"),
     [
-        ({"rows": 0}, "the DataFrame has no rows"),
-        ({"null1": 3}, "column 'y' has 3 null values in 9 rows"),
-        ({"inner0": 2}, "column 'x' has 2 arrays with null elements in 9 rows"),
-        ({"min0": 3}, "column 'x' holds arrays of 3 to 4 elements"),
-        ({"min0": 0, "max0": 0}, "column 'x' holds empty arrays only"),
+        ({"rows": 0}, {}, "the DataFrame has no rows"),
+        ({}, {"y": Footer(3)}, "column 'y' has null values"),
+        ({"min0_1": 3}, {}, "column 'x' holds arrays of 3 to 4 elements"),
     ],
 )
-def test_values_are_checked(change: dict[str, Any], message: str) -> None:
+def test_values_are_checked(facts: dict[str, Any], footers: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        check_values(SOURCES, {**GOOD, **change}, Roles(("x",), ("y",)))
+        check_values(SOURCES, {**GOOD, **facts}, {**CLEAN, **footers}, None)
+
+
+def test_a_place_shows_the_row() -> None:
+    place = Place(9, 2, 5, {"id": 7, "name": "x" * 99})
+    assert place.describe() == f"row 5 (id=7, name='{'x' * 39})"
+
+
+IMAGE, RAW = Source("i", "binary", "binary", ""), Source("r", "binary", "binary", "float32")
+
+
+def layout_of(source: Source, layout: Layout, shape: tuple[int, ...] | None) -> Column:
+    shapes = {} if shape is None else {source.name: shape}
+    (column,) = columns_of([source], {source.name: layout}, shapes, lambda name: b"no image")
+    return column
+
+
+def test_columns_have_the_shape_of_their_values_or_the_one_asked_for() -> None:
+    nested = Source("x", "array", "double", "float64", 2)
+    assert layout_of(nested, Layout((2, 3)), None) == Column("x", "float64", (2, 3))
+    assert layout_of(nested, Layout((2, 3)), (6, 1)) == Column("x", "float64", (6, 1))
+    assert layout_of(RAW, Layout((24,), "raw"), (2, 3)) == Column("r", "float32", (2, 3), "raw")
+
+
+@pytest.mark.parametrize(
+    ("source", "layout", "shape", "message"),
+    [
+        (RAW, Layout((25,), "raw"), None, "25 bytes per row, which are no whole number of float32"),
+        (RAW, Layout((24,), "raw"), (5,), "shape .5,. of 5 elements, but its rows hold 6"),
+        (IMAGE, Layout((), "image"), None, "encoded images; give the size"),
+        (IMAGE, Layout((), "image"), (8, 8, 2), "with 1, 3 or 4 channels"),
+        (IMAGE, Layout((), "image"), (8, 8, 3), "an image cannot be decoded"),
+        (IMAGE, Layout((), "npy"), None, "a npy array cannot be decoded"),
+        (SOURCES[0], Layout((0,)), None, "empty arrays only"),
+    ],
+)
+def test_columns_that_cannot_be_read(
+    source: Source, layout: Layout, shape: tuple[int, ...] | None, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        layout_of(source, layout, shape)
+
+
+def plan(*names: str) -> str:
+    return ",".join(f'{{"class":"org.apache.spark.sql.{name}"}}' for name in names)
+
+
+PROJECT, RELATION = "catalyst.plans.logical.Project", "execution.datasources.LogicalRelation"
+
+
+@pytest.mark.parametrize(
+    ("names", "reproducible"),
+    [
+        ((PROJECT, "catalyst.expressions.Multiply", RELATION), True),
+        ((PROJECT, "catalyst.expressions.PythonUDF", RELATION), False),
+        ((PROJECT, "catalyst.expressions.ScalaUDF", RELATION), False),
+        ((PROJECT, "catalyst.expressions.CurrentDate", RELATION), False),
+        (("catalyst.plans.logical.GlobalLimit", RELATION), False),
+        ((PROJECT, "execution.LogicalRDD"), False),
+        ((PROJECT, "catalyst.plans.logical.MapInArrow", RELATION), False),
+    ],
+)
+def test_which_plans_compute_the_same_every_time(
+    names: tuple[str, ...], reproducible: bool
+) -> None:
+    assert is_reproducible(plan(*names)) == reproducible
 
 
 def test_shapes() -> None:

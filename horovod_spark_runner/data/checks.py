@@ -1,0 +1,376 @@
+"""What is wrong with the values of a DataFrame, and in which row first.
+
+The rows are watched while they are written, at almost no cost: Spark observes sizes, and the
+Parquet footers tell nulls and what is not finite. Only if these show something is the DataFrame
+read once more, to say what it is and where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DataError
+from .columns import SPARK_TYPES, Source, elements, sizes
+from .schema import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame
+
+# What bytes begin with, in hexadecimal. "npy" and "npz" are NumPy's own formats, in which
+# Petastorm's NdarrayCodec and CompressedNdarrayCodec write.
+SIGNATURES = {
+    "image": ("89504E470D0A1A0A", "FFD8FF", "474946383"),
+    "npy": ("934E554D5059",),
+    "npz": ("504B0304",),
+}
+_FLOAT32_MAX = 3.4028234663852886e38
+# Columns of a faulty row that its error shows, and characters of each.
+_SHOWN_COLUMNS, _SHOWN_LENGTH = 4, 40
+
+
+@dataclass(frozen=True)
+class Footer:
+    """What the footers of a dataset tell of one column.
+
+    Attributes:
+        nulls: null values, null elements and empty arrays; ``None`` if unknown.
+        finite: whether all its values are known to be finite.
+        infinite: whether some are known not to be.
+    """
+
+    nulls: int | None
+    finite: bool = True
+    infinite: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a column's values lie in the Parquet files.
+
+    Attributes:
+        sizes: sizes of a row's value, nested arrays from the outside in; ``()`` for a scalar.
+        encoding: how bytes are to be understood: ``"image"``, ``"npy"``, ``"npz"``, ``"raw"``;
+            ``""`` for numbers.
+    """
+
+    sizes: tuple[int, ...] = ()
+    encoding: str = ""
+
+
+def observations(sources: Sequence[Source]) -> list[SparkColumn]:
+    """Return what to observe of ``sources`` in their stored form."""
+    from pyspark.sql import functions as F
+
+    columns = []
+    for number, source in enumerate(sources):
+        column = F.col(quoted(source.name))
+        if source.kind == "binary":
+            columns += [
+                F.min(F.length(column)).alias(f"min{number}_1"),
+                F.max(F.length(column)).alias(f"max{number}_1"),
+                # Footers leave out what they know of columns of long values.
+                F.count_if(column.isNull()).alias(f"null{number}"),
+            ]
+            columns += [
+                F.count_if(_begins(column, encoding)).alias(f"{encoding}{number}")
+                for encoding in SIGNATURES
+            ]
+        elif levels(source) == 1:
+            columns += [
+                F.min(F.size(column)).alias(f"min{number}_1"),
+                F.max(F.size(column)).alias(f"max{number}_1"),
+            ]
+    return columns
+
+
+def nested_observations(sources: Sequence[Source]) -> list[SparkColumn]:
+    """Return what to observe of nested arrays among ``sources``, as they are given."""
+    from pyspark.sql import functions as F
+
+    columns = []
+    for number, source in enumerate(sources):
+        if levels(source) > 1:
+            for level in range(1, levels(source) + 1):
+                found = sizes(source, level)
+                columns += [
+                    F.min(F.array_min(found)).alias(f"min{number}_{level}"),
+                    F.max(F.array_max(found)).alias(f"max{number}_{level}"),
+                ]
+    return columns
+
+
+def levels(source: Source) -> int:
+    """Return how many levels of arrays the column has."""
+    return {"array": source.depth, "vector": 1}.get(source.kind, 0)
+
+
+def check_values(
+    sources: Sequence[Source],
+    facts: Mapping[str, Any],
+    footers: Mapping[str, Footer],
+    frame: DataFrame | None,
+    *,
+    allow_nan: bool = False,
+) -> dict[str, Layout]:
+    """Return how the values of every column lie.
+
+    Args:
+        sources: the columns.
+        facts: what was observed while they were written.
+        footers: what the footers tell of each.
+        frame: the DataFrame, to find the first faulty row in.
+        allow_nan: let NaN and infinite values pass.
+
+    Raises:
+        DataError: there are no rows, nulls, values that are not finite or do not fit their type,
+            or arrays of differing sizes.
+    """
+    if not facts["rows"]:
+        raise DataError("the DataFrame has no rows: there is nothing to train on")
+    for number, source in enumerate(sources):
+        footer = footers[source.name]
+        nulls = facts.get(f"null{number}", footer.nulls)
+        if nulls != 0 or not (footer.finite or allow_nan):
+            for fault in _faults(source, allow_nan):
+                _raise_if_found(frame, source, fault)
+    return {
+        source.name: _layout(number, source, facts, frame) for number, source in enumerate(sources)
+    }
+
+
+def _layout(
+    number: int, source: Source, facts: Mapping[str, Any], frame: DataFrame | None
+) -> Layout:
+    if source.kind == "binary":
+        encoding = _encoding(number, source, facts, frame)
+        size = facts[f"min{number}_1"]
+        if encoding == "raw" and size != facts[f"max{number}_1"]:
+            what = "byte strings"
+            raise _ragged(number, source, facts, frame, 1, what)
+        return Layout((size,) if encoding == "raw" else (), encoding)
+    for level in range(1, levels(source) + 1):
+        if facts[f"min{number}_{level}"] != facts[f"max{number}_{level}"]:
+            nested = "nested " if level > 1 else ""
+            what = nested + ("vectors" if source.kind == "vector" else "arrays")
+            raise _ragged(number, source, facts, frame, level, what)
+    return Layout(tuple(facts[f"min{number}_{k}"] for k in range(1, levels(source) + 1)))
+
+
+def _encoding(
+    number: int, source: Source, facts: Mapping[str, Any], frame: DataFrame | None
+) -> str:
+    rows = facts["rows"]
+    for encoding in SIGNATURES:
+        count = facts[f"{encoding}{number}"]
+        if count == rows:
+            return encoding
+        if count and 2 * count > rows:  # it is meant to be, but some are not
+            meant = "PNG, JPEG or GIF images" if encoding == "image" else f"{encoding} arrays"
+            fault = _Fault(
+                f"values that are no {meant}, as {count} rows are,",
+                "leave those rows out",
+                _NotEncoded(encoding),
+            )
+            _raise_if_found(frame, source, fault)
+    return "raw"
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """A fault that values of a column may have.
+
+    Attributes:
+        title: what they are, after "has 3 …".
+        advice: what to do.
+        condition: true for rows that have it.
+    """
+
+    title: str
+    advice: str
+    condition: Callable[[Source], SparkColumn]
+
+
+def _faults(source: Source, allow_nan: bool) -> Iterator[_Fault]:
+    drop = "fill them (df.fillna) or leave those rows out (df.dropna)"
+    yield _Fault("null values", drop, _is_null)
+    if source.kind == "array":
+        yield _Fault("arrays with null elements", drop, _has_inner_null)
+        yield _Fault("empty arrays", "all rows need the same number of elements", _is_empty)
+    if source.kind != "binary":
+        wider = "float64" if source.dtype.startswith("float") else "int64"
+        title = f"values that are too large for {source.dtype}"
+        advice = f"keep them with dtypes={{{source.name!r}: '{wider}'}}, or scale them"
+        yield _Fault(title, advice, _overflows)
+        if not allow_nan:
+            advice = f"{drop}, or let them pass with allow_nan=True"
+            yield _Fault("values that are NaN or infinite", advice, _is_not_finite)
+
+
+def _is_null(source: Source) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    return F.col(quoted(source.name)).isNull()
+
+
+def _has_inner_null(source: Source) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    values = elements(source)  # null if an inner array is
+    return F.coalesce(F.exists(values, lambda value: value.isNull()), F.lit(True))
+
+
+def _is_empty(source: Source) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    return F.size(elements(source)) == 0
+
+
+def _overflows(source: Source) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    return F.exists(elements(source), lambda value: _element_overflows(value, source.dtype))
+
+
+def _element_overflows(value: SparkColumn, dtype: str) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    if dtype == "float32":
+        number = F.abs(value.cast("double"))
+        return (number > F.lit(_FLOAT32_MAX)) & (number < F.lit(float("inf")))
+    return value.isNotNull() & value.try_cast(SPARK_TYPES[dtype]).isNull()
+
+
+def _is_not_finite(source: Source) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    infinite = F.lit(float("inf"))
+    return F.exists(elements(source), lambda v: F.abs(v.cast("double")) >= infinite)
+
+
+@dataclass(frozen=True)
+class _NotEncoded:
+    encoding: str
+
+    def __call__(self, source: Source) -> SparkColumn:
+        from pyspark.sql import functions as F
+
+        return ~_begins(F.col(quoted(source.name)), self.encoding)
+
+
+def _begins(column: SparkColumn, encoding: str) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    head = F.hex(F.substring(column, 1, 8))
+    condition = F.lit(False)
+    for signature in SIGNATURES[encoding]:
+        condition = condition | head.startswith(signature)
+    return condition
+
+
+def _byte_size(source: Source) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    return F.array(F.length(F.col(quoted(source.name))))
+
+
+def _ragged(
+    number: int,
+    source: Source,
+    facts: Mapping[str, Any],
+    frame: DataFrame | None,
+    level: int,
+    what: str,
+) -> DataError:
+    """Return the error for rows of differing sizes: the first that is not as the first row is."""
+    from pyspark.sql import functions as F
+
+    low, high = facts[f"min{number}_{level}"], facts[f"max{number}_{level}"]
+    unit = "bytes" if source.kind == "binary" else "elements"
+    where = ""
+    if frame is not None:
+        found = _byte_size(source) if source.kind == "binary" else sizes(source, level)
+        first = frame.select(found[0]).first()
+        wanted = first[0] if first is not None else low
+        place = locate(frame, F.exists(found, lambda size: size != F.lit(wanted)))
+        where = f"; row 0 has {wanted}, {place.describe()} has not"
+    return DataError(
+        f"column {source.name!r} holds {what} of {low} to {high} {unit}{where}; all rows need the "
+        "same number (pad or cut them)"
+    )
+
+
+def _raise_if_found(frame: DataFrame | None, source: Source, fault: _Fault) -> None:
+    if frame is None:
+        raise DataError(f"column {source.name!r} has {fault.title}; {fault.advice}")
+    place = locate(frame, fault.condition(source))
+    if place.count:
+        raise DataError(
+            f"column {source.name!r} has {place.count} {fault.title} in {place.rows} rows, first "
+            f"in {place.describe()}; {fault.advice}"
+        )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a condition holds in a DataFrame.
+
+    Attributes:
+        rows: rows of the DataFrame.
+        count: rows in which it holds.
+        row: number of the first, from 0, in the DataFrame's order; -1 if there is none.
+        shown: some of that row's values.
+    """
+
+    rows: int
+    count: int
+    row: int
+    shown: Mapping[str, Any]
+
+    def describe(self) -> str:
+        """Return "row 12 (id=3, name='x')"."""
+        values = ", ".join(f"{k}={repr(v)[:_SHOWN_LENGTH]}" for k, v in self.shown.items())
+        return f"row {self.row}" + (f" ({values})" if values else "")
+
+
+def locate(frame: DataFrame, condition: SparkColumn) -> Place:
+    """Return in how many rows of ``frame`` ``condition`` holds, and the first of them."""
+    from pyspark.sql import functions as F
+
+    names = _shown_columns(frame)
+    bad = F.coalesce(condition, F.lit(False))
+    marked = frame.select(
+        F.monotonically_increasing_id().alias("__id"),
+        bad.alias("__bad"),
+        *(F.col(quoted(name)).alias(f"__shown{i}") for i, name in enumerate(names)),
+    )
+    # The upper bits of the identifier are the partition, the lower ones the row in it.
+    faulty = F.when(F.col("__bad"), F.col("__id"))
+    values = F.struct(F.lit(1), *(F.col(f"__shown{i}") for i in range(len(names))))
+    parts = (
+        marked.groupBy(F.shiftright("__id", 33).alias("part"))
+        .agg(
+            F.count(F.lit(1)).alias("rows"),
+            F.count(faulty).alias("count"),
+            F.min(faulty).alias("first"),
+            F.min_by(values, faulty).alias("shown"),
+        )
+        .orderBy("part")
+        .collect()
+    )
+    before, row, shown = 0, -1, {}
+    for part in parts:
+        if part["count"] and row < 0:
+            row = before + (part["first"] & ((1 << 33) - 1))
+            shown = dict(zip(names, list(part["shown"])[1:], strict=True))
+        before += part["rows"]
+    return Place(before, sum(part["count"] for part in parts), row, shown)
+
+
+def _shown_columns(frame: DataFrame) -> list[str]:
+    """Return the columns by which a row is recognised: the first that hold one short value."""
+    short = ("boolean", "byte", "short", "integer", "long", "float", "double", "string", "date")
+    names = [f.name for f in frame.schema.fields if f.dataType.typeName() in short]
+    return [name for name in names if frame.columns.count(name) == 1][:_SHOWN_COLUMNS]

@@ -1,0 +1,207 @@
+"""From what `run_training` was given as data to the datasets the ranks read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ..config import MATERIALIZERS, check_choice
+from ..errors import DataError, RunFailedError
+from ..session import active_session
+from ..storage.filesystem import Location
+from .columns import sources_of
+from .decode import Transform
+from .manifest import Manifest
+from .materialize import DataRequest, materialize
+from .parquet import open_parquet
+from .schema import Roles, check_shape_names
+from .split import check_validation, split_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Spark setting that names the cache directory where `data_dir` is not given.
+DATA_DIR_SETTING = "spark.horovod.dataDir"
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How data are prepared; `run_training`'s docstring explains each field."""
+
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    transforms: Mapping[str, Transform] = field(default_factory=dict)
+    allow_nan: bool = False
+    validation: Any = None
+    stratify: str | None = None
+    materializer: str = "petastorm"
+    data_dir: str | None = None
+    keep_data: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("materializer", self.materializer, MATERIALIZERS)
+
+    def request(self, roles: Roles, *, reuse: bool) -> DataRequest:
+        return DataRequest(
+            roles, self.shapes, self.materializer, self.dtypes, self.allow_nan, reuse
+        )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data that are ready to be read.
+
+    Attributes:
+        train: the training rows.
+        validation: the validation rows.
+        reused: whether rows were there already and nothing was written.
+    """
+
+    train: Manifest
+    validation: Manifest | None
+    reused: bool
+
+
+def session_of(data: Any) -> SparkSession:
+    """Return the session of a DataFrame; for a path, the active one.
+
+    Raises:
+        DataError: it is neither.
+    """
+    if isinstance(data, str):
+        return active_session()
+    if not hasattr(data, "sparkSession"):
+        raise DataError(
+            "the data must be a DataFrame, or the path or URL of a folder of Parquet files, got "
+            f"{data!r}"
+        )
+    return data.sparkSession
+
+
+def frame_of(data: Any) -> DataFrame:
+    """Return ``data`` as a DataFrame: itself, or the Parquet files it names.
+
+    Raises:
+        DataError: there are no such files.
+    """
+    if not isinstance(data, str):
+        return data
+    place = Location(data)
+    if not any(file.name.endswith(".parquet") for file in place.files()):
+        raise DataError(f"{place} holds no Parquet files")
+    return active_session().read.parquet(place.spark_url)
+
+
+def check_data(data: Any, roles: Roles, options: DataOptions) -> None:
+    """Check all that the schema shows.
+
+    Raises:
+        DataError: the columns cannot be trained on.
+    """
+    frame = frame_of(data)
+    sources = sources_of(frame, roles, options.dtypes)
+    check_shape_names(options.shapes, roles.columns)
+    kinds = {source.name: source.kind for source in sources}
+    for name in options.transforms:
+        if kinds.get(name) != "binary":
+            raise DataError(
+                f"transforms names {name!r}, which is no column of encoded images among the "
+                "features and labels"
+            )
+    check_validation(frame, options.validation, roles, options.stratify)
+
+
+def data_folder(options: DataOptions, own: Location, spark: SparkSession) -> Location:
+    """Return where the data are kept: as given, by Spark's settings, or in the run directory."""
+    given = options.data_dir or spark.conf.get(DATA_DIR_SETTING, None)
+    return Location(given) if given else own
+
+
+@contextlib.contextmanager
+def prepared(
+    data: Any, roles: Roles, options: DataOptions, own: Location, seed: int
+) -> Iterator[Prepared]:
+    """Yield the datasets, written now or found; afterwards delete what is not to be kept.
+
+    In a cache directory, data stay for other runs until they are cleared, unless ``keep_data`` is
+    false. In the run directory (``own``) they stay until the run has succeeded, so that one that
+    failed goes on without writing them again.
+
+    Args:
+        data: a DataFrame, or the path of Parquet files.
+        roles: the columns and their parts.
+        options: how to prepare them.
+        own: folder of the run itself.
+        seed: seed of the split.
+
+    Raises:
+        DataError: the values cannot be trained on.
+    """
+    folder = data_folder(options, own, session_of(data))
+    shared = str(folder) != str(own)
+    keep = shared if options.keep_data is None else options.keep_data
+    # What is deleted at the end must not be another run's.
+    request = options.request(roles, reuse=keep or not shared)
+    made: list[Manifest] = []
+    try:
+        yield _prepare(data, roles, options, folder, request, seed, made)
+    except RunFailedError:
+        keep = keep or not shared
+        raise
+    finally:
+        if not keep:
+            for manifest in made:
+                Location(manifest.url).delete_folder()
+
+
+def _prepare(
+    data: Any,
+    roles: Roles,
+    options: DataOptions,
+    folder: Location,
+    request: DataRequest,
+    seed: int,
+    made: list[Manifest],
+) -> Prepared:
+    direct = None
+    if isinstance(data, str) and not isinstance(options.validation, (str, int, float)):
+        direct = open_parquet(Location(data), request)
+    reused: list[bool] = []
+    parts: list[Manifest] = []
+    rows = split_rows(frame_of(data), options.validation, roles, seed, options.stratify)
+    with rows as frames:
+        for part, frame in zip(("train", "validation"), frames, strict=True):
+            if part == "train" and direct is not None:
+                parts.append(direct)
+            elif frame is not None:
+                found = _materialize_part(frame, request, folder, part, options.validation)
+                made.append(found.manifest)
+                parts.append(found.manifest)
+                reused.append(found.reused)
+    held_out = _like(parts[1], parts[0]) if len(parts) > 1 else None
+    return Prepared(parts[0], held_out, all(reused))
+
+
+def _materialize_part(
+    frame: DataFrame, request: DataRequest, folder: Location, part: str, validation: Any
+) -> Any:
+    try:
+        return materialize(frame, request, folder)
+    except DataError as error:
+        if validation is None:
+            raise
+        name = repr(validation) if isinstance(validation, (str, int, float)) else "a DataFrame"
+        raise DataError(f"{part} rows (validation={name}): {error}") from error
+
+
+def _like(held_out: Manifest, train: Manifest) -> Manifest:
+    """Return ``held_out`` if its columns are those of ``train``."""
+    for ours, theirs in zip(held_out.columns, train.columns, strict=True):
+        if (ours.shape, ours.encoding) != (theirs.shape, theirs.encoding):
+            raise DataError(
+                f"the validation rows have column {ours.describe()}, the training rows "
+                + theirs.describe()
+            )
+    return replace(held_out, columns=train.columns)

@@ -1,0 +1,124 @@
+"""Materialized datasets in storage: their names, finding one again, listing, clearing.
+
+::
+
+    FOLDER/                       a cache directory, or a run directory's data/
+        data-<key>-<unique>/      one dataset; the key says what was asked for
+            …/part-….parquet      the rows, in the folder their writer made
+            manifest.json         written last: without it the folder is incomplete
+            used                  empty; as old as the last use
+
+Only folders of such names are ever listed or deleted, so that a folder given by mistake is safe.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..storage.filesystem import Location
+from .manifest import Manifest
+
+MANIFEST_FILE = "manifest.json"
+_USED_FILE = "used"
+_NAME = re.compile(r"data-([0-9a-f]{16})-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True)
+class StoredDataset:
+    """A dataset as it lies in storage.
+
+    Attributes:
+        location: its folder.
+        size: bytes of all its files.
+        used: when it was last made, used or written to, in seconds since 1970.
+        manifest: what it holds; ``None`` if it is incomplete: its writer was killed, or is still
+            at work.
+    """
+
+    location: Location
+    size: int
+    used: float
+    manifest: Manifest | None
+
+
+def new_folder(folder: Location, key: str) -> Location:
+    """Make the place for a new dataset made for ``key`` (16 hexadecimal digits)."""
+    place = folder.join(f"data-{key}-{uuid.uuid4().hex[:12]}")
+    place.make_folder()
+    place.join(_USED_FILE).write_text("")  # its age begins, should its writer be killed
+    return place
+
+
+def publish(manifest: Manifest) -> None:
+    """Make a written dataset visible: its manifest is written last."""
+    Location(manifest.url).join(MANIFEST_FILE).write_text(manifest.to_json())
+
+
+def find_datasets(folder: Location, key: str) -> Iterator[Manifest]:
+    """Yield the complete datasets in ``folder`` that were made for ``key``."""
+    for place in folder.list():
+        match = _NAME.fullmatch(place.name)
+        if match and match[1] == key:
+            manifest = _read(place)
+            if manifest is not None:
+                yield manifest
+
+
+def mark_used(manifest: Manifest) -> None:
+    """Note that a dataset is used now; its age begins anew."""
+    Location(manifest.url).join(_USED_FILE).write_text("")
+
+
+def list_datasets(folder: Location) -> list[StoredDataset]:
+    """Return the datasets in ``folder``, complete or not, the longest unused first."""
+    found = []
+    for place in folder.list():
+        if _NAME.fullmatch(place.name):
+            files = place.files()
+            if not files:
+                continue  # just being made
+            used = max(file.changed for file in files) / 1e9
+            size = sum(file.size for file in files)
+            found.append(StoredDataset(place, size, used, _read(place)))
+    return sorted(found, key=lambda dataset: dataset.used)
+
+
+def clear_datasets(folder: Location, older_than: float, now: float) -> list[StoredDataset]:
+    """Delete the datasets in ``folder`` that were not used for ``older_than`` seconds.
+
+    Returns:
+        What was deleted.
+    """
+    old = [dataset for dataset in list_datasets(folder) if now - dataset.used >= older_than]
+    for dataset in old:
+        dataset.location.delete_folder()
+    return old
+
+
+def sweep_incomplete(folder: Location, older_than: float, now: float) -> list[StoredDataset]:
+    """Delete what killed writers have left in ``folder``, if it is older than that."""
+    old = [
+        dataset
+        for dataset in list_datasets(folder)
+        if dataset.manifest is None and now - dataset.used >= older_than
+    ]
+    for dataset in old:
+        dataset.location.delete_folder()
+    return old
+
+
+def _read(place: Location) -> Manifest | None:
+    """Return the manifest of a dataset of which no file lacks or was cut."""
+    try:
+        manifest = Manifest.from_json(place.join(MANIFEST_FILE).read_text())
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    sizes = {file.name: file.size for file in place.files()}
+    whole = all(
+        sizes.get(name) == size
+        for name, size in zip(manifest.files, manifest.file_sizes, strict=True)
+    )
+    return manifest if whole else None

@@ -1,0 +1,92 @@
+"""``horovod-spark-runner data``: what is materialized in a folder, and clearing it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Sequence
+
+from .data.store import StoredDataset, clear_datasets, list_datasets
+from .errors import InvalidInputError
+from .storage.filesystem import Location
+from .storage.run_directory import RunDirectory
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_PREFIXES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def parse_age(text: str) -> float:
+    """Return an age such as ``"7d"`` in seconds.
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    if match is None:
+        raise InvalidInputError(
+            f"--older-than {text!r} is no age: give a number and s, m, h, d or w, such as 7d"
+        )
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def describe_datasets(datasets: Sequence[StoredDataset], now: float) -> list[str]:
+    """Return one line per dataset: age, size, rows, columns and place. Pure."""
+    lines = []
+    for dataset in datasets:
+        what = "incomplete"
+        if dataset.manifest is not None:
+            names = ", ".join(column.name for column in dataset.manifest.columns)
+            what = f"{dataset.manifest.rows} rows of {names}"
+        age = describe_age(now - dataset.used)
+        lines.append(f"{age:>5}  {describe_size(dataset.size):>10}  {dataset.location}  {what}")
+    return lines
+
+
+def describe_age(seconds: float) -> str:
+    """Return seconds as "3d" or "12m"."""
+    fitting = [unit for unit, length in _UNITS.items() if unit != "w" and seconds >= length]
+    unit = fitting[-1] if fitting else "s"
+    return f"{max(0, int(seconds / _UNITS[unit]))}{unit}"
+
+
+def describe_size(size: float) -> str:
+    """Return bytes as "1.5 MiB"."""
+    for prefix in _PREFIXES[:-1]:
+        if size < 1024:
+            return f"{size:.0f} B" if prefix == "B" else f"{size:.1f} {prefix}"
+        size /= 1024
+    return f"{size:.1f} {_PREFIXES[-1]}"
+
+
+def _folder(text: str) -> Location:
+    """Return the folder of datasets: the one given, or the one in a run directory."""
+    inner = RunDirectory(text)
+    return inner.data if inner.config.exists() else inner.location
+
+
+def list_command(arguments: argparse.Namespace) -> int:
+    """Print the datasets in ``arguments.folder``."""
+    folder = _folder(arguments.folder)
+    datasets = list_datasets(folder)
+    for line in describe_datasets(datasets, time.time()):
+        print(line)
+    print(f"{_count(datasets)} in {folder}")
+    return 0
+
+
+def clear_command(arguments: argparse.Namespace) -> int:
+    """Delete the datasets in ``arguments.folder`` that were not used for a time; print them."""
+    age = parse_age(arguments.older_than)
+    folder = _folder(arguments.folder)
+    deleted = clear_datasets(folder, age, time.time())
+    for line in describe_datasets(deleted, time.time()):
+        print(line)
+    print(f"deleted {_count(deleted)} in {folder}")
+    return 0
+
+
+def _count(datasets: Sequence[StoredDataset]) -> str:
+    number = len(datasets)
+    size = describe_size(sum(dataset.size for dataset in datasets))
+    return f"{number} dataset{'' if number == 1 else 's'}, {size},"

@@ -1,0 +1,360 @@
+"""DataFrames as datasets: every type comes back whole, and the same data are written once."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner import DataError
+from horovod_spark_runner.data.fingerprint import source_fingerprint
+from horovod_spark_runner.data.manifest import Manifest
+from horovod_spark_runner.data.materialize import DataRequest, materialize
+from horovod_spark_runner.data.parquet import open_parquet
+from horovod_spark_runner.data.reader import DatasetReader
+from horovod_spark_runner.data.schema import Roles
+from horovod_spark_runner.storage.filesystem import Location
+
+pytestmark = pytest.mark.spark
+HOSTILE = "a b'c\"d\né%20#?"
+
+
+def request_for(*columns: str, **options: Any) -> DataRequest:
+    return DataRequest(Roles(columns[:-1], columns[-1:]), **options)
+
+
+def read(manifest: Manifest) -> dict[str, np.ndarray]:
+    """Return all rows, in the order of the last column, which is a number."""
+    reader = DatasetReader(manifest)
+    batches = list(reader.share(0, 1, 7))
+    reader.close()
+    arrays = {c.name: np.concatenate([b.arrays[c.name] for b in batches]) for c in manifest.columns}
+    order = np.argsort(arrays[manifest.columns[-1].name], kind="stable")
+    return {name: values[order] for name, values in arrays.items()}
+
+
+def png(array: np.ndarray, kind: str = "PNG") -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def npz(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, arr=array)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("materializer", ["petastorm", "spark"])
+def test_every_type_comes_back(spark: Any, tmp_path: Path, materializer: str) -> None:
+    from pyspark.ml.linalg import Vectors, VectorUDT
+    from pyspark.sql import types as T
+
+    fields = [
+        ("b", T.BooleanType()),
+        ("i8", T.ByteType()),
+        ("i16", T.ShortType()),
+        ("i32", T.IntegerType()),
+        ("f32", T.FloatType()),
+        ("f64", T.DoubleType()),
+        ("kept", T.DoubleType()),
+        ("dec", T.DecimalType(20, 4)),
+        ("vec", VectorUDT()),
+        ("arr", T.ArrayType(T.DoubleType())),
+        ("flags", T.ArrayType(T.BooleanType())),
+        ("deep", T.ArrayType(T.ArrayType(T.ArrayType(T.IntegerType())))),
+        ("raw", T.BinaryType()),
+        ("name with. `odd` é", T.FloatType()),
+        ("i64", T.LongType()),
+    ]
+    deep = np.arange(12).reshape(2, 3, 2)
+    rows = [
+        (
+            n % 2 == 0,
+            n - 100,
+            n * 100,
+            n * 10**6,
+            n / 3,
+            n / 7,
+            n / 7,
+            Decimal(n) / 4,
+            Vectors.dense([n, 0.0, 1.0]) if n % 2 else Vectors.sparse(3, {0: float(n), 2: 1.0}),
+            [n / 3, 1.0],
+            [True, n % 2 == 1],
+            (deep + n).tolist(),
+            np.array([n, n + 0.5, -n], np.float32).tobytes(),
+            float(n),
+            2**40 + n,
+        )
+        for n in range(100)
+    ]
+    schema = T.StructType([T.StructField(name, kind) for name, kind in fields])
+    frame = spark.createDataFrame(rows, schema).repartition(3)
+    request = request_for(
+        *(name for name, _ in fields),
+        dtypes={"kept": "float64", "raw": "float32"},
+        shapes={"arr": (2, 1), "raw": (3,)},
+        materializer=materializer,
+    )
+    manifest = materialize(frame, request, Location(tmp_path / HOSTILE)).manifest
+    values = read(manifest)
+    n = np.arange(100)
+    expected: dict[str, Any] = {
+        "b": (n % 2 == 0).astype(np.int8),
+        "i8": (n - 100).astype(np.int8),
+        "i16": (n * 100).astype(np.int16),
+        "i32": (n * 10**6).astype(np.int32),
+        "f32": (n / 3).astype(np.float32),
+        "f64": (n / 7).astype(np.float32),
+        "kept": n / 7,
+        "dec": (n / 4).astype(np.float32),
+        "vec": np.stack([n, 0 * n, 0 * n + 1], 1).astype(np.float32),
+        "arr": np.stack([n / 3, 0 * n + 1], 1).astype(np.float32)[..., None],
+        "flags": np.stack([n >= 0, n % 2 == 1], 1).astype(np.int8),
+        "deep": (deep[None] + n[:, None, None, None]).astype(np.int32),
+        "raw": np.stack([n, n + 0.5, -n], 1).astype(np.float32),
+        "name with. `odd` é": n.astype(np.float32),
+        "i64": 2**40 + n,
+    }
+    for name, array in expected.items():
+        assert values[name].dtype == array.dtype, name
+        np.testing.assert_array_equal(values[name], array, err_msg=name)
+
+
+def test_encoded_images_and_arrays(spark: Any, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (20, 6, 5, 3), dtype=np.uint8)
+    arrays = generator.normal(size=(20, 2, 3))
+    rows = [
+        (png(image), png(image[:, :, 0]), npy(array), npz(array.astype(np.int16)), number)
+        for number, (image, array) in enumerate(zip(images, arrays, strict=True))
+    ]
+    schema = "image binary, grey binary, npy binary, npz binary, id int"
+    frame = spark.createDataFrame(rows, schema)
+    request = request_for(
+        "image", "grey", "npy", "npz", "id", shapes={"image": (6, 5, 3), "grey": (3, 5, 1)}
+    )
+    manifest = materialize(frame, request, Location(tmp_path)).manifest
+    values = read(manifest)
+    np.testing.assert_array_equal(values["image"], images)
+    assert values["grey"].shape == (20, 3, 5, 1)  # resized
+    assert abs(values["grey"].mean() - images[..., 0].mean()) < 10
+    np.testing.assert_array_equal(values["npy"], arrays.astype(np.float32))
+    np.testing.assert_array_equal(values["npz"], arrays.astype(np.int16))
+
+
+def test_a_broken_image_is_named_by_its_row(spark: Any, tmp_path: Path) -> None:
+    rows = [(png(np.zeros((4, 4, 3), np.uint8)), n) for n in range(9)]
+    rows[5] = (rows[5][0][:30], 5)
+    frame = spark.createDataFrame(rows, "image binary, id int").coalesce(1)
+    request = request_for("image", "id", shapes={"image": (4, 4, 3)})
+    manifest = materialize(frame, request, Location(tmp_path)).manifest
+    message = r"'image': an image cannot be decoded: .*row 5 of row group 0 of .*parquet"
+    with pytest.raises(DataError, match=message):
+        read(manifest)
+
+
+@pytest.fixture
+def source(spark: Any, tmp_path: Path) -> str:
+    folder = str(tmp_path / HOSTILE / "source")
+    spark.range(1000).selectExpr("id", "id / 3 as a").write.parquet(folder)
+    return folder
+
+
+def test_the_same_files_are_written_once(spark: Any, source: str, tmp_path: Path) -> None:
+    cache = Location(tmp_path / "cache")
+    request = request_for("a", "id")
+
+    def run(query: str = "id >= 0", **options: Any) -> Any:
+        frame = spark.read.parquet(source).filter(query)
+        return materialize(frame, request_for("a", "id", **options), cache)
+
+    first = run()
+    assert not first.reused
+    assert first.manifest.source
+    again = run()
+    assert again.reused
+    assert again.manifest == first.manifest
+    for change in ({"query": "id > 0"}, {"dtypes": {"a": "float64"}}, {"shapes": {}}):
+        assert run(**change).reused == (change == {"shapes": {}})
+    # The same path with other rows: Petastorm's own cache would give the old ones.
+    spark.range(1000, 1100).selectExpr("id", "id / 3 as a").write.mode("overwrite").parquet(source)
+    changed = run()
+    assert not changed.reused
+    assert read(changed.manifest)["id"].tolist() == list(range(1000, 1100))
+    # A dataset of which a file was cut or lost is not used.
+    file = Path(changed.manifest.url, changed.manifest.files[0])
+    file.write_bytes(file.read_bytes()[:-1])
+    assert not materialize(spark.read.parquet(source).filter("id >= 0"), request, cache).reused
+
+
+def test_rows_from_memory_and_user_functions_are_compared_by_content(
+    spark: Any, tmp_path: Path
+) -> None:
+    from pyspark.sql import functions as F
+
+    cache = Location(tmp_path)
+
+    def run(add: int) -> Any:
+        frame = spark.createDataFrame([(float(n), n) for n in range(50)], "a double, id int")
+        user = F.udf(lambda x: x + add, "double")
+        frame = frame.repartition(add + 1).withColumn("a", user("a"))
+        assert source_fingerprint(frame) == ""
+        return materialize(frame, request_for("a", "id"), cache)
+
+    assert not run(1).reused
+    assert run(1).reused
+    changed = run(2)
+    assert not changed.reused
+    assert read(changed.manifest)["a"][0] == 2.0
+    assert run(1).reused
+
+
+def test_another_process_reuses(spark: Any, source: str, tmp_path: Path) -> None:
+    cache = Location(tmp_path / "cache")
+    frame = spark.read.parquet(source).filter("id < 500").withColumnRenamed("a", "x")
+    first = materialize(frame, request_for("x", "id"), cache)
+    code = f"""
+from pyspark.sql import SparkSession
+from horovod_spark_runner.data.materialize import DataRequest, materialize
+from horovod_spark_runner.data.schema import Roles
+from horovod_spark_runner.storage.filesystem import Location
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+frame = spark.read.parquet({source!r}).filter("id < 500").withColumnRenamed("a", "x")
+found = materialize(frame, DataRequest(Roles(("x",), ("id",))), Location({str(cache)!r}))
+print(found.reused, found.manifest.url == {first.manifest.url!r})
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert run.stdout.split() == ["True", "True"]
+
+
+def test_parquet_files_are_read_as_they_are(spark: Any, tmp_path: Path) -> None:
+    folder = Location(tmp_path / HOSTILE)
+    frame = spark.range(100).selectExpr(
+        "id / 7 as a", "array(id, id + 1) as v", "encode(lpad(id, 4, '0'), 'utf-8') as raw",
+        "id % 2 = 0 as even", "'text' as ignored", "id",
+    )  # fmt: skip
+    frame.repartition(3).write.parquet(folder.spark_url)
+    manifest = open_parquet(folder, request_for("a", "v", "raw", "even", "id"))
+    assert manifest is not None
+    values = read(manifest)
+    n = np.arange(100)
+    np.testing.assert_array_equal(values["a"], (n / 7).astype(np.float32))
+    np.testing.assert_array_equal(values["v"], np.stack([n, n + 1], 1))
+    np.testing.assert_array_equal(values["even"], (n % 2 == 0).astype(np.int8))
+    assert values["raw"][42].tobytes() == b"0042"
+    assert list(tmp_path.iterdir()) == [tmp_path / HOSTILE]
+    # What has to be converted is left to Spark.
+    assert open_parquet(folder, request_for("a", "id", dtypes={"a": "float64"})) is None
+    frame.selectExpr("cast(a as decimal(9, 2)) as a", "id").write.parquet(str(tmp_path / "d"))
+    assert open_parquet(Location(tmp_path / "d"), request_for("a", "id")) is None
+    frame.write.partitionBy("even").parquet(str(tmp_path / "p"))
+    assert open_parquet(Location(tmp_path / "p"), request_for("a", "even")) is None
+
+
+def test_faults_in_parquet_files_are_named(spark: Any, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def write(name: str, **columns: Any) -> Location:
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({**columns, "id": [0, 1, 2]}), tmp_path / name / "f.parquet")
+        return Location(tmp_path / name)
+
+    ragged = write("ragged", v=[[1.0, 2.0], [1.0], [1.0, 2.0]])
+    with pytest.raises(DataError, match="'v' holds lists of differing length: 2 elements in the"):
+        open_parquet(ragged, request_for("v", "id"))
+    # Equal in sum, and NaN, which pyarrow's footers do not tell: the reader finds them.
+    ragged = write("even", v=[[1.0, 2.0], [1.0], [1.0, 2.0, 3.0]])
+    manifest = open_parquet(ragged, request_for("v", "id"))
+    with pytest.raises(DataError, match="'v' holds arrays that have not 2 elements"):
+        read(manifest)
+    nan = write("nan", v=[1.0, 2.0, float("nan")])
+    with pytest.raises(DataError, match=r"'v' has values that are NaN .* row 2 of row group 0"):
+        read(open_parquet(nan, request_for("v", "id")))
+    assert np.isnan(read(open_parquet(nan, request_for("v", "id", allow_nan=True)))["v"]).any()
+    large = write("large", v=[1.0, 2.0, 1e300])
+    with pytest.raises(DataError, match="'v' holds values too large for float32"):
+        read(open_parquet(large, request_for("v", "id")))
+
+
+def test_a_petastorm_dataset_is_read_without_its_unischema(spark: Any, tmp_path: Path) -> None:
+    """Rows as Petastorm's codecs encode them; the schema, a pickle, is left alone."""
+    from horovod_spark_runner.data import petastorm_compat
+
+    with petastorm_compat._missing_names():
+        from petastorm.codecs import CompressedNdarrayCodec, NdarrayCodec
+        from petastorm.unischema import UnischemaField
+
+    arrays = np.random.default_rng(1).normal(size=(30, 2, 3)).astype(np.float32)
+    images = np.random.default_rng(1).integers(0, 256, (30, 4, 4, 3), dtype=np.uint8)
+    field = UnischemaField("m", np.float32, (2, 3), NdarrayCodec(), False)
+    rows = [
+        (
+            bytearray(NdarrayCodec().encode(field, array)),
+            bytearray(CompressedNdarrayCodec().encode(field, array)),
+            bytearray(png(image)),  # what CompressedImageCodec("png") makes with OpenCV
+            number,
+        )
+        for number, (array, image) in enumerate(zip(arrays, images, strict=True))
+    ]
+    folder = Location(tmp_path / "dataset")
+    frame = spark.createDataFrame(rows, "matrix binary, packed binary, image binary, id int")
+    frame.write.parquet(folder.spark_url)
+    Path(str(folder), "_common_metadata").write_bytes(b"a pickle")
+    request = request_for("matrix", "packed", "image", "id", shapes={"image": (4, 4, 3)})
+    manifest = open_parquet(folder, request)
+    assert manifest is not None
+    values = read(manifest)
+    np.testing.assert_array_equal(values["matrix"], arrays)
+    np.testing.assert_array_equal(values["packed"], arrays)
+    np.testing.assert_array_equal(values["image"], images)
+
+
+def test_a_stratified_split_keeps_proportions(spark: Any) -> None:
+    from horovod_spark_runner.data.split import split_rows
+
+    rows = [(float(n), "abc"[min(n % 10, 2)], n % 4) for n in range(1000)]
+    frame = spark.createDataFrame(rows, "a double, kind string, y int").repartition(5)
+
+    def split(seed: int, stratify: str | None) -> tuple[list[float], dict[str, int]]:
+        with split_rows(frame, 0.2, Roles(("a",), ("y",)), seed, stratify) as (train, held):
+            assert train.columns == held.columns == ["a", "kind", "y"]
+            kept, left = held.collect(), train.collect()
+        assert len(kept) + len(left) == 1000
+        assert not {row.a for row in kept} & {row.a for row in left}
+        kinds = [row.kind for row in kept]
+        return sorted(row.a for row in kept), {kind: kinds.count(kind) for kind in "abc"}
+
+    chosen, counts = split(0, "kind")
+    assert counts == {"a": 20, "b": 20, "c": 160}
+    assert split(0, "kind")[0] == chosen != split(1, "kind")[0]
+    assert sum(split(0, None)[1].values()) != 0
+
+
+def test_null_in_a_validation_column_is_an_error(spark: Any) -> None:
+    from horovod_spark_runner.data.split import split_rows
+
+    frame = spark.createDataFrame([(1.0, 0, 1), (2.0, 1, None)], "a double, y int, held int")
+    with (
+        pytest.raises(DataError, match="validation column 'held' has 1 null values"),
+        split_rows(frame, "held", Roles(("a",), ("y",)), 0),
+    ):
+        pass

@@ -1,0 +1,135 @@
+"""Materialized data in storage: found again, listed, cleared by age and never by accident."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from horovod_spark_runner.cli import main
+from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
+from horovod_spark_runner.data.store import (
+    clear_datasets,
+    find_datasets,
+    list_datasets,
+    new_folder,
+    publish,
+    sweep_incomplete,
+)
+from horovod_spark_runner.data_command import describe_age, describe_size, parse_age
+from horovod_spark_runner.errors import InvalidInputError
+from horovod_spark_runner.storage.filesystem import Location
+
+KEY, OTHER = "0123456789abcdef", "f" * 16
+DAY = 86400.0
+
+
+def store(folder: Location, key: str = KEY, *, age: float = 0, complete: bool = True) -> Path:
+    place = new_folder(folder, key)
+    place.join("rows").make_folder()
+    place.join("rows", "part-0.parquet").write_text("12345")
+    if complete:
+        columns = (Column("x", "float32", (2,)),)
+        groups = (RowGroup(0, 0, 3, 5),)
+        files = ("rows/part-0.parquet",)
+        publish(Manifest(str(place), files, columns, groups, "c", (5,)))
+    then = time.time() - age
+    for file in Path(str(place)).rglob("*"):
+        os.utime(file, (then, then))
+    return Path(str(place))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Location:
+    place = Location(tmp_path / "a b'c\"d\né%20#?")
+    place.make_folder()
+    return place
+
+
+def test_manifests_survive(folder: Location) -> None:
+    place = store(folder)
+    (found,) = find_datasets(folder, KEY)
+    assert Manifest.from_json(found.to_json()) == found
+    assert found.url == str(place)
+    with pytest.raises(ValueError, match="another format"):
+        Manifest.from_json(found.to_json().replace('"format": 2', '"format": 1'))
+
+
+def test_only_whole_datasets_for_the_same_request_are_found(folder: Location) -> None:
+    store(folder, OTHER)
+    store(folder, complete=False)
+    cut = store(folder)
+    (cut / "rows" / "part-0.parquet").write_text("1")
+    lost = store(folder)
+    (lost / "rows" / "part-0.parquet").unlink()
+    garbled = store(folder)
+    (garbled / "manifest.json").write_text("{")
+    good = store(folder)
+    assert [manifest.url for manifest in find_datasets(folder, KEY)] == [str(good)]
+
+
+def test_what_killed_writers_left_is_swept_by_age(folder: Location) -> None:
+    old, new = (store(folder, age=age, complete=False) for age in (8 * DAY, DAY))
+    kept = store(folder, age=100 * DAY)
+    swept = sweep_incomplete(folder, 7 * DAY, time.time())
+    assert [str(dataset.location) for dataset in swept] == [str(old)]
+    assert new.exists()
+    assert kept.exists()
+
+
+def test_clearing_spares_what_is_younger_or_not_ours(folder: Location) -> None:
+    old, new = store(folder, age=10 * DAY), store(folder, age=DAY)
+    theirs = Path(str(folder)) / "data-of-mine"
+    theirs.mkdir()
+    (theirs / "precious").write_text("")
+    os.utime(theirs / "precious", (0, 0))
+    deleted = clear_datasets(folder, 5 * DAY, time.time())
+    assert [str(dataset.location) for dataset in deleted] == [str(old)]
+    assert [Path(str(d.location)) for d in list_datasets(folder)] == [new]
+    clear_datasets(folder, 0, time.time() + 1)
+    assert list(Path(str(folder)).iterdir()) == [theirs]
+
+
+def test_the_command(folder: Location, capsys: pytest.CaptureFixture[str]) -> None:
+    store(folder, age=10 * DAY)
+    store(folder, age=3 * DAY, complete=False)
+    assert main(["data", "list", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "  10d " in shown
+    assert "3 rows of x" in shown
+    assert "incomplete" in shown
+    assert "2 datasets" in shown
+    assert main(["data", "clear", str(folder), "--older-than", "5d"]) == 0
+    assert "deleted 1 dataset," in capsys.readouterr().out
+    assert len(list_datasets(folder)) == 1
+    assert main(["data", "clear", str(folder), "--older-than", "soon"]) == 1
+    assert "'soon' is no age" in capsys.readouterr().err
+    assert len(list_datasets(folder)) == 1
+
+
+def test_a_run_directory_is_recognised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    store(Location(tmp_path / "data"))
+    assert main(["data", "list", str(tmp_path)]) == 0
+    assert "1 dataset," in capsys.readouterr().out
+
+
+def test_ages_and_sizes() -> None:
+    assert [parse_age(text) for text in ("90s", "1.5h", "7d", "1w")] == [90, 5400, 7 * DAY, 7 * DAY]
+    for text in ("", "7", "d", "-1d", "7 days"):
+        with pytest.raises(InvalidInputError, match="is no age"):
+            parse_age(text)
+    assert [describe_age(s) for s in (0, 59, 3600, 90 * DAY)] == ["0s", "59s", "1h", "90d"]
+    assert [describe_size(s) for s in (10, 1536, 3 << 30)] == ["10 B", "1.5 KiB", "3.0 GiB"]
+
+
+def test_the_identity_of_data_is_not_its_place() -> None:
+    column = Column("x", "float32", (2,))
+    manifest = Manifest("/a", ("f",), (column,), (RowGroup(0, 0, 3, 5),), "c", (5,))
+    assert manifest.fingerprint == replace(manifest, url="/b", files=("g",)).fingerprint
+    assert manifest.fingerprint != replace(manifest, checksum="d").fingerprint
+    flat = replace(manifest, columns=(replace(column, shape=(1, 2)),))
+    assert manifest.fingerprint != flat.fingerprint
