@@ -1,0 +1,149 @@
+"""How long a distributed function takes from the call to the results, against the alternatives.
+
+Two ranks, a function with one allreduce, several times each, one contender after the other in
+turns, so that all of them see the same machine:
+
+* bare ``mpirun`` with a script that does the same, as the limit;
+* `HorovodRunner`, in a Spark session that is there already;
+* ``TorchDistributor`` with one all_reduce of PyTorch (gloo);
+* ``horovod.spark.run``, where it can run at all.
+
+*Cold* is the first call of a session, *warm* the median of the further ones. Run it with
+``python benchmarks/launch.py``; ``--write`` puts the tables into ``docs/benchmarks.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from report import table, write_section
+
+HERE = Path(__file__).resolve().parent
+PEERS = HERE / "peers"
+# PyTorch is no dependency; it is put aside for this benchmark, outside the checkout.
+TORCH = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "horovod_spark_bench"
+CONTENDERS = {
+    "bare mpirun": "mpirun",
+    "HorovodRunner": "ours",
+    "TorchDistributor": "torch_distributor",
+    "horovod.spark.run": "horovod_spark",
+}
+
+
+def measure(contender: str, ranks: int, calls: int) -> dict[str, Any]:
+    """Return ``{"seconds": [...], "timings": {...}}`` of a process of its own, or an error."""
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    if contender == "torch_distributor":
+        environment["PYTHONPATH"] = str(TORCH)
+    done = subprocess.run(
+        [sys.executable, str(PEERS / f"{contender}.py"), str(ranks), str(calls)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env=environment,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        words = [line for line in done.stderr.splitlines() if line.strip()]
+        return {"error": words[-1][:160] if words else f"exit code {done.returncode}"}
+    answer: dict[str, Any] = json.loads(lines[-1])
+    return answer
+
+
+def install_torch() -> None:
+    """Put PyTorch's CPU build where the benchmark finds it, once."""
+    if not (TORCH / "torch").exists():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+        packages = ["torch==2.13.0", "typing-extensions", "sympy", "mpmath", "networkx", "jinja2"]
+        packages += ["fsspec", "filelock", "markupsafe"]
+        subprocess.run([*command, str(TORCH), *packages], check=True)
+
+
+def compare(calls: int, rounds: int) -> tuple[str, dict[str, float]]:
+    """Return the table of all contenders and the warm medians."""
+    cold: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    warm: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    errors: dict[str, str] = {}
+    for _ in range(rounds):
+        for name, script in CONTENDERS.items():
+            if name in errors:
+                continue
+            answer = measure(script, 2, calls)
+            if "error" in answer:
+                errors[name] = answer["error"]
+                continue
+            cold[name].append(answer["seconds"][0])
+            warm[name] += answer["seconds"][1:]
+            print(f"{name}: {' '.join(f'{s:.2f}' for s in answer['seconds'])} s", flush=True)
+    medians = {name: statistics.median(values) for name, values in warm.items() if values}
+    limit = medians["bare mpirun"]
+    rows = [
+        [
+            name,
+            f"{statistics.median(cold[name]):.2f} s",
+            f"{medians[name]:.2f} s",
+            f"{medians[name] / limit:.2f}",
+            f"{medians[name] - limit:+.2f} s",
+        ]
+        if name in medians
+        else [name, f"cannot run: {errors[name]}", "", "", ""]
+        for name in CONTENDERS
+    ]
+    head = ["two ranks, one allreduce", "cold", "warm (median)", "warm ÷ mpirun", "warm − mpirun"]
+    return table(head, rows), medians
+
+
+def grow(calls: int) -> str:
+    """Return the table of our start by number of ranks, and of its phases."""
+    rows = []
+    phases = ["check", "rendezvous", "mpirun", "import", "mpi_init", "total"]
+    for ranks in (2, 4, 8, 16):
+        answer = measure("ours", ranks, calls)
+        bare = measure("mpirun", ranks, calls)
+        limit = f"{statistics.median(bare['seconds'][1:]):.2f}" if "seconds" in bare else "-"
+        cells = [f"{answer['timings'][phase]:.2f}" for phase in phases]
+        rows.append([ranks, statistics_cell(answer), limit, *cells])
+        print(f"{ranks} ranks: {rows[-1]}", flush=True)
+    head = ["ranks", "HorovodRunner, warm", "bare mpirun", *phases]
+    return table(head, rows)
+
+
+def statistics_cell(answer: dict[str, Any]) -> str:
+    return f"{statistics.median(answer['seconds'][1:]):.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--calls", type=int, default=4, help="calls per session (4)")
+    parser.add_argument("--rounds", type=int, default=2, help="sessions of each contender (2)")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    arguments = parser.parse_args()
+    install_torch()
+    comparison, medians = compare(arguments.calls, arguments.rounds)
+    growth = grow(2 + 1)
+    peers = [medians[name] for name in list(CONTENDERS)[2:] if name in medians]
+    ours, limit = medians["HorovodRunner"], medians["bare mpirun"]
+    summary = f"Warm, HorovodRunner takes {ours - limit:+.2f} s compared with bare mpirun"
+    if peers:
+        summary += f", and {ours / min(peers):.2f} times what the fastest other launcher takes"
+    text = (
+        f"{comparison}\n\n{summary}. It can take less than bare mpirun because the framework is "
+        "imported while the ranks find each other, and because on one host MPI starts without "
+        "looking for network devices.\n\nBy the number of ranks, oversubscribed on these cores "
+        f"(seconds; each phase of the slowest rank, `import` beside the others):\n\n{growth}"
+    )
+    print(f"\n{text}")
+    if arguments.write:
+        write_section("Launch", "python benchmarks/launch.py --write", text)
+
+
+if __name__ == "__main__":
+    main()

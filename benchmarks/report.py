@@ -1,0 +1,42 @@
+"""Writes a benchmark's results into its section of ``docs/benchmarks.md``."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+HEAD = """# Benchmarks
+
+Every table was made by one run of the script named above it, on one machine, so what it compares
+had the same conditions. Machines differ and are shared: the ratios say more than the seconds.
+"""
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a Markdown table."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def conditions() -> str:
+    """Say when and on what the numbers were measured."""
+    load = os.getloadavg()[0]
+    return (
+        f"{date.today()}, {os.cpu_count()} cores, {platform.machine()}, Python "
+        f"{platform.python_version()}; load average at the end {load:.1f}."
+    )
+
+
+def write_section(title: str, script: str, body: str) -> None:
+    """Put ``body`` under the heading ``title``, in place of what an earlier run left there."""
+    text = DOCUMENT.read_text() if DOCUMENT.exists() else HEAD
+    head, *sections = text.split("\n## ")
+    kept = [section for section in sections if section.partition("\n")[0] != title]
+    new = f"{title}\n\n`{script}`: {conditions()}\n\n{body.strip()}\n"
+    parts = [head.rstrip(), *(section.rstrip() for section in kept), new.rstrip()]
+    DOCUMENT.write_text("\n\n## ".join(parts) + "\n")
