@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 POLL_SECONDS = 0.25
-# How long the executors of a new session may take to register, unless start_timeout says.
+# How long the executors of a new session may take to register, one after the other, unless
+# start_timeout says; and how long a session counts as new.
 REGISTRATION_SECONDS = 10.0
+NEW_SESSION_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ def check_slots(spark: SparkSession, options: LaunchOptions) -> TaskShape:
     """Make sure that Spark can run the ranks' tasks at once, and return what each holds.
 
     What can never be enough fails at once. A cluster whose executors are still registering is
-    given time: ``options.start_timeout`` seconds, or `REGISTRATION_SECONDS` since the session
-    was made.
+    given time: ``options.start_timeout`` seconds, or, in a new session, `REGISTRATION_SECONDS`
+    for each.
 
     Raises:
         NotEnoughSlotsError: it cannot.
@@ -98,7 +100,7 @@ def check_slots(spark: SparkSession, options: LaunchOptions) -> TaskShape:
 def _patience(options: LaunchOptions, session_age: float) -> float:
     if options.start_timeout is not None:
         return options.start_timeout
-    return max(0.0, REGISTRATION_SECONDS - session_age)
+    return REGISTRATION_SECONDS if session_age < NEW_SESSION_SECONDS else 0.0
 
 
 def _await_slots(
@@ -107,11 +109,14 @@ def _await_slots(
     patience: float,
     refuse: Callable[[int, float], NotEnoughSlotsError],
 ) -> None:
-    began = time.monotonic()
+    began = progress = time.monotonic()
+    best = 0
     while (found := count()) < slots:
-        waited = time.monotonic() - began
-        if waited >= patience:
-            raise refuse(found, waited)
+        now = time.monotonic()
+        if found > best:
+            best, progress = found, now
+        if now - progress >= patience:
+            raise refuse(found, now - began)
         time.sleep(POLL_SECONDS)
 
 
