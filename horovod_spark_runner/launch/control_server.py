@@ -174,6 +174,7 @@ class _Peer:
                 self._connection.sendall(
                     self._codec.encode_data(view[begin : begin + MAX_DATA_BYTES])
                 )
+            self.last_seen = time.monotonic()  # it takes what is sent, so it lives
 
     def receive_into(self, stream: IO[bytes], size: int) -> None:
         """Write the ``size`` bytes of data that follow to ``stream``."""
