@@ -17,7 +17,7 @@ def settings(file: Path) -> dict[str, str]:
     # A comment behind a value would be part of it.
     assert all(len(pair) == 2 and "#" not in pair[1].split("#environment")[0] for pair in pairs)
     assert len({key for key, _ in pairs}) == len(pairs)
-    return {key: value for key, value in pairs}
+    return dict(pairs)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
