@@ -73,9 +73,37 @@ def _register_data(commands: Commands) -> None:
     clearing.set_defaults(run=".data_command:clear_command")
 
 
+def _register_pack(commands: Commands) -> None:
+    text = "make an archive of this environment that Spark unpacks on its executors"
+    parser = commands.add_parser("pack", help=text, description=text)
+    parser.add_argument("output", metavar="OUT", help="file to write: .tar.gz or .tgz")
+    parser.add_argument("--force", action="store_true", help="overwrite it")
+    parser.add_argument(
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="leave out matching files, such as 'lib/*/site-packages/scipy/*'; repeat for more",
+    )
+    parser.add_argument(
+        "--python-prefix",
+        metavar="PATH",
+        help="where the executors have the Python that this environment was made with (as here)",
+    )
+    parser.add_argument(
+        "--compress-level", type=int, default=4, metavar="0-9", help="0 is fast, 9 is small (4)"
+    )
+    parser.set_defaults(run=".pack:command")
+
+
 # One function per sub-command: it adds a parser and names ".module:function", which takes the
 # parsed arguments and returns the exit code.
 REGISTERED: tuple[Callable[[Commands], None], ...] = (
     _register_doctor,
+    _register_pack,
     _register_data,
 )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -84,6 +84,7 @@ _PROBES = (
 
 def allreduce() -> None:
     """Add up ``rank + 1`` over all ranks with Horovod and print what came out."""
+    _mpi4py()  # first, as in a rank's process: Horovod takes the MPI that is loaded
     import horovod.tensorflow as hvd
     import tensorflow as tf
 

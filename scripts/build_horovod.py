@@ -8,6 +8,9 @@ TensorFlow and PyTorch; they are made to the unpacked source, never to an instal
   it includes a header that TensorFlow's wheel does not ship;
 * the C++ standard is raised to 17, which current framework headers require.
 
+Its libraries look for Open MPI beside the Python they are installed in, so that the wheel serves
+every environment of the machine, and an environment that was moved.
+
 The wheel is cached outside the checkout, under a key made of everything it depends on (Python,
 TensorFlow, PyTorch, Open MPI, flags), so it is built once per machine and combination.
 
@@ -31,7 +34,10 @@ from pathlib import Path
 
 HOROVOD_VERSION = "0.28.1"
 # Raised whenever an edit below changes, so that an older cached wheel is not reused.
-RECIPE = 1
+RECIPE = 2
+# From horovod/tensorflow in site-packages to the environment's lib, where Open MPI's wheel is. The
+# compiler wrapper records the path of this environment alone, and the wheel serves others, too.
+MPI_BESIDE_PYTHON = "$ORIGIN/../../../.."
 
 _VERSIONS_PROBE = """
 import json, platform, sys
@@ -136,6 +142,7 @@ def build(python: str, flags: dict[str, str], gpu: bool, destination: Path) -> P
         **flags,
         "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}",
         "MAKEFLAGS": f"-j{os.cpu_count() or 1}",
+        "LDFLAGS": f"-Wl,-rpath,{MPI_BESIDE_PYTHON} {os.environ.get('LDFLAGS', '')}".rstrip(),
     }
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
     try:

@@ -34,6 +34,7 @@ FLOORS: list[set[str]] = [
         "doctor_probe",
         "cli",
         "data_command",
+        "pack",
     },
 ]
 # Third-party packages each part may import at its top level; the rest at use.

@@ -76,9 +76,11 @@ def _import_ahead(modules: list[str]) -> None:
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False
     with quiet_imports():
-        for module in modules:
+        # MPI first: Horovod then uses the library that is loaded, that of this environment, and
+        # not the one at the path it was built with, which another host may have or may not have.
+        for module in ("mpi4py.MPI", *modules):
             # Only a head start: what is missing is reported when the function imports it.
-            with contextlib.suppress(ImportError):
+            with contextlib.suppress(ImportError, RuntimeError):
                 importlib.import_module(module)
 
 

@@ -114,19 +114,21 @@ def seen(answer: Any) -> list[str]:
     return [rank["cuda"] for rank in answer]
 
 
-def test_an_executor_per_gpu(cluster: Cluster) -> None:
+def test_an_executor_per_gpu_that_other_tasks_share(cluster: Cluster) -> None:
+    """As in conf/rapids-gpu.conf: a rank has a whole GPU although the session's tasks share it."""
     gpus, cpu, both, too_many = cluster.devices(
         {"num_workers": 2, "gpus_per_worker": 1},
         {"num_workers": 2},
         {"num_workers": 1, "gpus_per_worker": 2},
         {"num_workers": 3, "gpus_per_worker": 1, "start_timeout": 1},
+        spark_task_resource_gpu_amount="0.25",
     )
     assert seen(gpus) == ["0", "1"]
     assert len({rank["executor"] for rank in gpus}) == 2
     assert {rank["order"] for rank in gpus} == {"PCI_BUS_ID"}
     assert seen(cpu) == ["", ""]
     assert "EnvironmentProblem" in both
-    assert "gpus_per_worker=2, but Spark gives 1 GPU to a task" in both
+    assert "gpus_per_worker=2, but Spark gives 0.25 GPU to a task" in both
     assert re.match(r"NotEnoughSlotsError: asked for 3 slots .*1 GPU.* found 2", too_many), too_many
 
 
