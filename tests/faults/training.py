@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,12 @@ def make_frame(spark: Any) -> Any:
 
 
 def train(
-    frame: Any, run_dir: Path, faults: Sequence[Fault] = (), folder: str = "", **more: Any
+    frame: Any,
+    run_dir: Path | str,
+    faults: Sequence[Fault] = (),
+    folder: str = "",
+    env: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> Any:
     return run_training(
         frame,
@@ -64,7 +69,7 @@ def train(
         checkpoint_every_steps=EVERY,
         max_restarts=len(faults),
         restart_backoff=0.1,
-        env={MARK: str(run_dir)},
+        env={MARK: str(run_dir), **(env or {})},
         verbose=False,
         **more,
     )
