@@ -16,6 +16,7 @@ from .launch.console import Console
 from .launch.driver import RunResult, launch
 from .launch.restart import (
     FINISHED,
+    RUNNING,
     Attempt,
     classify,
     decide,
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RUNNING = "running"
+# How long Spark may take to replace a lost executor, unless start_timeout says.
+REPLACEMENT_SECONDS = 30.0
 
 
 @dataclass
@@ -140,21 +142,24 @@ class Attempts:
     def _fitting(self) -> LaunchOptions:
         """Return the settings for as many ranks as there are slots for now.
 
-        The first attempt takes what was asked for; a restart may make do with fewer, and the next
-        one asks for all again.
+        The first attempt takes what was asked for. A restart waits for the executors that replace
+        lost ones; then it may make do with fewer, and the next one asks for all again.
         """
-        least = self.restarts.min_workers
-        if not self.done or least is None:
+        if not self.done:
             return self.launching
+        patience = self.launching.start_timeout
+        launching = replace(
+            self.launching, start_timeout=REPLACEMENT_SECONDS if patience is None else patience
+        )
         try:
-            check_slots(self.spark, self.launching)
+            check_slots(self.spark, launching)
         except NotEnoughSlotsError as error:
-            ranks = self.launching.num_workers * error.found // error.asked
-            if ranks < least:
+            ranks = launching.num_workers * error.found // error.asked
+            if ranks < (self.restarts.min_workers or launching.num_workers):
                 raise
-            logger.warning("going on with %d ranks instead of %d", ranks, error.asked)
-            return replace(self.launching, num_workers=ranks)
-        return self.launching
+            logger.warning("going on with %d ranks instead of %d", ranks, launching.num_workers)
+            return replace(launching, num_workers=ranks)
+        return launching
 
     def _close(self, attempt: Attempt, last_step: int, ending: str, cause: str = "") -> None:
         ended = replace(attempt, ended=time.time(), last_step=last_step, ending=ending, cause=cause)

@@ -96,11 +96,27 @@ def _register_pack(commands: Commands) -> None:
     parser.set_defaults(run=".pack:command")
 
 
+def _register_runs(commands: Commands) -> None:
+    text = "show what became of runs: state, progress, checkpoints, attempts, how to resume"
+    actions = commands.add_parser("runs", help=text, description=text).add_subparsers(
+        metavar="ACTION", required=True
+    )
+    showing = actions.add_parser("show", help="show all of one run")
+    showing.add_argument("run_dir", help="its run directory; a path or URL")
+    showing.set_defaults(run=".runs:show_command")
+    listing = actions.add_parser("list", help="show a line for each run in a folder")
+    listing.add_argument("folder", help="the folder that holds run directories; a path or URL")
+    listing.set_defaults(run=".runs:list_command")
+    for parser in (showing, listing):
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+
 # One function per sub-command: it adds a parser and names ".module:function", which takes the
 # parsed arguments and returns the exit code.
 REGISTERED: tuple[Callable[[Commands], None], ...] = (
     _register_doctor,
     _register_pack,
+    _register_runs,
     _register_data,
 )
 

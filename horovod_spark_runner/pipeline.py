@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -97,6 +98,7 @@ class CheckedRequest:
         return {
             "fit": asdict(self.request.fit),
             "num_workers": self.request.launching.num_workers,
+            "checkpoints": asdict(self.request.checkpoints),
             "feature_cols": list(self.inputs.columns),
             "label_cols": list(self.outputs.columns),
             "sample_weight_col": self.request.sample_weight_col,
@@ -145,7 +147,9 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
         if checked.checkpoint is not None:
             _check_same_data(checked.checkpoint, data.train, directory)
         spec = _training_spec(checked, data.train, data.validation)
-        directory.write_config({**checked.settings, "rows": data.train.rows})
+        # The script's name only: its arguments may hold secrets.
+        program = {"program": sys.argv[0]} if Path(sys.argv[0]).is_file() else {}
+        directory.write_config({**checked.settings, **program, "rows": data.train.rows})
         attempts = Attempts(
             session_of(request.frame), request.launching, request.restarts, directory, lock
         )

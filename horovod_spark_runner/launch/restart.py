@@ -23,6 +23,7 @@ from ..errors import (
     RunFailedError,
 )
 
+RUNNING = "running"  # what the record says until an attempt has ended
 # How attempts end.
 FINISHED = "finished"
 USER_ERROR = "user error"  # the run's own code or input

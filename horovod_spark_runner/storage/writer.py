@@ -78,7 +78,8 @@ class CheckpointWriter:
             logger.warning("%s. The training goes on", error)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Let what is being written come to its end: also when the training has failed."""
+        self._pool.shutdown(wait=True)
 
     def _write(self, info: CheckpointInfo, files: Mapping[str, Arrays]) -> None:
         for pause in (*RETRY_PAUSES, None):

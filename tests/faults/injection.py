@@ -8,15 +8,17 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-# What a rank does to itself, or to what it depends on.
+# What a run recovers from by itself on any master.
 KINDS = ("sigkill", "sigsegv", "oom", "exit", "spark worker", "mpirun", "sigterm")
+# What needs executors of their own, or the call to be made again.
+CLUSTER_KINDS = ("executor", "driver", "exception")
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Fault:
     Attributes:
         step: the step of the whole run after which it happens.
         rank: where.
-        kind: one of `KINDS`, or ``"exception"``, ``"executor"`` or ``"driver"``.
+        kind: one of `KINDS` or `CLUSTER_KINDS`.
     """
 
     step: int
@@ -46,8 +48,12 @@ def choose_faults(seed: int, count: int, steps: int, kinds: tuple[str, ...]) -> 
     ]
 
 
-def callbacks_for(faults: list[Fault], folder: str) -> Callable[[], list[Any]]:
-    """Return what `run_training` takes as ``callbacks``: a function that makes the injector."""
+def callbacks_for(faults: Sequence[Fault], folder: str) -> Callable[[], list[Any]]:
+    """Return what `run_training` takes as ``callbacks``: a function that makes the injector.
+
+    Must be called on the driver: its process is what the fault ``"driver"`` kills.
+    """
+    driver = os.getpid()
 
     def make() -> list[Any]:
         import horovod.tensorflow as hvd
@@ -60,7 +66,7 @@ def callbacks_for(faults: list[Fault], folder: str) -> Callable[[], list[Any]]:
                 step = int(self.model.optimizer.iterations)
                 for fault in own:
                     if fault.step == step and first_time(folder, fault):
-                        strike(fault.kind)
+                        strike(fault.kind, driver)
 
         return [Injector()]
 
@@ -75,7 +81,7 @@ def first_time(folder: str, fault: Fault) -> bool:
     return False
 
 
-def strike(kind: str) -> None:
+def strike(kind: str, driver: int) -> None:
     """Make the fault happen to this rank."""
     print(f"fault: {kind}", flush=True)
     if kind == "exception":
@@ -94,6 +100,7 @@ def strike(kind: str) -> None:
         "spark worker": _spark_worker,
         "mpirun": _mpirun,
         "executor": _executor,
+        "driver": lambda: psutil.Process(driver),
     }
     os.kill(victims[kind]().pid, signal.SIGKILL)
     signal.pause()  # whatever follows from it ends this process

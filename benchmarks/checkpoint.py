@@ -1,0 +1,159 @@
+"""What checkpoints cost a training, and how soon a killed one takes its next step.
+
+Two ranks train the same model on the same rows, in turns without checkpoints within the epoch and
+with one every 50 steps; the time in the training steps, the stops for checkpoints included, is
+compared. Then rank 1 is killed in the middle, and the time until the first step of the restarted run
+is taken. Run it with ``python benchmarks/checkpoint.py``; ``--write`` puts the result into
+``docs/benchmarks.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pyspark.sql import SparkSession
+from report import table, write_section
+
+from horovod_spark_runner import run_training
+
+BATCH = 64
+FEATURES = 64
+EVERY = 50
+
+
+def make_model_fn(width: int) -> Any:
+    def model_fn() -> Any:
+        import keras
+
+        model = keras.Sequential(
+            [
+                keras.layers.Input((FEATURES,)),
+                keras.layers.Dense(width, activation="relu"),
+                keras.layers.Dense(width, activation="relu"),
+                keras.layers.Dense(10, activation="softmax"),
+            ]
+        )
+        model.compile("adam", "sparse_categorical_crossentropy")
+        return model
+
+    return model_fn
+
+
+def crash_at(step: int, folder: str) -> Any:
+    """Return callbacks that note the time of every rank-0 step around a kill of rank 1."""
+
+    def callbacks() -> list[Any]:
+        import horovod.tensorflow as hvd
+        import keras
+
+        class Crash(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                crashed = Path(folder, "crashed")
+                done = int(self.model.optimizer.iterations)
+                if hvd.rank() == 1 and done == step and not crashed.exists():
+                    crashed.write_text(str(time.time()))
+                    os.kill(os.getpid(), signal.SIGKILL)
+                resumed = Path(folder, "resumed")
+                if hvd.rank() == 0 and crashed.exists() and done < step and not resumed.exists():
+                    resumed.write_text(str(time.time()))
+
+        return [Crash()]
+
+    return callbacks
+
+
+class Bench:
+    """Trains again and again on the same rows."""
+
+    def __init__(self, spark: SparkSession, steps: int, width: int) -> None:
+        generator = np.random.default_rng(0)
+        rows = steps * BATCH * 2
+        values = generator.normal(size=(rows, FEATURES)).astype(np.float32)
+        labels = generator.integers(0, 10, rows)
+        records = [(row.tolist(), int(label)) for row, label in zip(values, labels, strict=True)]
+        self._frame = spark.createDataFrame(records, "x array<float>, y int").coalesce(2).cache()
+        self._steps, self._width = steps, width
+        self._place = tempfile.TemporaryDirectory()
+        self._runs = 0
+
+    def train(self, **options: Any) -> Any:
+        self._runs += 1
+        return run_training(
+            self._frame,
+            make_model_fn(self._width),
+            feature_cols=["x"],
+            label_cols=["y"],
+            num_workers=2,
+            batch_size=BATCH,
+            run_dir=str(Path(self._place.name, str(self._runs))),
+            verbose=False,
+            **options,
+        )
+
+    def slowdown(self, rounds: int) -> tuple[str, float]:
+        """Return the table of both kinds of run and the median ratio of a round."""
+        rows, ratios = [], []
+        self.train()  # the first run of a session is slower
+        for number in range(1, rounds + 1):
+            without = self.train().timings["train"]
+            every = self.train(checkpoint_every_steps=EVERY).timings["train"]
+            ratios.append(every / without)
+            rows.append([number, f"{without:.2f} s", f"{every:.2f} s", f"{ratios[-1]:.3f}"])
+            print(rows[-1], flush=True)
+        head = ["round", "without", f"every {EVERY} steps", "ratio"]
+        return table(head, rows), statistics.median(ratios)
+
+    def recovery(self) -> float:
+        """Return the seconds from a rank's death to the first step of the restarted run."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.train(
+                checkpoint_every_steps=EVERY,
+                max_restarts=1,
+                restart_backoff=0.0,
+                callbacks=crash_at(2 * EVERY + 10, folder),
+            )
+            crashed, resumed = (
+                float(Path(folder, name).read_text()) for name in ("crashed", "resumed")
+            )
+        return resumed - crashed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of runs (5)")
+    parser.add_argument("--steps", type=int, default=500, help="steps per run (500)")
+    parser.add_argument("--width", type=int, default=512, help="units of the hidden layers (512)")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    arguments = parser.parse_args()
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "2g")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    bench = Bench(spark, arguments.steps, arguments.width)
+    rounds, ratio = bench.slowdown(arguments.rounds)
+    seconds = bench.recovery()
+    spark.stop()
+    text = (
+        f"Two ranks on this machine, {arguments.steps} steps of {BATCH} rows per rank, a network of "
+        f"two hidden layers of {arguments.width}: time in the training steps, stops for checkpoints "
+        f"included, in turns.\n\n{rounds}\n\nThe median ratio is {ratio:.3f}. From the death of a "
+        f"rank to the first step of the restarted run: {seconds:.1f} s."
+    )
+    print(f"\n{text}")
+    if arguments.write:
+        write_section("Checkpoints", "python benchmarks/checkpoint.py --write", text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""``horovod-spark-runner runs``: what became of runs, read from their run directories alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .config import CheckpointOptions
+from .errors import InvalidInputError
+from .launch.restart import FINISHED, RUNNING, Attempt, describe_attempts, steps_lost
+from .storage.checkpoint import CheckpointInfo, best_step, verify_checkpoint
+from .storage.filesystem import Location
+from .storage.lock import read_lock, why_stale
+from .storage.run_directory import RunDirectory
+
+INTERRUPTED, UNFINISHED = "interrupted", "not finished"
+
+
+@dataclass(frozen=True)
+class CheckpointLine:
+    """One checkpoint as it is shown.
+
+    Attributes:
+        name: its folder's name.
+        step: steps of the whole run.
+        epoch: whole epochs.
+        epoch_step: steps of the epoch after those.
+        metrics: of the last whole epoch.
+        best: whether it is the best by the run's metric.
+        problem: why it cannot be gone on from; empty if it can.
+    """
+
+    name: str
+    step: int
+    epoch: int
+    epoch_step: int
+    metrics: dict[str, float]
+    best: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a run directory tells of its run.
+
+    Attributes:
+        place: the run directory.
+        state: ``"finished"``, ``"running"``, ``"interrupted"`` (its process is gone) or how its
+            last attempt ended.
+        holder: who is writing, of a running one.
+        epochs: epochs asked for; 0 if unknown.
+        workers: ranks asked for; 0 if unknown.
+        checkpoints: newest first.
+        attempts: oldest first.
+        program: the script that started it; empty if unknown.
+    """
+
+    place: str
+    state: str
+    holder: str
+    epochs: int
+    workers: int
+    checkpoints: tuple[CheckpointLine, ...]
+    attempts: tuple[Attempt, ...]
+    program: str
+
+    @property
+    def newest(self) -> CheckpointLine | None:
+        """The checkpoint that would be gone on from."""
+        return next((line for line in self.checkpoints if not line.problem), None)
+
+    @property
+    def progress(self) -> str:
+        newest = self.newest
+        if newest is None:
+            return f"0/{self.epochs or '?'} epochs"
+        within = f" and {newest.epoch_step} steps" if newest.epoch_step else ""
+        return f"{newest.epoch}{within}/{self.epochs or '?'} epochs"
+
+
+def read_run(directory: RunDirectory, now: float) -> RunSummary:
+    """Return what the run directory tells.
+
+    Raises:
+        InvalidInputError: it holds no run.
+    """
+    if not (directory.config.exists() or directory.attempts.exists()):
+        raise InvalidInputError(f"{directory.location} is no run directory: it has no config.json")
+    settings = _read_settings(directory)
+    attempts = _read_attempts(directory)
+    lock = read_lock(directory.lock)
+    alive = lock is not None and why_stale(lock, now) is None
+    holder = f"process {lock.get('pid')} on {lock.get('host')}" if alive and lock else ""
+    fit = settings.get("fit", {})
+    return RunSummary(
+        place=str(directory.location),
+        state=RUNNING if alive else _ended_state(directory, attempts),
+        holder=holder,
+        epochs=int(fit.get("epochs", 0)),
+        workers=int(settings.get("num_workers", 0)),
+        checkpoints=tuple(_checkpoint_lines(directory, settings)),
+        attempts=tuple(attempts),
+        program=str(settings.get("program", "")),
+    )
+
+
+def _ended_state(directory: RunDirectory, attempts: Sequence[Attempt]) -> str:
+    if attempts:
+        # An attempt that nobody could close any more: the driver was killed.
+        return INTERRUPTED if attempts[-1].ending == RUNNING else attempts[-1].ending
+    return FINISHED if directory.signature.exists() else UNFINISHED
+
+
+def _read_settings(directory: RunDirectory) -> dict[str, Any]:
+    try:
+        settings = json.loads(directory.config.read_text())
+    except (OSError, ValueError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def _read_attempts(directory: RunDirectory) -> list[Attempt]:
+    try:
+        return [Attempt(**fields) for fields in directory.read_attempts()]
+    except TypeError:  # of another version
+        return []
+
+
+def _checkpoint_lines(directory: RunDirectory, settings: dict[str, Any]) -> list[CheckpointLine]:
+    whole: dict[int, CheckpointInfo] = {}
+    problems: dict[int, str] = {}
+    for step in directory.checkpoint_steps():
+        try:
+            whole[step] = verify_checkpoint(directory.checkpoint(step))
+        except ValueError as error:
+            problems[step] = str(error)
+    best = best_step(whole, CheckpointOptions(**settings.get("checkpoints", {})))
+    lines = [
+        CheckpointLine(
+            directory.checkpoint(step).name,
+            step,
+            info.epoch,
+            info.epoch_step,
+            info.history[-1] if info.history else {},
+            step == best,
+        )
+        for step, info in whole.items()
+    ]
+    for step, problem in problems.items():
+        name = directory.checkpoint(step).name
+        lines.append(CheckpointLine(name, step, 0, 0, {}, problem=problem))
+    return sorted(lines, key=lambda line: line.step, reverse=True)
+
+
+def describe_run(run: RunSummary) -> str:
+    """Return all of a run for people."""
+    ranks = f", {run.workers} ranks" if run.workers else ""
+    lines = [
+        f"run         {run.place}",
+        f"state       {run.state}" + (f" ({run.holder})" if run.holder else ""),
+        f"progress    {run.progress}{ranks}",
+        "checkpoints" + ("" if run.checkpoints else " none"),
+    ]
+    for line in run.checkpoints:
+        if line.problem:
+            lines.append(f"  {line.name}  cannot be used: {line.problem}")
+            continue
+        within = f" + {line.epoch_step} steps" if line.epoch_step else ""
+        best = "  best" if line.best else ""
+        lines.append(f"  {line.name}  epoch {line.epoch}{within}  {_metrics(line.metrics)}{best}")
+    if run.attempts:
+        lines.append(f"attempts, {steps_lost(run.attempts)} steps trained again")
+        lines.append(describe_attempts(run.attempts))
+    return "\n".join([*lines, *_resume_lines(run)])
+
+
+def _resume_lines(run: RunSummary) -> list[str]:
+    if run.state in (RUNNING, FINISHED):
+        return []
+    program = f"python {shlex.quote(run.program)}" if run.program else "your program"
+    newest = run.newest
+    start = "begins anew" if newest is None else f"goes on from {newest.name}"
+    return [
+        f"resume      run {program} again, with run_dir={run.place!r} and the arguments it had: it "
+        + start
+    ]
+
+
+def _metrics(metrics: dict[str, float]) -> str:
+    return " ".join(f"{name}={value:.4g}" for name, value in metrics.items())
+
+
+def list_runs(folder: Location, now: float) -> list[RunSummary]:
+    """Return the runs whose directories lie in ``folder``.
+
+    Raises:
+        InvalidInputError: there is no such folder.
+    """
+    if not folder.is_folder:
+        raise InvalidInputError(f"{folder} is no folder")
+    runs = []
+    for place in folder.list():
+        directory = RunDirectory(place)
+        if directory.config.exists() or directory.attempts.exists():
+            runs.append(read_run(directory, now))
+    return runs
+
+
+def show_command(arguments: argparse.Namespace) -> int:
+    """Show one run."""
+    run = read_run(RunDirectory(arguments.run_dir), time.time())
+    print(json.dumps(asdict(run), indent=1) if arguments.json else describe_run(run))
+    return 0
+
+
+def list_command(arguments: argparse.Namespace) -> int:
+    """Show a line for each run in a folder."""
+    runs = list_runs(Location(arguments.folder), time.time())
+    if arguments.json:
+        print(json.dumps([asdict(run) for run in runs], indent=1))
+        return 0
+    rows = [("RUN", "STATE", "PROGRESS", "ATTEMPTS", "METRICS")]
+    for run in runs:
+        metrics = _metrics(run.newest.metrics) if run.newest else ""
+        name = Location(run.place).name
+        rows.append((name, run.state, run.progress, str(len(run.attempts)), metrics))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        print("  ".join([*cells, row[4]]).rstrip())
+    return 0

@@ -1,0 +1,88 @@
+"""The deterministic training that faults are injected into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from horovod_spark_runner import run_training
+
+from .injection import Fault, callbacks_for
+
+ROWS = 400
+EPOCHS = 3
+STEPS = 60
+EVERY = 4
+# Set for every rank, so that those left over can be found.
+MARK = "FAULT_TEST_RUN"
+
+
+def model_fn() -> Any:
+    import keras
+
+    model = keras.Sequential(
+        [
+            keras.layers.Input((64,)),
+            keras.layers.Dense(16, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def make_frame(spark: Any) -> Any:
+    """Return the rows, in one partition: in the same order on any master."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    rows = [
+        ((image / 16).ravel().tolist(), int(label))
+        for image, label in zip(data.images[:ROWS], data.target[:ROWS], strict=True)
+    ]
+    return spark.createDataFrame(rows, "image array<float>, digit int").coalesce(1)
+
+
+def train(
+    frame: Any,
+    run_dir: Path | str,
+    faults: Sequence[Fault] = (),
+    folder: str = "",
+    env: Mapping[str, str] | None = None,
+    **more: Any,
+) -> Any:
+    return run_training(
+        frame,
+        model_fn,
+        feature_cols=["image"],
+        label_cols=["digit"],
+        num_workers=2,
+        batch_size=10,
+        epochs=EPOCHS,
+        run_dir=str(run_dir),
+        callbacks=callbacks_for(faults, folder),
+        checkpoint_every_steps=EVERY,
+        max_restarts=len(faults),
+        restart_backoff=0.1,
+        env={MARK: str(run_dir), **(env or {})},
+        verbose=False,
+        **more,
+    )
+
+
+def final_weights(run_dir: Path) -> dict[str, np.ndarray]:
+    with np.load(run_dir / "model" / "weights.npz") as file:
+        return {name: file[name] for name in file.files}
+
+
+def assert_same_end(run_dir: Path, undisturbed: Path) -> None:
+    """Check that a run ended as the undisturbed one, to the bit."""
+    expected = final_weights(undisturbed)
+    for name, array in final_weights(run_dir).items():
+        np.testing.assert_array_equal(array, expected[name])
+    assert (run_dir / "metrics.jsonl").read_text() == (undisturbed / "metrics.jsonl").read_text()

@@ -1,0 +1,132 @@
+"""Runs whose directory is in an object store: moto's S3 server."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner import RunDirectoryError, TFTransformer
+from horovod_spark_runner.config import CheckpointOptions
+from horovod_spark_runner.storage import lock as lock_module
+from horovod_spark_runner.storage.checkpoint import (
+    CheckpointInfo,
+    newest_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.storage.lock import RunLock
+from horovod_spark_runner.storage.run_directory import RunDirectory
+from tests.faults.injection import Fault
+from tests.faults.training import make_frame, train
+
+SECRET = "not-to-be-found-in-files"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, str]]:
+    """Environment variables that lead to an S3 server with one bucket."""
+    moto_server = pytest.importorskip("moto.server")
+    import boto3
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    running = moto_server.ThreadedMotoServer(port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    environment = {
+        "AWS_ACCESS_KEY_ID": "somebody",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://{host.replace('0.0.0.0', '127.0.0.1')}:{port}",
+    }
+    client = boto3.client(
+        "s3",
+        endpoint_url=environment["AWS_ENDPOINT_URL"],
+        region_name="us-east-1",
+        aws_access_key_id="somebody",
+        aws_secret_access_key=SECRET,
+    )
+    client.create_bucket(Bucket="bucket")
+    yield environment
+    running.stop()
+
+
+@pytest.fixture
+def s3(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+def save(directory: RunDirectory, step: int) -> Location:
+    info = CheckpointInfo(step, 1, [{"loss": 0.5}], "abc", [])
+    return save_checkpoint(directory, info, {"variables.npz": {"a": np.full(1000, step)}})
+
+
+def test_checkpoints_in_an_object_store(s3: dict[str, str]) -> None:
+    directory = RunDirectory("s3://bucket/one/run")
+    directory.check_writable()
+    assert newest_checkpoint(directory) is None
+    for step in (10, 20, 30):
+        save(directory, step)
+        prune_checkpoints(directory, step, CheckpointOptions(keep=2))
+    assert directory.checkpoint_steps() == [30, 20]
+    directory.checkpoint(30).join("checkpoint.json").delete_file()  # a writer that was killed
+    found = newest_checkpoint(directory)
+    assert found is not None
+    assert found[1].step == 20
+    save(directory, 30)
+    directory.checkpoint(30).join("variables.npz").write_bytes(b"other")
+    found = newest_checkpoint(directory)
+    assert found is not None
+    assert found[1].step == 20
+
+
+def test_two_writers_in_an_object_store(
+    s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_module, "SETTLE_SECONDS", 0.05)
+    directory = RunDirectory("s3://bucket/locked")
+    directory.check_writable()
+    with RunLock(directory):
+        with pytest.raises(RunDirectoryError, match="being written by another run"):
+            RunLock(directory).__enter__()
+        held = json.loads(directory.lock.read_text())
+    assert not directory.lock.exists()
+    directory.lock.write_text(json.dumps({**held, "host": "other", "renewed": time.time() - 99}))
+    with RunLock(directory):
+        pass
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+def test_a_run_in_an_object_store_survives_a_kill(
+    s3: dict[str, str], spark: Any, tmp_path: Any
+) -> None:
+    frame = make_frame(spark)
+    arguments = {"data_dir": str(tmp_path / "data"), "env": s3}
+    place = "s3://bucket/runs/one"
+    faults = [Fault(33, 1, "sigkill")]
+    run = train(frame, place, faults, str(tmp_path), **arguments)
+    assert len(run.history) == 3
+    assert [attempt.ending for attempt in run.attempts][-1] == "finished"
+    assert run.attempts[1].first_step in (28, 32)
+    loaded = TFTransformer.from_run(place)
+    assert loaded.history == run.history
+    for path in list_all(Location(place)):
+        assert SECRET.encode() not in path.read_bytes()
+    assert not RunDirectory(place).lock.exists()
+
+
+def list_all(folder: Location) -> Iterator[Location]:
+    for entry in folder.list():
+        if entry.is_folder:
+            yield from list_all(entry)
+        else:
+            yield entry

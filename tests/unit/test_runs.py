@@ -1,0 +1,91 @@
+"""``horovod-spark-runner runs``: what a run directory tells."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner.cli import main
+from horovod_spark_runner.launch.restart import Attempt
+from horovod_spark_runner.storage.checkpoint import CheckpointInfo, save_checkpoint
+from horovod_spark_runner.storage.lock import RunLock
+from horovod_spark_runner.storage.run_directory import RunDirectory
+
+
+def make_run(place: Path, *endings: str, **settings: Any) -> RunDirectory:
+    directory = RunDirectory(str(place))
+    directory.check_writable()
+    directory.write_config({"fit": {"epochs": 5}, "num_workers": 2, **settings})
+    history = []
+    for epoch, loss in enumerate([0.5, 0.25], start=1):
+        history.append({"val_loss": loss})
+        info = CheckpointInfo(epoch * 10, epoch, list(history), "abc", [])
+        save_checkpoint(directory, info, {"variables.npz": {"a": np.zeros(3)}})
+    within = CheckpointInfo(24, 2, history, "abc", [], epoch_step=4)
+    save_checkpoint(directory, within, {"variables.npz": {"a": np.zeros(3)}})
+    attempts = [
+        Attempt(n + 1, 2, 100.0, 130.0, n * 10, n * 10 + 13, ending, "why" if n == 0 else "")
+        for n, ending in enumerate(endings)
+    ]
+    directory.write_attempts([asdict(attempt) for attempt in attempts])
+    return directory
+
+
+def test_show_tells_all_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best = {"best_metric": "val_loss"}
+    run = make_run(
+        tmp_path / "run", "rank killed or lost", "running", checkpoints=best, program="/a b/t.py"
+    )
+    (tmp_path / "run/checkpoints/step-00000010/variables.npz").write_bytes(b"x")
+    assert main(["runs", "show", str(tmp_path / "run")]) == 0
+    text = capsys.readouterr().out
+    assert "state       interrupted\n" in text
+    assert "progress    2 and 4 steps/5 epochs, 2 ranks" in text
+    assert "step-00000024  epoch 2 + 4 steps  val_loss=0.25\n" in text
+    assert "step-00000020  epoch 2  val_loss=0.25  best\n" in text
+    assert "step-00000010  cannot be used: variables.npz is damaged" in text
+    assert "attempts, 3 steps trained again" in text
+    assert "attempt 1, 2 ranks, 30 s, steps 0 to 13: rank killed or lost: why" in text
+    assert "run python '/a b/t.py' again" in text
+    assert f"run_dir={str(run.location)!r}" in text
+    assert "goes on from step-00000024" in text
+
+
+def test_a_running_one_names_who_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = make_run(tmp_path / "run", "running")
+    with RunLock(directory):
+        main(["runs", "show", str(tmp_path / "run")])
+    text = capsys.readouterr().out
+    assert "state       running (process " in text
+    assert "resume" not in text
+
+
+def test_list_has_a_line_for_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "one", "finished")
+    make_run(tmp_path / "two", "preempted")
+    (tmp_path / "neither").mkdir()
+    assert main(["runs", "list", str(tmp_path)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[:2] for line in lines] == [
+        ["RUN", "STATE"],
+        ["one", "finished"],
+        ["two", "preempted"],
+    ]
+    assert lines[1][-1] == "val_loss=0.25"
+    assert main(["runs", "list", str(tmp_path), "--json"]) == 0
+    assert [run["state"] for run in json.loads(capsys.readouterr().out)] == [
+        "finished",
+        "preempted",
+    ]
+
+
+def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "show", str(tmp_path)]) == 1
+    assert "is no run directory" in capsys.readouterr().err
+    assert main(["runs", "list", str(tmp_path / "none")]) == 1
+    assert "is no folder" in capsys.readouterr().err
