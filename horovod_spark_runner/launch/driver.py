@@ -168,7 +168,7 @@ def _run_job(
         observer.close()
     outcomes = job.outcomes()
     if job.error is not None or root_cause(outcomes) is not None or not outcomes:
-        raise _explain(job, plan, outcomes, watch)
+        raise _explain(job, outcomes, watch)
     return sorted(outcomes, key=lambda outcome: outcome.rank)
 
 
@@ -205,25 +205,25 @@ def _end(job: SparkJob, server: ControlServer) -> None:
         job.join(STOP_GRACE)
 
 
-def _explain(
-    job: SparkJob, plan: SlotPlan, outcomes: list[RankOutcome], watch: RunWatch
-) -> Exception:
+def _explain(job: SparkJob, outcomes: list[RankOutcome], watch: RunWatch) -> Exception:
     if job.cancelled_elsewhere:
         explained: Exception = RunCancelledError(
             "the run was cancelled through Spark (its UI, a job tag or group)"
         )
         explained.__cause__ = job.error
         return explained
-    if watch.missing_slots and not watch.failures and not outcomes:
-        return watch.not_started()
     # What the slots told directly fills in for outcomes that did not come through Spark.
     known = outcomes or watch.failures
+    if not is_telling(known):
+        if job.failed_by_itself:
+            explained = explain_spark_error(job.error)
+            explained.__cause__ = job.error
+            return explained
+        if watch.missing_slots:
+            return watch.not_started()
     cause = root_cause(known)
-    if cause is None or (job.error is not None and not is_telling(known)):
-        explained = explain_spark_error(job.error)
-        explained.__cause__ = job.error
-        return explained
-    assert cause.failure is not None
+    if cause is None or cause.failure is None:
+        return LaunchError(f"the run ended without a result: {job.error}")
     exception = None
     if cause.failure.exception is not None:
         exception = pickle.loads(cause.failure.exception)

@@ -54,6 +54,11 @@ class SparkJob:
         """Whether someone else, at Spark's UI or through its API, cancelled the job."""
         return not self._cancelled and "SPARK_JOB_CANCELLED" in str(self.error)
 
+    @property
+    def failed_by_itself(self) -> bool:
+        """Whether Spark ended the job, for reasons of its own."""
+        return self.error is not None and not self._cancelled
+
     def cancel(self) -> None:
         """Make Spark kill the job's tasks."""
         self._cancelled = True

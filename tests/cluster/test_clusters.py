@@ -91,7 +91,7 @@ def test_standalone_cluster(standalone: str, tmp_path: Path) -> None:
 def test_standalone_cluster_with_too_few_slots(standalone: str, tmp_path: Path) -> None:
     run = run_job(standalone, tmp_path / "run", "spark.cores.max=1")
     assert run.returncode != 0
-    assert "NotEnoughSlotsError: asked for 2 slots, found 1" in run.stderr
+    assert "NotEnoughSlotsError: asked for 2 slots with 1 core each, found 1" in run.stderr
 
 
 def test_executors_without_the_package_are_explained(tmp_path: Path) -> None:
