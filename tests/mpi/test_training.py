@@ -101,6 +101,17 @@ def test_predictions_are_the_models_own(whole: Any, small: Any) -> None:
     assert model.optimizer.__class__.__module__.startswith("keras.")
 
 
+def test_predictions_through_pandas_where_spark_has_no_arrow_udf(
+    whole: Any, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = {row.id: row.prediction for row in whole.transform(small).collect()}
+    monkeypatch.delattr("pyspark.sql.functions.arrow_udf")
+    rows = whole.transform(small).select("id", "prediction").collect()
+    assert len(rows) == 500
+    for row in rows:
+        np.testing.assert_allclose(row.prediction, ours[row.id], atol=1e-6)
+
+
 def test_a_finished_run_is_loaded_from_its_directory(whole: Any, small: Any) -> None:
     loaded = TFTransformer.from_run(whole.run_dir, prediction_col="p")
     assert loaded.history == whole.history
@@ -182,7 +193,9 @@ def two_headed() -> Any:
     return model
 
 
-def test_several_inputs_and_outputs_by_name(small: Any, tmp_path: Path) -> None:
+def test_several_inputs_and_outputs_by_name(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pyspark.sql import functions as F
 
     frame = small.withColumn(
@@ -204,6 +217,10 @@ def test_several_inputs_and_outputs_by_name(small: Any, tmp_path: Path) -> None:
     assert len(row.digit_out) == 10
     assert isinstance(row.brightness_out, float)
     assert "m" in row
+    monkeypatch.delattr("pyspark.sql.functions.arrow_udf")
+    through_pandas = transformer.transform(frame).first()
+    np.testing.assert_allclose(through_pandas.digit_out, row.digit_out, atol=1e-6)
+    assert through_pandas.brightness_out == pytest.approx(row.brightness_out, abs=1e-6)
 
 
 def test_early_stopping_and_weights_and_file_writing_callbacks(small: Any, tmp_path: Path) -> None:

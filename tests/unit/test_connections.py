@@ -1,0 +1,222 @@
+"""Driver, slots and the programs beside them talk over real sockets and pipes."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod_spark_runner.errors import LaunchError
+from horovod_spark_runner.launch.channel import NONCE_BYTES, FrameCodec
+from horovod_spark_runner.launch.control_server import ControlServer
+from horovod_spark_runner.launch.driver_link import DriverLink
+from horovod_spark_runner.launch.json_door import JsonDoor
+from horovod_spark_runner.launch.node_door import NodeDoor, send_to_node
+from horovod_spark_runner.launch.topology import Node
+from horovod_spark_runner.launch.workspace import Workspace
+
+KEY = b"k" * 32
+
+
+def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def serve(door: Any, until_true: Callable[[], Any], seconds: float = 5.0) -> None:
+    """Handle a door's events, as a slot's loop does."""
+    deadline = time.monotonic() + seconds
+    while not until_true():
+        assert time.monotonic() < deadline
+        handlers = door.handlers()
+        ready, _, _ = select.select(list(handlers), [], [], 0.05)
+        for descriptor in ready:
+            handlers[descriptor]()
+
+
+def test_a_slot_that_leaves_without_a_word_is_gone() -> None:
+    with ControlServer("127.0.0.1", KEY) as server:
+        link = DriverLink(server.address, KEY)
+        link.send({"type": "hello", "slot": 3, "rank": 1, "host": "h"})
+        assert server.events.get(timeout=5)["type"] == "hello"
+        link.close()
+        gone = server.events.get(timeout=5)
+        assert (gone["type"], gone["slot"], gone["rank"], gone["host"]) == ("gone", 3, 1, "h")
+
+
+def test_a_slot_that_says_good_bye_is_not() -> None:
+    with ControlServer("127.0.0.1", KEY) as server:
+        link = DriverLink(server.address, KEY)
+        link.send({"type": "hello", "slot": 3, "host": "h"})
+        link.send({"type": "ended"})
+        link.drain(1.0)
+        assert server.events.get(timeout=5)["type"] == "hello"
+        time.sleep(0.2)
+        assert server.events.empty()
+
+
+def test_a_stranger_without_the_key_is_not_heard() -> None:
+    with ControlServer("127.0.0.1", KEY) as server:
+        DriverLink(server.address, b"x" * 32).send({"type": "hello", "slot": 0, "host": "h"})
+        with socket.create_connection(server.address) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+            time.sleep(0.3)
+        assert server.events.empty()
+
+
+def test_a_lost_connection_is_mended() -> None:
+    with ControlServer("127.0.0.1", KEY) as server:
+        link = DriverLink(server.address, KEY)
+        assert not link.reconnect()  # nothing to mend
+        link.close()
+        assert link.reconnect()
+        link.send({"type": "back", "slot": 0, "host": "h"})
+        assert server.events.get(timeout=5)["type"] == "back"
+    link.close()
+    assert not link.reconnect()  # the driver is gone
+
+
+def test_large_calls_and_results_pass(tmp_path: Path) -> None:
+    call, result = os.urandom(9_000_001), os.urandom(11_000_003)
+    with ControlServer("127.0.0.1", KEY, call) as server:
+        link = DriverLink(server.address, KEY)
+        link.fetch_payload(tmp_path / "call", len(call))
+        assert (tmp_path / "call").read_bytes() == call
+        (tmp_path / "result").write_bytes(result)
+        assert link.send_file(
+            {"type": "result", "rank": 5, "bytes": len(result)}, tmp_path / "result"
+        )
+        until(lambda: server.result(5) is not None and link.fileno() is not None)
+        until(lambda: server.result(5).tell() == 0)  # type: ignore[union-attr]
+        stream = server.result(5)
+        assert stream is not None
+        assert stream.read() == result
+        link.close()
+
+
+def test_a_call_that_cannot_be_fetched_says_from_where(tmp_path: Path) -> None:
+    with ControlServer("127.0.0.1", KEY) as server:
+        address = server.address
+    link = DriverLink(address, KEY)
+    with pytest.raises(LaunchError, match=rf"driver at 127.0.0.1 port {address[1]}"):
+        link.fetch_payload(tmp_path / "call", 10)
+
+
+def test_a_silent_slot_is_noticed() -> None:
+    with ControlServer("127.0.0.1", KEY) as server:
+        link = DriverLink(server.address, KEY)
+        link.send({"type": "hello", "slot": 2, "host": "h"})
+        server.events.get(timeout=5)
+        assert server.silent_slots(5.0) == []
+        time.sleep(0.15)
+        assert server.silent_slots(0.1) == [{"slot": 2, "host": "h"}]
+        link.close()
+
+
+def node_of(door: NodeDoor) -> Node:
+    return Node("hsr-node-1", "h1", "127.0.0.1", door.port, 1, (1,), ("/d",))
+
+
+def test_a_nodes_door_believes_slot_0_only() -> None:
+    heard: list[Any] = []
+    door = NodeDoor("127.0.0.1", KEY, heard.append)
+    sender = "import sys\nfrom tests.unit.test_connections import *\n"
+    sender += "send_to_node(Node('n','h1','127.0.0.1',int(sys.argv[1]),1,(1,),()), "
+    good = sender + "KEY, {'type': 'daemon', 'arguments': ['a']})"
+    bad = sender + "b'x' * 32, {'type': 'daemon', 'arguments': ['b']})"
+    with socket.create_connection(("127.0.0.1", door.port)) as idle:  # says nothing, ever
+        for code in (bad, good):
+            process = subprocess.Popen([sys.executable, "-c", code, str(door.port)])
+            serve(door, lambda process=process: process.poll() is not None, 20)
+        serve(door, lambda: heard)
+        assert heard == [{"type": "daemon", "arguments": ["a"]}]
+        idle.close()
+    door.close()
+    assert door.handlers() == {}
+
+
+def test_a_host_that_cannot_be_reached_is_named() -> None:
+    door = NodeDoor("127.0.0.1", KEY, print)
+    door.close()
+    with pytest.raises(LaunchError, match=r"cannot reach host h1 at 127.0.0.1 port \d+"):
+        send_to_node(node_of(door), KEY, {"type": "daemon"})
+
+
+def test_a_small_program_is_released_with_the_code_it_is_told(tmp_path: Path) -> None:
+    brought: list[Any] = []
+    door = JsonDoor(tmp_path / "door", lambda caller, message: brought.append((caller, message)))
+    program = Path(sys.modules[JsonDoor.__module__].__file__ or "").with_name("shim.py")
+    environment = {
+        "HSR_DOORS": f'["/none", "{door.path}"]',
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "PMIX_RANK": "7",
+        "SECRET": "kept",
+    }
+    process = subprocess.Popen([sys.executable, "-S", "-E", str(program)], env=environment)
+    serve(door, lambda: brought)
+    caller, message = brought[0]
+    assert message == {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "PMIX_RANK": "7"}
+    caller.release(9)
+    assert process.wait(5) == 9
+    door.close()
+
+
+OWNER = """
+import subprocess, sys, time
+from horovod_spark_runner.launch.workspace import Workspace
+workspace = Workspace()
+sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+child = subprocess.Popen(sleep, start_new_session=True)
+workspace.watch(child.pid)
+print(workspace.path, child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_what_a_killed_slot_leaves_is_swept_up() -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    path, child = owner.stdout.readline().split()
+    assert Path(path).stat().st_mode & 0o777 == 0o700
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    until(lambda: not Path(path).exists() and not is_running(int(child)))
+
+
+def test_a_closed_workspace_is_gone() -> None:
+    workspace = Workspace()
+    (workspace.folder("rank-0") / "file").write_text("x")
+    workspace.close()
+    assert not workspace.path.exists()
+    workspace.close()
+
+
+def test_data_nobody_announced_ends_the_connection() -> None:
+    with (
+        ControlServer("127.0.0.1", KEY) as server,
+        socket.create_connection(server.address) as client,
+    ):
+        nonce = client.recv(NONCE_BYTES, socket.MSG_WAITALL)
+        own = os.urandom(NONCE_BYTES)
+        codec = FrameCodec(KEY, nonce, own, is_server=False)
+        client.sendall(own + codec.encode_data(b"surprise"))
+        client.settimeout(5)
+        assert client.recv(1) == b""
