@@ -2,8 +2,8 @@
 
 Two ranks train the same model on the same rows, in turns without checkpoints within the epoch and
 with one every 50 steps; the time in the training steps, the stops for checkpoints included, is
-compared. Then rank 1 is killed in the middle, and the time until the first step of the restarted run
-is taken. Run it with ``python benchmarks/checkpoint.py``; ``--write`` puts the result into
+compared. Then rank 1 is killed in the middle, and the time until the first step of the restarted
+run is taken. Run it with ``python benchmarks/checkpoint.py``; ``--write`` puts the result into
 ``docs/benchmarks.md``.
 """
 
@@ -145,10 +145,10 @@ def main() -> None:
     seconds = bench.recovery()
     spark.stop()
     text = (
-        f"Two ranks on this machine, {arguments.steps} steps of {BATCH} rows per rank, a network of "
-        f"two hidden layers of {arguments.width}: time in the training steps, stops for checkpoints "
-        f"included, in turns.\n\n{rounds}\n\nThe median ratio is {ratio:.3f}. From the death of a "
-        f"rank to the first step of the restarted run: {seconds:.1f} s."
+        f"Two ranks on this machine, {arguments.steps} steps of {BATCH} rows per rank, a network "
+        f"of two hidden layers of {arguments.width}: time in the training steps, stops for "
+        f"checkpoints included, in turns.\n\n{rounds}\n\nThe median ratio is {ratio:.3f}. From "
+        f"the death of a rank to the first step of the restarted run: {seconds:.1f} s."
     )
     print(f"\n{text}")
     if arguments.write:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import signal
 import socket
 import time
 from collections.abc import Iterable, Iterator
@@ -49,9 +50,12 @@ def run_slot(context: BarrierTaskContext, plan: SlotPlan) -> list[RankOutcome]:
         # The others wait for this slot; they are told that it cannot take part.
         context.allGather(refusal(index, failure.message))
         return [RankOutcome(index, socket.gethostname(), failure=failure)]
+    # Spot instances and Kubernetes send SIGTERM to all of a container before they kill it.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: slot.ask_to_end())
     try:
         return slot.run(context.allGather)
     finally:
+        signal.signal(signal.SIGTERM, before)
         slot.close()
 
 

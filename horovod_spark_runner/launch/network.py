@@ -1,11 +1,13 @@
-"""The address a slot is reached at by the others."""
+"""Who this host is, and the address its slot is reached at by the others."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -109,3 +111,9 @@ def _fits(interface: Interface, wanted: str) -> bool:
     except ValueError:
         return False
     return ipaddress.ip_address(interface.address) in network
+
+
+def node_identity() -> str:
+    """Return what is equal for all slots that share this machine's or container's network."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/net')}/{os.readlink('/proc/self/ns/uts')}"

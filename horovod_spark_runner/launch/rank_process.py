@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import socket
 import sys
 import time
@@ -99,6 +100,11 @@ class RankProcess:
         self._workspace.forget(self._process.pid)
         self._output.drain()
         self.ended = True
+
+    def ask_to_end(self) -> None:
+        """Pass on that this host is to be left soon; a training saves and ends by itself."""
+        if not self.ended:
+            self._process.send_signal(signal.SIGTERM)
 
     def dump_stacks(self) -> None:
         """Have the worker write its Python stacks, for `stacks`."""

@@ -92,7 +92,9 @@ def classify(error: HorovodSparkError) -> str:
     """Return how an attempt ended that raised ``error``."""
     if isinstance(error, RankFailedError):
         kind = error.exception_type
-        return KILLED if kind is None or kind in _SURROUNDINGS else USER_ERROR
+        # TensorFlow's own error, of several types, around that of Horovod.
+        lost = kind is None or kind in _SURROUNDINGS or "Horovod has been shut down" in str(error)
+        return KILLED if lost else USER_ERROR
     for cls, ending in (
         (RunCancelledError, CANCELLED),
         (PreemptedError, PREEMPTED),

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..config import LaunchOptions
@@ -25,7 +24,7 @@ from .command import worker_environment
 from .daemon import AGENT_SOCKET, Daemon, start_mpirun, start_prted
 from .driver_link import DriverLink
 from .json_door import Caller, JsonDoor
-from .network import choose_interface, mpi_network, own_interfaces, route_to
+from .network import choose_interface, mpi_network, node_identity, own_interfaces, route_to
 from .node_door import NodeDoor, daemon_arguments, send_to_node
 from .outcome import ABORTED, LAUNCH, STALLED, Failure, RankOutcome
 from .rank import STACKS_GRACE, Rank
@@ -190,6 +189,11 @@ class Slot:
             self._abort(LAUNCH, f"{type(error).__name__}: {error}")
         self._send_large_results()
         return [rank.outcome(self._index, self._host, self._timings) for rank in self._ranks]
+
+    def ask_to_end(self) -> None:
+        """Pass on to the ranks that this host is to be left soon; safe in a signal handler."""
+        for rank in self._ranks:
+            rank.process.ask_to_end()
 
     def close(self) -> None:
         """End what was started and remove what was created; safe to call at any time."""
@@ -392,9 +396,3 @@ class Slot:
         rank = -1 if placement is None else placement.rank
         envelope = {"slot": self._index, "rank": rank, "host": self._host}
         self._link.send({**envelope, **message}, droppable=droppable)
-
-
-def node_identity() -> str:
-    """Return what is equal for all slots that share this machine's or container's network."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.readlink('/proc/self/ns/net')}/{os.readlink('/proc/self/ns/uts')}"

@@ -192,28 +192,6 @@ class Location:
                 filesystem.delete_file(aside)
             raise
 
-    def create_text(self, text: str) -> bool:
-        """Write a new file whole, unless one is there already; return whether it was written.
-
-        Two callers at the same time cannot both succeed on local storage (a hard link is made).
-        Elsewhere the check and the writing are two steps.
-        """
-        if not self.is_local:
-            if self.exists():
-                return False
-            self.write_text(text)
-            return True
-        aside = f"{self._text}.{uuid.uuid4().hex[:8]}"
-        try:
-            _write_durably(aside, text.encode("utf-8"))
-            os.link(aside, self._text)
-        except FileExistsError:
-            return False
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(aside)
-        return True
-
     def write_text(self, text: str) -> None:
         self.write_bytes(text.encode("utf-8"))
 

@@ -2,14 +2,16 @@
 
 ``lock.json`` names its holder (host, process) and carries a time that the holder renews. It is
 stale once its process is known to be dead or, seen from another machine, once it has not been
-renewed for a minute. Object stores cannot create a file exclusively, so whoever writes the lock
-there reads it back after a moment; and every checkpoint's writer looks whether the lock is still
-its run's own (`holds`), which keeps out a run whose lock was taken while it seemed dead.
+renewed for a minute. Whoever reads and then writes it holds a lock of the file system meanwhile;
+object stores have none, so there it is read back after a moment. And every checkpoint's writer
+looks whether the lock is still its run's own (`check_held`), which keeps out a run whose lock was
+taken while it seemed dead.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -17,11 +19,12 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..errors import RunDirectoryError
+from ..errors import CheckpointError, RunDirectoryError
 from .filesystem import Location
 from .run_directory import RunDirectory
 
@@ -52,13 +55,18 @@ class RunLock:
         self._renewing = threading.Thread(target=self._renew, name="hsr-lock", daemon=True)
 
     def __enter__(self) -> RunLock:
-        for _ in range(2):  # a stale lock is taken away once
-            if self._place.create_text(self._record()):
-                self._confirm()
-                self._renewing.start()
-                return self
-            self._remove_stale()
-        raise RunDirectoryError(self._refusal(read_lock(self._place) or {}))
+        with _alone(self._directory):
+            found = read_lock(self._place)
+            if found is not None:
+                reason = why_stale(found, time.time())
+                if reason is None:
+                    raise RunDirectoryError(self._refusal(found))
+                logger.warning("%s is stale (%s) and is taken over", self._place, reason)
+            self._place.write_text(self._record())
+        if not self._place.is_local:
+            self._confirm()
+        self._renewing.start()
+        return self
 
     def __exit__(
         self,
@@ -68,44 +76,34 @@ class RunLock:
     ) -> None:
         self._ended.set()
         self._renewing.join()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), _alone(self._directory):
             if holds(self._directory, self.token):
                 self._place.delete_file()
 
     def begin_attempt(self) -> str:
-        """Return a new token; writers of an earlier attempt are shut out from now on."""
-        with self._guard:
-            self.token = uuid.uuid4().hex
-            self._place.write_text(self._record())
+        """Return a new token; writers of an earlier attempt are shut out from now on.
+
+        Raises:
+            RunDirectoryError: another run has taken the lock.
+            CheckpointError: the storage fails.
+        """
+        try:
+            with self._guard, _alone(self._directory):
+                check_held(self._directory, self.token)
+                self.token = uuid.uuid4().hex
+                self._place.write_text(self._record())
+        except OSError as error:
+            raise CheckpointError(f"{self._place} cannot be renewed: {error}") from error
         return self.token
 
     def _record(self) -> str:
         return json.dumps({"token": self.token, "renewed": time.time(), **_identity()})
 
     def _confirm(self) -> None:
-        if self._place.is_local:
-            return
         time.sleep(SETTLE_SECONDS)
         found = read_lock(self._place) or {}
         if found.get("token") != self.token:
             raise RunDirectoryError(self._refusal(found))
-
-    def _remove_stale(self) -> None:
-        found = read_lock(self._place)
-        if found is None:
-            return
-        reason = why_stale(found, time.time())
-        if reason is None:
-            raise RunDirectoryError(self._refusal(found))
-        logger.warning("%s is stale (%s) and is taken over", self._place, reason)
-        # Moved away first: of two that see it stale, one succeeds, and may check what it moved.
-        aside = Location(f"{self._place}.{uuid.uuid4().hex[:8]}")
-        with contextlib.suppress(FileNotFoundError):
-            self._place.move_to(aside)
-            moved = read_lock(aside) or {}
-            if moved.get("token") != found.get("token"):
-                self._place.create_text(json.dumps(moved))
-            aside.delete_file()
 
     def _refusal(self, found: dict[str, Any]) -> str:
         age = time.time() - float(found.get("renewed", 0.0))
@@ -118,7 +116,7 @@ class RunLock:
     def _renew(self) -> None:
         while not self._ended.wait(RENEW_SECONDS):
             try:
-                with self._guard:
+                with self._guard, _alone(self._directory):
                     # Never over another's: a run thought dead must not take the lock back.
                     if not holds(self._directory, self.token):
                         logger.warning("%s was taken over by another run", self._place)
@@ -126,6 +124,22 @@ class RunLock:
                     self._place.write_text(self._record())
             except OSError as error:
                 logger.warning("%s could not be renewed: %s", self._place, error)
+
+
+@contextlib.contextmanager
+def _alone(directory: RunDirectory) -> Iterator[None]:
+    """Keep others on local storage from doing the same at the same time."""
+    if not directory.location.is_local:
+        yield
+        return
+    descriptor = os.open(str(directory.location), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # Some mounted object stores know no locks; then it is as in any object store.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read_lock(place: Location) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,11 @@ from typing import Any
 import psutil
 
 # What a run recovers from by itself on any master.
-KINDS = ("sigkill", "sigsegv", "oom", "exit", "spark worker", "mpirun", "sigterm")
+KINDS = ("sigkill", "sigsegv", "oom", "exit", "spark worker", "mpirun", "sigterm", "sigterm slot")
 # What needs executors of their own, or the call to be made again.
-CLUSTER_KINDS = ("executor", "driver", "exception")
+CLUSTER_KINDS = ("executor", "worker", "driver", "exception")
+# What a fault of a kind that ends in " later" waits for, in the folder of faults.
+GO_FILE = "go"
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,9 @@ def callbacks_for(faults: Sequence[Fault], folder: str) -> Callable[[], list[Any
                 step = int(self.model.optimizer.iterations)
                 for fault in own:
                     if fault.step == step and first_time(folder, fault):
-                        strike(fault.kind, driver)
+                        if fault.kind.endswith(" later"):
+                            await_file(Path(folder, GO_FILE))
+                        strike(fault.kind.removesuffix(" later"), driver)
 
         return [Injector()]
 
@@ -81,6 +86,13 @@ def first_time(folder: str, fault: Fault) -> bool:
     return False
 
 
+def await_file(path: Path) -> None:
+    """Wait until the test has made the file."""
+    deadline = time.monotonic() + 120
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
 def strike(kind: str, driver: int) -> None:
     """Make the fault happen to this rank."""
     print(f"fault: {kind}", flush=True)
@@ -88,13 +100,16 @@ def strike(kind: str, driver: int) -> None:
         raise ValueError("an injected fault")
     if kind == "exit":
         os._exit(7)
-    if kind == "sigterm":
-        os.kill(os.getpid(), signal.SIGTERM)
+    if kind.startswith("sigterm"):
+        os.kill(os.getpid() if kind == "sigterm" else _spark_worker().pid, signal.SIGTERM)
         return
     if kind == "sigsegv":
         ctypes.string_at(0)
     if kind == "oom":
         _exhaust_memory()
+    if kind == "worker":
+        os.kill(_executor().parent().pid, signal.SIGKILL)
+        kind = "executor"
     victims = {
         "sigkill": _own,
         "spark worker": _spark_worker,

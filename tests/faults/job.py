@@ -1,6 +1,8 @@
 """Trains with faults on the master given, in a process of its own that may be killed.
 
-Usage: python -m tests.faults.job MASTER RUN_DIR FOLDER [STEP:RANK:KIND ...]
+Usage: python -m tests.faults.job MASTER RUN_DIR FOLDER OPTIONS [STEP:RANK:KIND ...]
+
+OPTIONS are further arguments of ``run_training``, as JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from .training import make_frame, train
 
 
 def main() -> None:
-    master, run_dir, folder, *texts = sys.argv[1:]
+    master, run_dir, folder, options, *texts = sys.argv[1:]
     faults = []
     for text in texts:
         step, rank, kind = text.split(":")
@@ -31,7 +33,7 @@ def main() -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")
-    result = train(make_frame(spark), Path(run_dir), faults, folder)
+    result = train(make_frame(spark), Path(run_dir), faults, folder, **json.loads(options))
     spark.stop()
     print(json.dumps([asdict(attempt) for attempt in result.attempts]))
 

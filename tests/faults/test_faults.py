@@ -12,19 +12,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from horovod_spark_runner.launch.restart import FINISHED, PREEMPTED
 from horovod_spark_runner.storage.checkpoint import verify_checkpoint
 from horovod_spark_runner.storage.filesystem import Location
+from tests.leftovers import await_nothing_left
 
-from .injection import KINDS, Fault, choose_faults
-from .training import EVERY, MARK, STEPS, assert_same_end, make_frame, train
+from .injection import GO_FILE, KINDS, Fault, choose_faults
+from .training import EVERY, STEPS, assert_same_end, make_frame, train
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
 ROOT = Path(__file__).parents[2]
+STANDALONE = ROOT / "scripts" / "standalone"
 SEED = 20
 
 
@@ -40,28 +41,10 @@ def undisturbed(frame: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def left_over(run_dir: Path) -> Iterator[str]:
-    """Yield the processes of the run's ranks that are still there."""
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == str(run_dir):
-                yield f"{process.pid}: {process.cmdline()}"
-        except psutil.Error:
-            continue
-
-
 def assert_nothing_is_left(run_dir: Path) -> None:
-    deadline = time.monotonic() + 15  # what a killed driver leaves ends a little later
-    while found := list(left_over(run_dir)):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.2)
-    daemons = [p.name() for p in psutil.Process().children(recursive=True) if p.name() in MPI_NAMES]
-    assert daemons == []
+    await_nothing_left(15)  # what a killed driver leaves ends a little later
     assert not (run_dir / "lock.json").exists()
     assert not any((run_dir / "data").glob("*"))
-
-
-MPI_NAMES = {"mpirun", "prterun", "prted"}
 
 
 def assert_checkpoints_are_whole(run_dir: Path) -> None:
@@ -82,7 +65,7 @@ def test_sixteen_faults_in_one_call(frame: Any, undisturbed: Path, tmp_path: Pat
     assert run.attempts[-1].ending == FINISHED
     for fault, (hit, following) in zip(faults, pairwise(run.attempts), strict=True):
         if hit.ending == PREEMPTED:
-            assert following.first_step == fault.step + 1
+            assert following.first_step in (fault.step + 1, fault.step + 2)
         else:
             # What was taken last may just be being written; the one before is never lost.
             assert following.first_step >= fault.step // EVERY * EVERY - EVERY
@@ -90,18 +73,30 @@ def test_sixteen_faults_in_one_call(frame: Any, undisturbed: Path, tmp_path: Pat
     assert_checkpoints_are_whole(run_dir)
 
 
-def run_job(run_dir: Path, folder: Path, faults: list[Fault]) -> subprocess.CompletedProcess[str]:
+def job_command(
+    master: str, run_dir: Path, folder: Path, faults: list[Fault], **options: Any
+) -> list[str]:
     texts = [f"{fault.step}:{fault.rank}:{fault.kind}" for fault in faults]
-    arguments = ["local-cluster[2,1,1024]", str(run_dir), str(folder), *texts]
-    return subprocess.run(
-        [sys.executable, "-m", "tests.faults.job", *arguments],
-        capture_output=True,
+    arguments = [master, str(run_dir), str(folder), json.dumps(options), *texts]
+    return [sys.executable, "-m", "tests.faults.job", *arguments]
+
+
+def start_job(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=400,
-        check=False,
         cwd=ROOT,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
     )
+
+
+def run_job(run_dir: Path, folder: Path, faults: list[Fault]) -> subprocess.CompletedProcess[str]:
+    command = job_command("local-cluster[2,1,1024]", run_dir, folder, faults)
+    job = start_job(command)
+    out, err = job.communicate(timeout=400)
+    return subprocess.CompletedProcess(command, job.returncode, out, err)
 
 
 @pytest.mark.cluster
@@ -130,3 +125,58 @@ def test_executors_and_drivers_killed_on_a_cluster(undisturbed: Path, tmp_path: 
     assert_same_end(run_dir, undisturbed)
     assert_nothing_is_left(run_dir)
     assert_checkpoints_are_whole(run_dir)
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """The folder and URL of a standalone cluster with two workers of one core."""
+    place = str(tmp_path / "cluster")
+    environment = {**os.environ, "HSR_VENV": sys.prefix}
+    try:
+        started = subprocess.run(
+            [str(STANDALONE), "start", place, "2", "1", "1g"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        )
+        yield place, started.stdout.strip()
+    finally:
+        subprocess.run([str(STANDALONE), "stop", place], check=True)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+def test_a_run_shrinks_with_its_cluster_and_grows_back(
+    standalone: tuple[str, str], tmp_path: Path
+) -> None:
+    place, url = standalone
+    run_dir = tmp_path / "run"
+    faults = [Fault(14, 1, "worker"), Fault(33, 0, "sigkill later")]
+    options = {"min_workers": 1, "start_timeout": 15.0}
+    job = start_job(job_command(url, run_dir, tmp_path, faults, **options))
+    try:
+        # The second fault waits, on the one rank that is left, for a new worker.
+        waiting = tmp_path / "step-33-sigkill-later"
+        deadline = time.monotonic() + 300
+        while not waiting.exists() and job.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        if job.poll() is None:
+            subprocess.run(
+                [str(STANDALONE), "join", f"{place}/more", url, "1", "1", "1g"],
+                check=True,
+                env={**os.environ, "HSR_VENV": sys.prefix},
+            )
+            (tmp_path / GO_FILE).touch()
+        out, err = job.communicate(timeout=300)
+    finally:
+        job.kill()
+        subprocess.run([str(STANDALONE), "stop", f"{place}/more"], check=True)
+    assert job.returncode == 0, err[-3000:]
+    attempts = json.loads(out.splitlines()[-1])
+    assert [attempt["workers"] for attempt in attempts] == [2, 1, 2]
+    # The global batch stayed the same: as many steps as ever.
+    assert (run_dir / "checkpoints" / f"step-{STEPS:08d}").exists()
+    assert len((run_dir / "metrics.jsonl").read_text().splitlines()) == 3
+    assert_nothing_is_left(run_dir)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ ROWS = 400
 EPOCHS = 3
 STEPS = 60
 EVERY = 4
-# Set for every rank, so that those left over can be found.
-MARK = "FAULT_TEST_RUN"
 
 
 def model_fn() -> Any:
@@ -53,7 +51,6 @@ def train(
     run_dir: Path | str,
     faults: Sequence[Fault] = (),
     folder: str = "",
-    env: Mapping[str, str] | None = None,
     **more: Any,
 ) -> Any:
     return run_training(
@@ -69,7 +66,6 @@ def train(
         checkpoint_every_steps=EVERY,
         max_restarts=len(faults),
         restart_backoff=0.1,
-        env={MARK: str(run_dir), **(env or {})},
         verbose=False,
         **more,
     )

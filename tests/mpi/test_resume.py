@@ -167,7 +167,10 @@ def test_another_number_of_ranks_sees_the_same_batches(small: Any, tmp_path: Pat
         epochs=1,
         initial_weights=str(tmp_path / "run"),
         best_metric="val_loss",
+        checkpoint_every_minutes=1e-4,
+        keep_checkpoints=99,
     )
+    assert len(list((tmp_path / "warm" / "checkpoints").iterdir())) > 1
     assert start.history[0]["loss"] < whole.history[0]["loss"] * 0.7
     with pytest.raises(InvalidInputError, match="best_metric='val_los' is no metric .* val_loss"):
         train(small, tmp_path / "other", plain_model, best_metric="val_los")

@@ -48,6 +48,15 @@ def rank_failed(kind: str | None) -> RankFailedError:
         (rank_failed(None), True),
         (rank_failed("horovod.common.exceptions.HorovodInternalError"), True),
         (rank_failed("MemoryError"), True),
+        (
+            RankFailedError(
+                "UnknownError: Horovod has been shut down.",
+                rank=0,
+                host="h",
+                exception_type="tensorflow.python.framework.errors_impl.UnknownError",
+            ),
+            True,
+        ),
         (rank_failed("ValueError"), False),
         (rank_failed("SystemExit"), False),
         (LaunchError("lost"), True),

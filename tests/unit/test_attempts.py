@@ -1,0 +1,203 @@
+"""The series of attempts, with a launch that ends as the test says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner import attempts as attempts_module
+from horovod_spark_runner.attempts import Attempts
+from horovod_spark_runner.config import (
+    AllreduceOptions,
+    CheckpointOptions,
+    FitOptions,
+    LaunchOptions,
+    RestartOptions,
+)
+from horovod_spark_runner.errors import (
+    NotEnoughSlotsError,
+    PreemptedError,
+    RankFailedError,
+    RunFailedError,
+)
+from horovod_spark_runner.launch.driver import RunResult
+from horovod_spark_runner.launch.restart import Attempt, steps_lost
+from horovod_spark_runner.storage.checkpoint import CheckpointInfo, save_checkpoint
+from horovod_spark_runner.storage.lock import RunLock, holds
+from horovod_spark_runner.storage.run_directory import RunDirectory
+from horovod_spark_runner.training.spec import (
+    Binding,
+    ModelSource,
+    TrainingReport,
+    TrainingSpec,
+)
+
+
+def spec_of(directory: RunDirectory) -> TrainingSpec:
+    return TrainingSpec(
+        model=ModelSource(),
+        inputs=Binding(("x",)),
+        outputs=Binding(("y",)),
+        weight=None,
+        fit=FitOptions(),
+        allreduce=AllreduceOptions(),
+        train=None,  # type: ignore[arg-type]
+        validation=None,
+        run_dir=str(directory.location),
+        workers=4,
+        checkpoint=None,
+        warm_start=None,
+        checkpoints=CheckpointOptions(),
+        run_id="r",
+        lock_token="",
+        callbacks=(),
+        settings={},
+    )
+
+
+class Cluster:
+    """Stands in for Spark: slots that come and go, and runs that end as told."""
+
+    def __init__(self, directory: RunDirectory, slots: Sequence[int], ends: Sequence[Any]) -> None:
+        self.directory = directory
+        self.slots = list(slots)
+        self.ends = list(ends)
+        self.launched: list[tuple[int, str | None]] = []
+        self.waited: list[float | None] = []
+        self.done: list[Attempt] = []
+
+    def check_slots(self, spark: Any, options: LaunchOptions) -> None:
+        self.waited.append(options.start_timeout)
+        found = self.slots.pop(0)
+        if found < options.num_workers:
+            asked = options.num_workers
+            raise NotEnoughSlotsError(f"found {found}", asked=asked, found=found)
+
+    def launch(
+        self,
+        spark: Any,
+        options: LaunchOptions,
+        function: Any,
+        args: tuple[TrainingSpec],
+        kwargs: Any,
+        observer: Any,
+        modules: Any,
+    ) -> RunResult:
+        (spec,) = args
+        assert holds(self.directory, spec.lock_token)
+        checkpoint = None if spec.checkpoint is None else Path(spec.checkpoint).name
+        self.launched.append((options.num_workers, checkpoint))
+        saved, reported, end = self.ends.pop(0)
+        if saved:
+            info = CheckpointInfo(saved, 0, [], "abc", [], run_id="r")
+            save_checkpoint(self.directory, info, {"variables.npz": {"a": np.zeros(1)}})
+        observer.on_message({"type": "progress", "run_step": reported})
+        if isinstance(end, Exception):
+            raise end
+        return RunResult((TrainingReport([], 1.0, 1.0, end),), ())
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(str(tmp_path))
+
+
+def killed() -> RankFailedError:
+    return RankFailedError("rank 1 was killed", rank=1, host="h")
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, cluster: Cluster, **restarts: Any
+) -> tuple[Attempts, list[float], RunResult]:
+    monkeypatch.setattr(attempts_module, "launch", cluster.launch)
+    monkeypatch.setattr(attempts_module, "check_slots", cluster.check_slots)
+    pauses: list[float] = []
+    with RunLock(cluster.directory) as lock:
+        attempts = Attempts(
+            None,  # type: ignore[arg-type]
+            LaunchOptions(4, stream_logs=False),
+            RestartOptions(**restarts),
+            cluster.directory,
+            lock,
+            pauses.append,
+        )
+        try:
+            result = attempts.run(spec_of(cluster.directory))
+        finally:
+            cluster.done = attempts.done
+    return attempts, pauses, result
+
+
+def test_it_goes_on_from_the_newest_checkpoint(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(directory, [4, 4], [(10, 13, killed()), (20, 21, killed()), (30, 30, None)])
+    attempts, pauses, _ = run(monkeypatch, cluster, max_restarts=2, backoff_seconds=8.0)
+    assert cluster.launched == [(4, None), (4, "step-00000010"), (4, "step-00000020")]
+    assert cluster.waited == [30.0, 30.0]
+    assert [round(pause) for pause in pauses] == [8, 8]
+    assert steps_lost(attempts.done) == 4
+    lines = [json.loads(line) for line in directory.attempts.read_text().splitlines()]
+    assert [line["number"] for line in lines] == [1, 2, 3]
+    assert [line["last_step"] for line in lines] == [13, 21, 30]
+
+
+def test_it_shrinks_and_grows_back(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [(10, 13, killed()), (20, 21, killed()), (30, 30, None)]
+    cluster = Cluster(directory, [2, 4], ends)
+    attempts, _, _ = run(monkeypatch, cluster, max_restarts=2, min_workers=2)
+    assert [workers for workers, _ in cluster.launched] == [4, 2, 4]
+    assert [attempt.workers for attempt in attempts.done] == [4, 2, 4]
+
+
+def test_it_waits_where_there_are_fewer_than_allowed(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(directory, [1, 3], [(10, 13, killed()), (30, 30, None)])
+    attempts, _, _ = run(monkeypatch, cluster, max_restarts=2, min_workers=2)
+    assert [a.ending for a in attempts.done] == ["rank killed or lost", "too few slots", "finished"]
+    assert [workers for workers, _ in cluster.launched] == [4, 3]
+
+
+def test_the_last_error_tells_all_attempts(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = replace_type(killed(), "ValueError")
+    cluster = Cluster(directory, [4], [(10, 13, killed()), (0, 15, user)])
+    with pytest.raises(RankFailedError) as caught:
+        run(monkeypatch, cluster, max_restarts=5)
+    text = str(caught.value)
+    assert "attempt 1, 4 ranks, 0 s, steps 0 to 13: rank killed or lost" in text
+    assert "attempt 2, 4 ranks, 0 s, steps 10 to 15: user error" in text
+
+
+def replace_type(error: RankFailedError, kind: str) -> RankFailedError:
+    return RankFailedError(str(error), rank=error.rank, host=error.host, exception_type=kind)
+
+
+def test_preemption_is_an_error_without_restarts(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(directory, [], [(17, 16, 17)])
+    with pytest.raises(PreemptedError, match="saved a checkpoint of step 17"):
+        run(monkeypatch, cluster)
+    (done,) = cluster.done
+    assert (done.ending, done.last_step) == ("preempted", 17)
+    assert issubclass(PreemptedError, RunFailedError)
+
+
+def test_attempts_are_numbered_over_calls(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(monkeypatch, Cluster(directory, [], [(10, 10, None)]))
+    attempts, _, _ = run(monkeypatch, Cluster(directory, [], [(20, 20, None)]))
+    assert [attempt.number for attempt in attempts.done] == [2]
+    assert len(directory.read_attempts()) == 2
+    assert attempts.done[0].first_step == 10
