@@ -18,6 +18,7 @@ from .materialize import DataRequest, materialize
 from .parquet import open_parquet
 from .schema import Roles, check_shape_names
 from .split import check_validation, split_rows
+from .store import delete_dataset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -153,7 +154,18 @@ def prepared(
     finally:
         if not keep:
             for manifest in made:
-                Location(manifest.url).delete_folder()
+                delete_dataset(manifest)
+
+
+def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location) -> Manifest:
+    """Return the dataset of all rows, in ``folder`` or, for Parquet files, where they are.
+
+    Raises:
+        DataError: the values cannot be read.
+    """
+    request = options.request(roles, reuse=True)
+    direct = open_parquet(Location(data), request) if isinstance(data, str) else None
+    return direct or materialize(frame_of(data), request, folder).manifest
 
 
 def _prepare(

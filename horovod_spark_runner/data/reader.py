@@ -1,7 +1,8 @@
 """Row groups to NumPy batches.
 
-One thread reads ahead; what it holds is bounded by one block per lane and a few chunks of
-batches. Values go from Parquet to NumPy without a detour through Python objects.
+One thread reads ahead; what it holds is bounded by one block per lane (the shuffle window) and
+four chunks of batches: two that wait, the one in the making and the one in use. Values go from
+Parquet to NumPy without a detour through Python objects.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .sharding import Block, EpochPlan, LaneSlice, Piece, contiguous_share
 # Rows gathered at once, unless they take more than CHUNK_BYTES: batches are views into such a
 # chunk, so that the cost per batch is small.
 CHUNK_ROWS = 4096
-CHUNK_BYTES = 32 * 1024 * 1024
+CHUNK_BYTES = 8 * 1024 * 1024
 # Chunks the reading thread may be ahead.
 PREFETCH_CHUNKS = 2
 
