@@ -70,7 +70,11 @@ def train(frame: Any, folder: Path, **arguments: Any) -> Any:
         ({"feature_cols": ["v"], "shapes": {"v": (3,)}}, DataError, "rows hold 2 elements"),
         ({"num_workers": 0}, InvalidInputError, "num_workers .* got 0"),
         ({"num_workers": -1}, InvalidInputError, "num_workers"),
-        ({"num_workers": 5}, NotEnoughSlotsError, r"asked for 5 slots with 1 core each, found 4: master local\[4\]"),
+        (
+            {"num_workers": 5},
+            NotEnoughSlotsError,
+            r"asked for 5 slots with 1 core each, found 4: master local\[4\]",
+        ),
         ({"gpus_per_worker": 1}, EnvironmentProblem, "spark.task.resource.gpu.amount"),
         ({"validation": 1.5}, DataError, "between 0 and 1"),
         ({"validation": "nosuch"}, DataError, "no such column"),
