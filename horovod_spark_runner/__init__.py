@@ -29,14 +29,17 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .api import run_training
+    from .dataset import Dataset, prepare_dataset
     from .launch.driver import RunResult
     from .ml.transformer import TFTransformer
     from .runner import HorovodRunner
 
 _LAZY = {
+    "Dataset": ".dataset",
     "HorovodRunner": ".runner",
     "RunResult": ".launch.driver",
     "TFTransformer": ".ml.transformer",
+    "prepare_dataset": ".dataset",
     "run_training": ".api",
 }
 
@@ -44,6 +47,7 @@ __all__ = [
     "AllreduceOptions",
     "CheckpointError",
     "DataError",
+    "Dataset",
     "EnvironmentProblem",
     "HorovodRunner",
     "HorovodSparkError",
@@ -60,6 +64,7 @@ __all__ = [
     "StalledError",
     "TFTransformer",
     "__version__",
+    "prepare_dataset",
     "run_training",
 ]
 

@@ -26,6 +26,7 @@ FLOORS: list[set[str]] = [
         "runner",
         "api",
         "pipeline",
+        "dataset",
         "attempts",
         "runs",
         "doctor",
@@ -148,6 +149,7 @@ def test_public_names() -> None:
         "AllreduceOptions",
         "CheckpointError",
         "DataError",
+        "Dataset",
         "EnvironmentProblem",
         "HorovodRunner",
         "HorovodSparkError",
@@ -164,6 +166,7 @@ def test_public_names() -> None:
         "StalledError",
         "TFTransformer",
         "__version__",
+        "prepare_dataset",
         "run_training",
     }
     for name in horovod_spark_runner.__all__:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..config import MATERIALIZERS, check_choice
-from ..errors import DataError, RunFailedError
-from ..session import active_session
+from ..errors import DataError, EnvironmentProblem, RunFailedError
+from ..session import active_session, classic_context
 from ..storage.filesystem import Location
 from .columns import sources_of
 from .decode import Transform
@@ -18,6 +18,7 @@ from .materialize import DataRequest, materialize
 from .parquet import open_parquet
 from .schema import Roles, check_shape_names
 from .split import check_validation, split_rows
+from .store import delete_dataset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -89,9 +90,32 @@ def frame_of(data: Any) -> DataFrame:
     if not isinstance(data, str):
         return data
     place = Location(data)
+    check_spark_reaches(active_session(), place)
     if not any(file.name.endswith(".parquet") for file in place.files()):
         raise DataError(f"{place} holds no Parquet files")
     return active_session().read.parquet(place.spark_url)
+
+
+def check_spark_reaches(spark: SparkSession, place: Location) -> None:
+    """Check that Spark's own side has the file system of ``place``; Python's side is another.
+
+    Raises:
+        EnvironmentProblem: it has not.
+    """
+    context = classic_context(spark)
+    if place.is_local or context is None:  # Spark Connect does not tell
+        return
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        path = context._jvm.org.apache.hadoop.fs.Path(place.spark_url)
+        path.getFileSystem(context._jsc.hadoopConfiguration())
+    except Py4JJavaError as error:
+        raise EnvironmentProblem(
+            f"Spark cannot reach {place}: {error.java_exception.toString()}. Its Hadoop needs the "
+            "module of that storage (for s3a: --packages org.apache.hadoop:hadoop-aws in the "
+            "version of Spark's own hadoop-client), and its settings (fs.s3a.…)"
+        ) from error
 
 
 def check_data(data: Any, roles: Roles, options: DataOptions) -> None:
@@ -116,7 +140,9 @@ def check_data(data: Any, roles: Roles, options: DataOptions) -> None:
 def data_folder(options: DataOptions, own: Location, spark: SparkSession) -> Location:
     """Return where the data are kept: as given, by Spark's settings, or in the run directory."""
     given = options.data_dir or spark.conf.get(DATA_DIR_SETTING, None)
-    return Location(given) if given else own
+    folder = Location(given) if given else own
+    check_spark_reaches(spark, folder)
+    return folder
 
 
 @contextlib.contextmanager
@@ -153,7 +179,18 @@ def prepared(
     finally:
         if not keep:
             for manifest in made:
-                Location(manifest.url).delete_folder()
+                delete_dataset(manifest)
+
+
+def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location) -> Manifest:
+    """Return the dataset of all rows, in ``folder`` or, for Parquet files, where they are.
+
+    Raises:
+        DataError: the values cannot be read.
+    """
+    request = options.request(roles, reuse=True)
+    direct = open_parquet(Location(data), request) if isinstance(data, str) else None
+    return direct or materialize(frame_of(data), request, folder).manifest
 
 
 def _prepare(

@@ -1,7 +1,8 @@
 """Row groups to NumPy batches.
 
-One thread reads ahead; what it holds is bounded by one block per lane and a few chunks of
-batches. Values go from Parquet to NumPy without a detour through Python objects.
+One thread reads ahead; what it holds is bounded by one block per lane (the shuffle window) and
+four chunks of batches: two that wait, the one in the making and the one in use. Values go from
+Parquet to NumPy without a detour through Python objects.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .sharding import Block, EpochPlan, LaneSlice, Piece, contiguous_share
 # Rows gathered at once, unless they take more than CHUNK_BYTES: batches are views into such a
 # chunk, so that the cost per batch is small.
 CHUNK_ROWS = 4096
-CHUNK_BYTES = 32 * 1024 * 1024
+CHUNK_BYTES = 8 * 1024 * 1024
 # Chunks the reading thread may be ahead.
 PREFETCH_CHUNKS = 2
 
@@ -68,6 +69,7 @@ class DatasetReader:
         self._columns = [manifest.column(name) for name in dict.fromkeys(names)]
         self._location = Location(manifest.url)
         self._files: dict[int, pq.ParquetFile] = {}
+        self._last: tuple[int, pa.Table] | None = None
         self._decode = RowDecoder(self._columns, transforms or {})
         row_bytes = max(1, sum(column.size for column in self._columns))
         self._chunk_rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
@@ -86,6 +88,7 @@ class DatasetReader:
         for file in self._files.values():
             file.close()
         self._files.clear()
+        self._last = None
         self._decode.close()
 
     def _epoch_chunks(
@@ -93,18 +96,18 @@ class DatasetReader:
     ) -> Iterator[list[Batch]]:
         lanes: dict[int, _Lane] = {}
         steps = max(1, self._chunk_rows * world // plan.global_batch)
-        for begin in range(first_step, plan.steps, steps):
-            yield self._gather(
-                plan, lanes, rank, world, range(begin, min(begin + steps, plan.steps))
-            )
+        last = plan.steps - 1  # it may be partial, and is read by itself
+        for begin in range(first_step, last, steps):
+            yield self._gather(plan, lanes, rank, world, range(begin, min(begin + steps, last)))
+        if first_step <= last:
+            yield self._gather(plan, lanes, rank, world, range(last, plan.steps))
 
     def _gather(
         self, plan: EpochPlan, lanes: dict[int, _Lane], rank: int, world: int, steps: range
     ) -> list[Batch]:
-        slices = [plan.rank_slices(step, rank, world) for step in steps]
-        counts = [sum(s.stop - s.start for s in batch) for batch in slices]
+        counts, wanted = plan.chunk(steps, rank, world)
         chunk = {c.name: _room(sum(counts), c) for c in self._columns}
-        for lane, (positions, places) in _by_lane(slices).items():
+        for lane, (positions, places) in wanted.items():
             if lane not in lanes:
                 lanes[lane] = _Lane(plan.lane_blocks(lane), self._read_block)
             lanes[lane].copy_rows(positions, chunk, places)
@@ -113,7 +116,8 @@ class DatasetReader:
         try:
             chunk = self._decode(chunk, random)
         except UndecodableRow as error:
-            raise self._name_row(error, plan, [s for batch in slices for s in batch]) from error
+            slices = plan.rank_slices(steps[error.row // counts[0]], rank, world)
+            raise self._name_row(error, plan, slices, error.row % counts[0]) from error
         batches, offset = [], 0
         for step, count in zip(steps, counts, strict=True):
             arrays = {name: values[offset : offset + count] for name, values in chunk.items()}
@@ -125,7 +129,7 @@ class DatasetReader:
         step = 0
         chunk_rows = max(1, self._chunk_rows // batch_size) * batch_size
         for piece in pieces:
-            arrays = self._read_pieces([piece])
+            arrays = self._read_piece(piece)
             rows = piece.stop - piece.start
             for first in range(0, rows, chunk_rows):
                 last = min(first + chunk_rows, rows)
@@ -142,9 +146,8 @@ class DatasetReader:
                 yield batches
 
     def _name_row(
-        self, error: UndecodableRow, plan: EpochPlan, slices: Sequence[LaneSlice]
+        self, error: UndecodableRow, plan: EpochPlan, slices: Sequence[LaneSlice], place: int
     ) -> DataError:
-        place = error.row
         for part in slices:
             if place < part.stop - part.start:
                 piece, row = plan.locate(part.lane, part.start + place)
@@ -160,13 +163,19 @@ class DatasetReader:
         )
 
     def _read_block(self, block: Block) -> Arrays:
-        return self._read_pieces(block.pieces)
-
-    def _read_pieces(self, pieces: Sequence[Piece]) -> Arrays:
-        parts = [self._read_piece(piece) for piece in pieces]
-        if len(parts) == 1:
-            return parts[0]
-        return {c.name: np.concatenate([p[c.name] for p in parts]) for c in self._columns}
+        """Return the rows of a block in their shuffled order."""
+        if not block.shuffle and len(block.pieces) == 1:
+            return self._read_piece(block.pieces[0])
+        places = np.empty(block.rows, np.int64)
+        places[block.order()] = np.arange(block.rows)
+        arrays = {c.name: _room(block.rows, c) for c in self._columns}
+        offset = 0
+        for piece in block.pieces:  # one after the other, each put straight where it belongs
+            rows = places[offset : offset + piece.stop - piece.start]
+            for name, values in self._read_piece(piece).items():
+                arrays[name][rows] = values
+            offset += len(rows)
+        return arrays
 
     def _read_piece(self, piece: Piece) -> Arrays:
         group = self._manifest.row_groups[piece.row_group]
@@ -174,7 +183,12 @@ class DatasetReader:
         if file is None:
             path = self._location.join(self._manifest.files[group.file])
             file = self._files[group.file] = pq.ParquetFile(path.open_input())
-        table = file.read_row_group(group.index, columns=[c.name for c in self._columns])
+        if self._last is None or self._last[0] != piece.row_group:
+            table = file.read_row_group(group.index, columns=[c.name for c in self._columns])
+            # Lanes begin where others end: the next block often needs the same row group.
+            self._last = (piece.row_group, table) if table.nbytes <= CHUNK_BYTES else None
+        else:
+            table = self._last[1]
         rows = table.slice(piece.start, piece.stop - piece.start)
         arrays = {c.name: column_to_numpy(rows.column(c.name), c) for c in self._columns}
         if not self._manifest.verified:
@@ -203,7 +217,6 @@ class _Lane:
         self._read = read
         self._number = -1
         self._arrays: Arrays = {}
-        self._order = np.empty(0, np.int64)
 
     def copy_rows(self, positions: np.ndarray, target: Arrays, places: np.ndarray) -> None:
         """Copy the rows at ascending lane ``positions`` to ``places`` of ``target``."""
@@ -211,7 +224,10 @@ class _Lane:
         while done < len(positions):
             block = self._load(int(positions[done]))
             end = int(np.searchsorted(positions, block.first + block.rows))
-            rows = self._order[positions[done:end] - block.first]
+            first, last = int(positions[done]) - block.first, int(positions[end - 1]) - block.first
+            rows: Any = slice(first, last + 1)
+            if last - first >= end - done:  # another rank takes the rows in between
+                rows = positions[done:end] - block.first
             for name, values in target.items():
                 values[places[done:end]] = self._arrays[name][rows]
             done = end
@@ -224,27 +240,8 @@ class _Lane:
         if number != self._number:
             self._arrays = {}  # released before the next is read
             self._arrays = self._read(block)
-            self._order = block.order()
             self._number = number
         return block
-
-
-def _by_lane(
-    slices: Sequence[tuple[LaneSlice, ...]],
-) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Return, by lane, the positions to read and their places in the chunk."""
-    positions: dict[int, list[np.ndarray]] = {}
-    places: dict[int, list[np.ndarray]] = {}
-    offset = 0
-    for batch in slices:
-        for part in batch:
-            count = part.stop - part.start
-            positions.setdefault(part.lane, []).append(np.arange(part.start, part.stop))
-            places.setdefault(part.lane, []).append(np.arange(offset, offset + count))
-            offset += count
-    return {
-        lane: (np.concatenate(positions[lane]), np.concatenate(places[lane])) for lane in positions
-    }
 
 
 def column_to_numpy(values: pa.ChunkedArray, column: Column) -> np.ndarray:

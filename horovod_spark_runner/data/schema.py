@@ -16,11 +16,13 @@ class Roles:
         features: the model's inputs.
         labels: what it is to predict.
         weight: weight of each row in the loss, if any.
+        labelled: whether labels are needed.
     """
 
     features: tuple[str, ...]
     labels: tuple[str, ...]
     weight: str | None = None
+    labelled: bool = True
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -33,11 +35,12 @@ def check_roles(roles: Roles, available: Sequence[str]) -> None:
     Raises:
         DataError: a column is missing, named twice, ambiguous, or label and feature at once.
     """
+    features = "feature_cols" if roles.labelled else "columns"
     if not roles.features:
-        raise DataError("feature_cols names no column")
-    if not roles.labels:
+        raise DataError(f"{features} names no column")
+    if roles.labelled and not roles.labels:
         raise DataError("label_cols names no column")
-    for title, names in (("feature_cols", roles.features), ("label_cols", roles.labels)):
+    for title, names in ((features, roles.features), ("label_cols", roles.labels)):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise DataError(f"{title} names {quote_all(twice)} more than once")

@@ -67,6 +67,10 @@ class LaneSlice:
     stop: int
 
 
+# By lane: positions to read, and their places in what is read.
+LaneRows = dict[int, tuple[np.ndarray, np.ndarray]]
+
+
 def permutation(size: int, *key: int) -> np.ndarray:
     """Return a permutation of ``range(size)`` that depends on ``key`` only.
 
@@ -148,6 +152,31 @@ class EpochPlan:
                 slices.append(LaneSlice(lane, first + low - offset, first + high - offset))
             offset += count
         return tuple(slices)
+
+    def chunk(self, steps: range, rank: int, world: int) -> tuple[list[int], LaneRows]:
+        """Return what ``rank`` reads at several steps at once.
+
+        Args:
+            steps: consecutive steps; the last step of the epoch only by itself, unless it is full.
+            rank: the rank.
+            world: number of ranks.
+
+        Returns:
+            The rows of each step, and by lane the positions to read and their places in the rows
+            of all these steps, laid end to end.
+        """
+        slices = self.rank_slices(steps.start, rank, world)
+        count = sum(part.stop - part.start for part in slices)
+        # Every full step takes the same part of every lane, further on.
+        number = np.arange(len(steps))[:, None]
+        found: LaneRows = {}
+        offset = 0
+        for part in slices:
+            rows = np.arange(part.stop - part.start)
+            positions = part.start + number * (self.global_batch // self.lanes) + rows
+            found[part.lane] = positions.ravel(), (offset + number * count + rows).ravel()
+            offset += len(rows)
+        return [count] * len(steps), found
 
     def lane_blocks(self, lane: int) -> tuple[Block, ...]:
         """Return the blocks of ``lane``, in the order they are read."""

@@ -72,6 +72,13 @@ def mark_used(manifest: Manifest) -> None:
     Location(manifest.url).join(_USED_FILE).write_text("")
 
 
+def delete_dataset(manifest: Manifest) -> None:
+    """Delete a dataset that was materialized; Parquet files of the user's own stay."""
+    place = Location(manifest.url)
+    if _NAME.fullmatch(place.name):
+        place.delete_folder()
+
+
 def list_datasets(folder: Location) -> list[StoredDataset]:
     """Return the datasets in ``folder``, complete or not, the longest unused first."""
     found = []

@@ -13,7 +13,7 @@ import uuid
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -87,7 +87,10 @@ class Location:
     def _resolved(self) -> tuple[pafs.FileSystem, str]:
         if self.is_local:
             return pafs.LocalFileSystem(), self._text
-        url = "s3" + self._text[3:] if self._scheme in ("s3a", "s3n") else self._text
+        scheme = "s3" if self._scheme in ("s3a", "s3n") else self._scheme
+        authority, _, path = self._text.partition("://")[2].partition("/")
+        # Names are given as they are; pyarrow takes them escaped.
+        url = f"{scheme}://{authority}/{quote(path)}"
         try:
             filesystem, path = pafs.FileSystem.from_uri(url)
         except (pa.ArrowInvalid, OSError, ValueError) as error:

@@ -27,7 +27,7 @@ def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     def launched(*args: Any, **kwargs: Any) -> None:
         pytest.fail("the run was launched")
 
-    monkeypatch.setattr("horovod_spark_runner.pipeline.launch", launched)
+    monkeypatch.setattr("horovod_spark_runner.attempts.launch", launched)
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +215,14 @@ def test_parquet_paths(spark: Any, frame: Any, tmp_path: Path) -> None:
         train(folder, tmp_path)
     with pytest.raises(DataError, match=r"no column 'b'; it has 'a', 'y'"):
         train(folder, tmp_path, feature_cols=["b"])
+
+
+def test_storage_that_spark_does_not_know(spark: Any, frame: Any, tmp_path: Path) -> None:
+    message = "Spark cannot reach nosuch://x/y: .*No FileSystem for scheme"
+    with pytest.raises(EnvironmentProblem, match=message):
+        train(frame, tmp_path, data_dir="nosuch://x/y")
+    with pytest.raises(EnvironmentProblem, match=message):
+        train("nosuch://x/y", tmp_path)
 
 
 def test_stratify_needs_a_fraction_and_a_column(frame: Any, tmp_path: Path) -> None:

@@ -165,3 +165,20 @@ def test_evaluation_shares_cover_everything_once(world: int) -> None:
         for row in range(piece.start, piece.stop)
     ]
     assert rows == [(g, r) for g, size in enumerate(sizes) for r in range(size)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(groups, st.integers(1, 6), st.integers(1, 8), st.integers(0, 7))
+def test_steps_at_once_are_the_steps_one_by_one(
+    sizes: list[int], per_rank: int, world: int, rank: int
+) -> None:
+    plan, rank = make_plan(sizes, per_rank * world), rank % world
+    one_by_one: dict[int, list[int]] = {}
+    for step in range(plan.steps - 1):
+        for part in plan.rank_slices(step, rank, world):
+            one_by_one.setdefault(part.lane, []).extend(range(part.start, part.stop))
+    if plan.steps > 1:
+        counts, lanes = plan.chunk(range(plan.steps - 1), rank, world)
+        assert {lane: list(positions) for lane, (positions, _) in lanes.items()} == one_by_one
+        places = [place for _, places in lanes.values() for place in places]
+        assert sorted(places) == list(range(sum(counts)))

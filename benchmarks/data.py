@@ -1,0 +1,247 @@
+"""The data path against its peers, on the same files, in one run.
+
+Writes: materializing against a plain ``df.write.parquet`` of the same columns. Reads, one process:
+raw pyarrow row groups (the limit), our shuffled batches as TensorFlow tensors and through
+``model.fit``, and Petastorm's readers, in an environment where they work (made by this script
+under ``~/.cache/horovod_spark_runner``). Every figure is the best of several repeats, which
+alternate, so that a change of load meets all of them.
+
+Usage: python benchmarks/data.py [--rows 200000] [--batch-size 256] [--repeats 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from report import table, write_section
+
+CACHE = Path.home() / ".cache" / "horovod_spark_runner" / "petastorm-reader"
+# The newest that Petastorm's readers work with.
+PACKAGES = (
+    "petastorm==0.13.1",
+    "pyarrow==14.0.2",
+    "numpy==1.26.4",
+    "pandas<2.3",
+    "pyspark==3.5.9",
+    "tensorflow-cpu==2.16.2",
+    "setuptools<70",
+)
+WIDTH = 64
+ENVIRONMENT = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore"}
+
+
+def set_up_petastorm() -> Path:
+    """Make the environment of Petastorm's readers, once; return its Python."""
+    python = CACHE / "bin" / "python"
+    if not (CACHE / "complete").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", CACHE], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True)
+        (CACHE / "complete").touch()
+    return python
+
+
+def timed(action: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    action()
+    return time.perf_counter() - begin
+
+
+class Writing:
+    """Materializing and plain writing of the same columns, cached in Spark beforehand."""
+
+    def __init__(self, folder: Path, rows: int) -> None:
+        from pyspark.sql import SparkSession
+        from pyspark.sql import functions as F
+
+        self.folder = folder
+        self.spark = (
+            SparkSession.builder.master("local[2]")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.driver.memory", "4g")
+            .getOrCreate()
+        )
+        self.spark.sparkContext.setLogLevel("OFF")
+        frame = self.spark.range(0, rows, 1, 4).select(
+            F.array(*(F.rand(i).cast("float") for i in range(WIDTH))).alias("features"),
+            F.rand(99).cast("float").alias("weight"),
+            (F.col("id") % 10).cast("int").alias("label"),
+        )
+        self.frame = frame.cache()
+        self.frame.count()
+        self.number = 0
+
+    def plain(self) -> None:
+        self.number += 1
+        self.frame.write.parquet(str(self.folder / f"plain-{self.number}"))
+
+    def materialize(self) -> Any:
+        from horovod_spark_runner.data.materialize import DataRequest, materialize
+        from horovod_spark_runner.data.schema import Roles
+        from horovod_spark_runner.storage.filesystem import Location
+
+        roles = Roles(("features",), ("label",), "weight")
+        request = DataRequest(roles, reuse=False)
+        return materialize(self.frame, request, Location(self.folder / "data")).manifest
+
+
+def read_raw(manifest: Any) -> None:
+    """Read all row groups into Arrow tables: what no reader can beat."""
+    import pyarrow.parquet as pq
+
+    for name in manifest.files:
+        with pq.ParquetFile(Path(manifest.url, name)) as file:
+            for group in range(file.num_row_groups):
+                file.read_row_group(group)
+
+
+def read_tensors(manifest: Any, batch_size: int, epoch: int) -> None:
+    """Read one shuffled epoch as TensorFlow tensors."""
+    import tensorflow as tf
+
+    from horovod_spark_runner import Dataset
+
+    rows = 0
+    for batch in Dataset(manifest).epoch(epoch, rank=0, size=1, batch_size=batch_size):
+        tensors = {name: tf.convert_to_tensor(values) for name, values in batch.items()}
+        rows += int(tensors["label"].shape[0])
+    assert rows == manifest.rows
+
+
+def pairs(manifest: Any, batch_size: int) -> Any:
+    """Yield features and labels for ever."""
+    from horovod_spark_runner import Dataset
+
+    epoch = 0
+    while True:
+        for batch in Dataset(manifest).epoch(epoch, rank=0, size=1, batch_size=batch_size):
+            if len(batch["label"]) == batch_size:
+                yield batch["features"], batch["label"]
+        epoch += 1
+
+
+def fit(manifest: Any, batch_size: int) -> float:
+    """Return the seconds that ``model.fit`` takes for the rows of one epoch."""
+    import keras
+
+    model = keras.Sequential([keras.layers.Input((WIDTH,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    batches = pairs(manifest, batch_size)
+    steps = manifest.rows // batch_size
+    model.fit(batches, steps_per_epoch=20, verbose=0)  # compiled
+    begin = time.perf_counter()
+    model.fit(batches, steps_per_epoch=steps, verbose=0)
+    seconds = time.perf_counter() - begin
+    batches.close()
+    return seconds * manifest.rows / (steps * batch_size)
+
+
+def read_petastorm(python: Path, manifest: Any, batch_size: int) -> dict[str, float]:
+    """Return seconds by reader, and the rows that were lost, of one repeat."""
+    folder = Path(manifest.url, manifest.files[0]).parent
+    script = Path(__file__).with_name("petastorm_reader.py")
+    arguments = [str(folder), str(manifest.rows), str(batch_size)]
+    run = subprocess.run(
+        [python, script, *arguments], capture_output=True, text=True, env=ENVIRONMENT, check=False
+    )
+    if run.returncode:
+        raise RuntimeError(run.stderr[-3000:])
+    found: dict[str, float] = {"lost": 0}
+    for line in run.stdout.splitlines():
+        if line.startswith("{"):
+            values = json.loads(line)
+            found["lost"] += values.pop("lost", 0)
+            found.update(values)
+    return found
+
+
+def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Return the best seconds of everything, and how many rows Petastorm lost."""
+    python = set_up_petastorm()
+    writing = Writing(folder, arguments.rows)
+    best: dict[str, float] = {}
+    lost = 0.0
+
+    def keep(name: str, seconds: float) -> None:
+        best[name] = min(seconds, best.get(name, seconds))
+
+    writing.plain()  # warm
+    manifest = writing.materialize()
+    for _ in range(arguments.repeats):
+        keep("plain", timed(writing.plain))
+        keep("materialize", timed(writing.materialize))
+    writing.spark.stop()
+    read_raw(manifest)
+    read_tensors(manifest, arguments.batch_size, 0)
+    for repeat in range(arguments.repeats):
+        keep("raw", timed(lambda: read_raw(manifest)))
+        epoch = repeat + 1
+        keep("tensors", timed(lambda e=epoch: read_tensors(manifest, arguments.batch_size, e)))
+        keep("our_fit", fit(manifest, arguments.batch_size))
+        found = read_petastorm(python, manifest, arguments.batch_size)
+        lost += found.pop("lost")
+        for name, seconds in found.items():
+            keep(name, seconds)
+    return {**best, "lost": lost}
+
+
+def report(best: dict[str, float], arguments: argparse.Namespace, load: str) -> str:
+    """Return the results as Markdown. Pure."""
+    rates = {name: arguments.rows / s for name, s in best.items() if name != "lost"}
+    titles = {
+        "plain": "plain `df.write.parquet`",
+        "materialize": "materialize (Petastorm's converter, checks, manifest)",
+        "raw": "raw pyarrow row groups, the limit",
+        "tensors": "shuffled batches as TensorFlow tensors",
+        "make_tf_dataset": "Petastorm `make_tf_dataset`, defaults",
+        "make_batch_reader": "Petastorm `make_batch_reader`, bare",
+        "our_fit": "shuffled batches through `model.fit`",
+        "fit": "Petastorm `make_tf_dataset` through `model.fit`",
+    }
+    goals = [
+        ("tensors / `make_tf_dataset`", rates["tensors"] / rates["make_tf_dataset"], "≥ 5"),
+        ("tensors / raw limit", rates["tensors"] / rates["raw"], "≥ 0.45"),
+        ("`model.fit` / Petastorm's `model.fit`", rates["our_fit"] / rates["fit"], "≥ 2.5"),
+        ("time to materialize / plain write", best["materialize"] / best["plain"], "≤ 1.1"),
+    ]
+    return "\n\n".join(
+        [
+            f"{arguments.rows:,} rows of {WIDTH + 2} numbers, batches of {arguments.batch_size}, "
+            f"best of {arguments.repeats}; load average at the start {load}.",
+            table(["What", "Rows/s"], [[t, f"{rates[name]:,.0f}"] for name, t in titles.items()]),
+            table(["Ratio", "Measured", "Goal"], [[t, f"{v:.2f}", g] for t, v, g in goals]),
+            f"Rows that Petastorm's readers lost on the way: {best['lost']:,.0f}.",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="benchmark of the data path")
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    load = f"{os.getloadavg()[0]:.1f}"
+    folder = Path(tempfile.mkdtemp(prefix="hsr-benchmark-"))
+    try:
+        best = measure(arguments, folder)
+        text = report(best, arguments, load)
+        print(text)
+        write_section("Data", "benchmarks/data.py", text)
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Data for functions run by `HorovodRunner`: prepared on the driver, read by every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .config import check_count
+from .data.decode import Transform
+from .data.manifest import Manifest
+from .data.prepare import DataOptions, check_data, data_folder, prepare_one, session_of
+from .data.reader import DatasetReader
+from .data.schema import Roles
+from .data.sharding import EpochPlan, plan_epoch
+from .data.store import delete_dataset
+from .errors import InvalidInputError
+from .session import runs_on_this_machine
+from .storage.filesystem import Location
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Where rows are kept on a ``local`` master if no cache directory is given.
+DEFAULT_FOLDER = "runs/data"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Rows that any number of ranks can read, each its own part; made by `prepare_dataset`.
+
+    It pickles: give it to ``HorovodRunner.run`` as an argument.
+
+    Attributes:
+        manifest: where the rows lie, and in which types and shapes.
+        transforms: what to do with decoded images, by column.
+    """
+
+    manifest: Manifest
+    transforms: Mapping[str, Transform] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole dataset."""
+        return self.manifest.rows
+
+    def steps(self, batch_size: int, size: int) -> int:
+        """Return the steps of an epoch of ``size`` ranks with ``batch_size`` rows each."""
+        return -(-self.rows // (batch_size * size))
+
+    def epoch(
+        self,
+        epoch: int,
+        *,
+        rank: int,
+        size: int,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        first_step: int = 0,
+        window_bytes: int = 256 * 1024 * 1024,
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Yield the batches of one rank in one epoch, read ahead by a thread.
+
+        Over all ranks, every row comes exactly once. All ranks take the same number of steps; in
+        the last, a rank has fewer rows than ``batch_size``, maybe none, if the rows do not go up.
+        The order depends on seed, epoch and ``batch_size * size`` only.
+
+        Args:
+            epoch: epoch, from 0; each has another order.
+            rank: this rank, such as ``hvd.rank()``.
+            size: number of ranks, such as ``hvd.size()``.
+            batch_size: rows per rank and step.
+            seed: seed of the order.
+            shuffle: ``False`` keeps the order of the rows in storage.
+            first_step: step to begin with, for a resumed epoch; found without reading what is
+                before it.
+            window_bytes: memory of the shuffle window, in bytes.
+
+        Yields:
+            By column, an array of shape ``(rows, *shape)``.
+
+        Raises:
+            InvalidInputError: ``rank`` is not below ``size``, or a number is out of range.
+        """
+        check_count("batch_size", batch_size)
+        check_count("size", size)
+        check_count("rank", rank, minimum=0)
+        check_count("first_step", first_step, minimum=0)
+        if rank >= size:
+            raise InvalidInputError(f"rank must be below size={size}, got {rank}")
+        plan = self._plan(epoch, batch_size * size, seed, shuffle, window_bytes)
+        return self._read(plan, rank, size, first_step)
+
+    def share(self, *, rank: int, size: int, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
+        """Yield one rank's share of all rows in the order of storage, for evaluation.
+
+        Ranks may get different numbers of batches. Transforms get no random generator.
+        """
+        reader = DatasetReader(self.manifest, transforms=self.transforms)
+        try:
+            for batch in reader.share(rank, size, batch_size):
+                yield batch.arrays
+        finally:
+            reader.close()
+
+    def delete(self) -> None:
+        """Delete the rows from storage, unless they are the caller's own Parquet files."""
+        delete_dataset(self.manifest)
+
+    def _plan(
+        self, epoch: int, global_batch: int, seed: int, shuffle: bool, window_bytes: int
+    ) -> EpochPlan:
+        return plan_epoch(
+            [(group.rows, group.size) for group in self.manifest.row_groups],
+            global_batch=global_batch,
+            seed=seed,
+            epoch=epoch,
+            window_bytes=window_bytes,
+            shuffle=shuffle,
+        )
+
+    def _read(
+        self, plan: EpochPlan, rank: int, size: int, first_step: int
+    ) -> Iterator[dict[str, np.ndarray]]:
+        reader = DatasetReader(self.manifest, transforms=self.transforms)
+        try:
+            for batch in reader.epoch(plan, rank, size, first_step):
+                yield batch.arrays
+        finally:
+            reader.close()
+
+
+def prepare_dataset(
+    df: DataFrame | str,
+    columns: Sequence[str],
+    *,
+    data_dir: str | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    dtypes: Mapping[str, str] | None = None,
+    transforms: Mapping[str, Transform] | None = None,
+    allow_nan: bool = False,
+    materializer: str = "petastorm",
+) -> Dataset:
+    """Make a DataFrame readable by the ranks of a `HorovodRunner`.
+
+    Args:
+        df: the rows, or the path or URL of a folder of Parquet files.
+        columns: the columns to read.
+        data_dir: cache directory that the driver and all executors reach; by default Spark's
+            setting ``spark.horovod.dataDir``, else, on a ``local`` master, ``runs/data``. Rows that
+            are there already, of the same data, are used again.
+        shapes: see `run_training`.
+        dtypes: see `run_training`.
+        transforms: see `run_training`.
+        allow_nan: see `run_training`.
+        materializer: see `run_training`.
+
+    Raises:
+        DataError: the columns or values cannot be read as arrays of numbers.
+        InvalidInputError: ``data_dir`` is missing on a cluster.
+    """
+    options = DataOptions(
+        shapes={name: tuple(shape) for name, shape in (shapes or {}).items()},
+        dtypes=dict(dtypes or {}),
+        transforms=dict(transforms or {}),
+        allow_nan=allow_nan,
+        materializer=materializer,
+        data_dir=data_dir,
+    )
+    if isinstance(columns, str):
+        raise InvalidInputError(f"columns must be a list of column names, got {columns!r}")
+    roles = Roles(tuple(columns), (), labelled=False)
+    check_data(df, roles, options)
+    spark = session_of(df)
+    folder = data_folder(options, Location(DEFAULT_FOLDER), spark)
+    if folder.is_local and not options.data_dir and not runs_on_this_machine(spark):
+        raise InvalidInputError(
+            "data_dir is needed on a cluster: a folder or URL that the driver and all executors "
+            "can write to"
+        )
+    return Dataset(prepare_one(df, roles, options, folder), options.transforms)

@@ -1,0 +1,123 @@
+"""Object storage, against moto's S3 server in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from horovod_spark_runner import Dataset
+from horovod_spark_runner.data.footers import read_footers
+from horovod_spark_runner.data.manifest import Column, Manifest
+from horovod_spark_runner.data.store import (
+    clear_datasets,
+    delete_dataset,
+    find_datasets,
+    list_datasets,
+    new_folder,
+    publish,
+)
+from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.storage.run_directory import RunDirectory
+
+BUCKET = "s3://bucket"
+HOSTILE = "a b'c é%20#+"
+KEY = "0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
+@pytest.fixture
+def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Location:
+    import boto3
+
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_ENDPOINT_URL": server,
+        "AWS_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="bucket")
+    place = Location(f"{BUCKET}/{HOSTILE}")
+    place.delete_folder()
+    return place
+
+
+def test_files_and_folders(bucket: Location) -> None:
+    assert bucket.spark_url == f"s3a://bucket/{HOSTILE}"
+    assert not bucket.exists()
+    assert bucket.list() == []
+    bucket.join("x", "é.txt").write_text("é")
+    assert bucket.join("x", "é.txt").read_text() == "é"
+    assert Location(f"s3a://bucket/{HOSTILE}/x/é.txt").read_text() == "é"
+    assert [str(place) for place in bucket.list()] == [f"{BUCKET}/{HOSTILE}/x"]
+    (stat,) = bucket.files()
+    assert (stat.name, stat.size) == ("x/é.txt", 2)
+    assert stat.changed > 10**18
+    bucket.delete_folder()
+    assert not bucket.exists()
+
+
+def test_run_directories(bucket: Location) -> None:
+    directory = RunDirectory(bucket)
+    directory.check_writable()
+    directory.write_config({"a": 1})
+    assert directory.config.exists()
+
+
+def make_dataset(bucket: Location) -> Manifest:
+    place = new_folder(bucket, KEY)
+    filesystem, path = place._resolved
+    for part in range(3):
+        tags = np.arange(part * 40, part * 40 + 40)
+        table = pa.table({"id": tags, "v": [[float(t), 1.0] for t in tags]})
+        pq.write_table(
+            table, f"{path}/rows/part-{part}.parquet", row_group_size=15, filesystem=filesystem
+        )
+    facts = read_footers(place)
+    manifest = Manifest(
+        str(place),
+        tuple(file.name for file in facts.files),
+        (Column("id", "int64"), Column("v", "float32", (2,))),
+        facts.row_groups,
+        "c",
+        tuple(file.size for file in facts.files),
+    )
+    publish(manifest)
+    return manifest
+
+
+def test_datasets_are_found_read_and_cleared(bucket: Location) -> None:
+    manifest = make_dataset(bucket)
+    assert list(find_datasets(bucket, KEY)) == [manifest]
+    data = Dataset(manifest)
+    seen = [
+        int(tag)
+        for rank in range(3)
+        for batch in data.epoch(1, rank=rank, size=3, batch_size=4)
+        for tag in batch["id"]
+    ]
+    assert sorted(seen) == list(range(120))
+    make_dataset(bucket)
+    assert len(list_datasets(bucket)) == 2
+    delete_dataset(manifest)
+    (left,) = list_datasets(bucket)
+    (cleared,) = clear_datasets(bucket, 0, left.used + 1)
+    assert cleared.manifest == left.manifest
+    assert list_datasets(bucket) == []
+    assert not [t for t in threading.enumerate() if t.name.startswith("hsr-")]
