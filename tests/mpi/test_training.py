@@ -270,15 +270,15 @@ def test_an_error_in_the_training_names_rank_and_keeps_checkpoints(
 
         class Bomb(keras.callbacks.Callback):
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-                if epoch == 1:
-                    raise ValueError("boom in epoch 1")
+                if epoch == 2:  # the first checkpoint is whole when the second one begins
+                    raise ValueError("boom in epoch 2")
 
         return [Bomb()]
 
-    with pytest.raises(RankFailedError, match="ValueError: boom in epoch 1"):
-        train(small, tmp_path / "run", callbacks=callbacks)
-    resumed = train(small, tmp_path / "run", resume="required")
-    assert len(resumed.history) == 2
+    with pytest.raises(RankFailedError, match="ValueError: boom in epoch 2"):
+        train(small, tmp_path / "run", callbacks=callbacks, epochs=3)
+    resumed = train(small, tmp_path / "run", resume="required", epochs=3)
+    assert len(resumed.history) == 3
 
 
 def brighten(image: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
