@@ -21,11 +21,10 @@ from typing import Any
 from ..config import LaunchOptions
 from .channel import Message
 from .command import worker_environment
-from .daemon import AGENT_SOCKET, Daemon, start_mpirun, start_prted
 from .driver_link import DriverLink
 from .json_door import Caller, JsonDoor
-from .network import choose_interface, mpi_network, node_identity, own_interfaces, route_to
-from .node_door import NodeDoor, daemon_arguments, send_to_node
+from .network import choose_interface, node_identity, own_interfaces, route_to
+from .node_runtime import NodeRuntime
 from .outcome import ABORTED, LAUNCH, STALLED, Failure, RankOutcome
 from .rank import STACKS_GRACE, Rank
 from .rank_log import RankLog
@@ -106,7 +105,6 @@ class Slot:
         self._began = time.monotonic()
         self._timings: dict[str, float] = {}
         self._world: World | None = None
-        self._daemon: Daemon | None = None
         self._last_beat = 0.0
         self._failed_since: float | None = None
         self._stall: tuple[float, str] | None = None
@@ -141,15 +139,15 @@ class Slot:
         # After the processes: their imports take longer than anything below.
         routed = [route_to(peer) for peer in peers]
         routed.append(self._link.local_address)
-        self._interface = choose_interface(
+        interface = choose_interface(
             own_interfaces(),
             plan.options.network_interface,
             [address for address in routed if address is not None],
         )
-        self._node_door = NodeDoor(self._interface.address, plan.key, self._on_node_message)
-        self._closing.callback(self._node_door.close)
-        self._agent_door = JsonDoor(self._workspace.path / AGENT_SOCKET, self._on_remote_launch)
-        self._closing.callback(self._agent_door.close)
+        self._mpi = NodeRuntime(
+            interface, plan.key, self._workspace, lambda reason: self._abort(LAUNCH, reason)
+        )
+        self._closing.callback(self._mpi.close)
 
     def _start_process(self, place: int, cpus: int) -> RankProcess:
         plan, folder = self._plan, self._folders[place]
@@ -211,8 +209,8 @@ class Slot:
             slot=self._index,
             host=self._host,
             node=node_identity(),
-            address=self._interface.address,
-            port=self._node_door.port,
+            address=self._mpi.interface.address,
+            port=self._mpi.port,
             doors=tuple(door.path for door in self._doors),
             gpus=self._devices,
         )
@@ -224,18 +222,15 @@ class Slot:
             self._ranks[place].placement = placement
             title = f"rank {placement.rank} of {world.size} on {self._host}"
             self._logs[place].open(placement.rank, title)
-        if len(world.nodes) == 1 or world.led_by(self._index) is None or self._index == 0:
-            self._node_door.close()
         if self._index == 0:
             placed = format_placement(world.placements)
             self._tell({"type": "placed", "size": world.size, "placement": placed})
-            self._daemon = start_mpirun(world, self._plan.options, self._interface, self._workspace)
-            self._closing.callback(self._daemon.close)
+        self._mpi.join(world, self._index, self._plan.options)
 
     # -- the loop ------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        while not (self._settled and (self._daemon is None or self._daemon.ended)):
+        while not (self._settled and self._mpi.is_over):
             self._handle_events()
             self._link.flush()
             now = time.monotonic()
@@ -266,33 +261,34 @@ class Slot:
                 handlers[descriptor]()
 
     def _handlers(self) -> dict[int, Callable[[], None]]:
-        handlers = {**self._node_door.handlers(), **self._agent_door.handlers()}
+        handlers = self._mpi.handlers()
         for rank, door in zip(self._ranks, self._doors, strict=True):
             handlers.update(rank.process.handlers())
             handlers.update(door.handlers())
-        if self._daemon is not None:
-            handlers.update(self._daemon.handlers())
         link = self._link.fileno()
         if link is not None:
             handlers[link] = self._on_driver_message
         return handlers
 
     def _check_daemon(self) -> None:
-        if self._daemon is not None and not self._settled and self._daemon.was_killed:
-            self._abort(LAUNCH, self._daemon.describe_end(), self._daemon.log_tail)
+        if self._mpi.was_killed and not self._settled:
+            self._abort(LAUNCH, self._mpi.describe_end(), self._mpi.log_tail)
 
     def _check_start(self, now: float) -> None:
         """Give up on ranks that MPI did not, or cannot any more, start."""
         if all(rank.started or rank.settled for rank in self._ranks):
             return
         waited, limit = now - self._joined, self._plan.rank_timeout
-        if self._daemon is not None and self._daemon.ended:
-            end = self._daemon.describe_end()
-            self._abort(LAUNCH, f"{end} before it started all ranks", self._daemon.log_tail)
+        if self._mpi.has_ended:
+            end = self._mpi.describe_end()
+            self._abort(LAUNCH, f"{end} before it started all ranks", self._mpi.log_tail)
         elif waited > limit:
-            tail = () if self._daemon is None else self._daemon.log_tail
-            size = self._plan.options.num_workers
-            self._abort(LAUNCH, f"mpirun did not start the {size} ranks in {limit:.0f} s", tail)
+            message = f"mpirun did not start the {self._world_size} ranks in {limit:.0f} s"
+            self._abort(LAUNCH, message, self._mpi.log_tail)
+
+    @property
+    def _world_size(self) -> int:
+        return self._plan.options.num_workers
 
     def _check_stall(self, now: float) -> None:
         if self._stall is not None and now - self._stall[0] > STACKS_GRACE:
@@ -304,8 +300,7 @@ class Slot:
             return
         self._failed_since = self._failed_since or now
         if now - self._failed_since > MPIRUN_GRACE:
-            if self._daemon is not None:
-                self._daemon.end()
+            self._mpi.end()
             self._abort(ABORTED, "ended because another rank failed")
 
     # -- events --------------------------------------------------------------------------------
@@ -314,37 +309,11 @@ class Slot:
         return lambda shim, environment: self._begin(place, shim, environment)
 
     def _begin(self, place: int, shim: Caller, environment: dict[str, str]) -> None:
-        assert self._world is not None
         spent = self._timings["rendezvous"]
         self._timings["mpirun"] = time.monotonic() - self._began - spent
-        network = mpi_network(self._interface) if len(self._world.nodes) > 1 else {}
         # What the user asked MPI for, in the shim's environment, goes before our choice.
-        self._ranks[place].begin(shim, {**network, **environment}, self._world.size)
-
-    def _on_remote_launch(self, caller: Caller, request: dict[str, Any]) -> None:
-        """Pass mpirun's wish for a daemon on another host on to the slot that leads it."""
-        assert self._world is not None
-        try:
-            arguments = daemon_arguments(str(request["command"]))
-            node = next(n for n in self._world.nodes if n.name == request["host"])
-            send_to_node(node, self._plan.key, {"type": "daemon", "arguments": arguments})
-        except Exception as error:
-            caller.release(1)
-            self._abort(LAUNCH, str(error))
-        else:
-            caller.release(0)
-
-    def _on_node_message(self, message: Message | bytes) -> None:
-        """Start this host's daemon as slot 0 was told by mpirun."""
-        if not isinstance(message, dict) or message.get("type") != "daemon":
-            return
-        self._node_door.close()
-        node = None if self._world is None else self._world.led_by(self._index)
-        if self._world is None or node is None or self._daemon is not None:
-            return
-        arguments = [str(argument) for argument in message["arguments"]]
-        self._daemon = start_prted(arguments, self._world, node, self._interface, self._workspace)
-        self._closing.callback(self._daemon.close)
+        joined = {**self._mpi.rank_environment(), **environment}
+        self._ranks[place].begin(shim, joined, self._world_size)
 
     def _on_lines(self, place: int, lines: list[str]) -> None:
         self._logs[place].write(lines)
@@ -355,8 +324,7 @@ class Slot:
             reason = str(message.get("reason", "the driver ended the run"))
             if message.get("type") == "stop":
                 self._abort(ABORTED, reason)
-                if self._daemon is not None:
-                    self._daemon.end()
+                self._mpi.end()
             elif message.get("type") == "stall" and self._stall is None:
                 self._stall = time.monotonic(), reason
                 for rank in self._ranks:
