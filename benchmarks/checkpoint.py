@@ -103,8 +103,12 @@ class Bench:
         rows, ratios = [], []
         self.train()  # the first run of a session is slower
         for number in range(1, rounds + 1):
-            without = self.train().timings["train"]
-            every = self.train(checkpoint_every_steps=EVERY).timings["train"]
+            seconds = {}
+            # In turns, so that neither kind is always the first.
+            for steps in (None, EVERY) if number % 2 else (EVERY, None):
+                run = self.train(checkpoint_every_steps=steps)
+                seconds[steps] = run.timings["train"]
+            without, every = seconds[None], seconds[EVERY]
             ratios.append(every / without)
             rows.append([number, f"{without:.2f} s", f"{every:.2f} s", f"{ratios[-1]:.3f}"])
             print(rows[-1], flush=True)
@@ -136,6 +140,7 @@ def main() -> None:
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.memory", "2g")
         .getOrCreate()
     )
