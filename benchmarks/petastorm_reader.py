@@ -1,6 +1,6 @@
 """Petastorm's own readers on a folder of Parquet files; data.py runs it in another environment.
 
-Usage: python petastorm_reader.py FOLDER ROWS BATCH_SIZE; prints JSON: seconds by reader.
+Usage: python petastorm_reader.py FOLDER ROWS BATCH_SIZE EPOCHS; prints JSON: seconds by reader.
 """
 
 from __future__ import annotations
@@ -8,33 +8,38 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 
-def tf_batches(dataset: Any) -> int:
-    rows = 0
-    for batch in dataset:
-        rows += int(batch.label.shape[0])
-    return rows
+def time_batches(batches: Iterable[Any]) -> tuple[int, int, float]:
+    """Return all rows, and the rows and seconds after the first batch: without the start."""
+    rows = first = 0
+    begin = 0.0
+    for batch in batches:
+        rows += len(batch.label)
+        if not first:
+            first, begin = rows, time.perf_counter()
+    return rows, rows - first, time.perf_counter() - begin
 
 
-def read_tf_dataset(folder: Path, files: list[str], rows: int, batch_size: int) -> int:
+def read_tf_dataset(folder: Path, files: list[str], rows: int, batch: int, epochs: int) -> Any:
     from petastorm.spark.spark_dataset_converter import SparkDatasetConverter
 
     converter = SparkDatasetConverter(folder.as_uri(), files, rows)
-    with converter.make_tf_dataset(batch_size=batch_size, num_epochs=1) as dataset:
-        return tf_batches(dataset)
+    with converter.make_tf_dataset(batch_size=batch, num_epochs=epochs) as dataset:
+        return time_batches(dataset)
 
 
-def read_batches(folder: Path, files: list[str], rows: int, batch_size: int) -> int:
+def read_batches(folder: Path, files: list[str], rows: int, batch: int, epochs: int) -> Any:
     from petastorm import make_batch_reader
 
-    with make_batch_reader(files, num_epochs=1) as reader:
-        return sum(len(batch.label) for batch in reader)
+    with make_batch_reader(files, num_epochs=epochs) as reader:
+        return time_batches(reader)
 
 
-def fit(folder: Path, files: list[str], rows: int, batch_size: int) -> int:
+def fit(folder: Path, files: list[str], rows: int, batch_size: int, epochs: int) -> None:
     import tensorflow as tf
     from petastorm.spark.spark_dataset_converter import SparkDatasetConverter
 
@@ -43,26 +48,24 @@ def fit(folder: Path, files: list[str], rows: int, batch_size: int) -> int:
     converter = SparkDatasetConverter(folder.as_uri(), files, rows)
     with converter.make_tf_dataset(batch_size=batch_size) as dataset:
         pairs = dataset.map(lambda row: (tf.reshape(row.features, (-1, 64)), row.label))
-        steps = rows // batch_size
+        steps = epochs * (rows // batch_size)
         model.fit(pairs, steps_per_epoch=20, verbose=0)  # compiled, readers running
         begin = time.perf_counter()
         model.fit(pairs, steps_per_epoch=steps, verbose=0)
         seconds = time.perf_counter() - begin
     print(json.dumps({"fit": seconds * rows / (steps * batch_size)}), flush=True)
-    return rows
 
 
 def main() -> None:
     folder, rows, batch_size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     files = [file.as_uri() for file in sorted(folder.glob("*.parquet"))]
     readers = {"make_tf_dataset": read_tf_dataset, "make_batch_reader": read_batches}
+    epochs = int(sys.argv[4])
     for name, read in readers.items():
-        begin = time.perf_counter()
-        seen = read(folder, files, rows, batch_size)
-        seconds = time.perf_counter() - begin
-        # It may lose row groups: time per row that came.
-        print(json.dumps({name: seconds * rows / max(1, seen), "lost": rows - seen}), flush=True)
-    fit(folder, files, rows, batch_size)
+        seen, timed, seconds = read(folder, files, rows, batch_size, epochs)
+        result = {name: seconds * rows / timed, "lost": rows * epochs - seen}
+        print(json.dumps(result), flush=True)
+    fit(folder, files, rows, batch_size, epochs)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class DataRequest:
         materializer: ``"petastorm"`` or ``"spark"`` (needed on Spark Connect).
         dtypes: NumPy dtypes of columns, where the default is not wanted.
         allow_nan: let NaN and infinite values pass.
-        reuse: use a dataset that is there already.
+        reuse: use a dataset that is there already, and let others use this one.
     """
 
     roles: Roles
@@ -94,7 +94,8 @@ def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Mat
         DataError: the columns or values cannot be trained on; nothing is left behind.
     """
     sources = sources_of(frame, request.roles, request.dtypes)
-    key = request.key(sources)
+    # Nobody else may find what is deleted at the end of this run.
+    key = request.key(sources) if request.reuse else uuid.uuid4().hex[:16]
     chosen = frame.select(*(quoted(source.name) for source in sources))
     origin = source_fingerprint(chosen) if request.reuse else ""
     prepared = frame.select(*(expression(source) for source in sources))

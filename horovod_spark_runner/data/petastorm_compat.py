@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_PARENT_CACHE = "petastorm.spark.converter.parentCacheDirUrl"
-# The converter takes its folder from the session's settings: one materialization at a time.
+# The session's settings are changed meanwhile: one materialization at a time.
 _lock = threading.Lock()
 
 
@@ -37,18 +36,21 @@ def convert(
         row_group_bytes: size of the row groups.
         codec: Parquet compression; ``zstd`` is not among Petastorm's.
     """
-    settings = {_PARENT_CACHE: parent_url, "parquet.enable.dictionary": "false"}
+    settings = {"parquet.enable.dictionary": "false"}
     with _lock, _missing_names(), _settings(spark, settings):
         module = _load_converter()
         # It gives the data of an equal plan again, also if the files read have changed since.
         module._cache_df_meta_list.clear()
-        converter = module.make_spark_converter(
+        # The conversion inside make_spark_converter, which then reads the files back with Spark to
+        # count the rows: they are counted already.
+        url = module._cache_df_or_retrieve_cache_data_url(
             frame,
-            parquet_row_group_size_bytes=row_group_bytes,
-            compression_codec=codec,
-            dtype=None,  # types are final; Petastorm would warn of every conversion
+            parent_url,
+            row_group_bytes,
+            codec,
+            None,  # types are final; Petastorm would warn of every conversion
         )
-    return str(converter.cache_dir_url)
+    return str(url)
 
 
 def check_import() -> None:
@@ -64,9 +66,6 @@ def _load_converter() -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module: Any = importlib.import_module(name)
-        # It advises files of 50 MB, which its own reader needs, and fails where a path holds a
-        # space, because it does not unquote the URLs Spark gives it.
-        module._check_dataset_file_median_size = _give_no_advice
         # It deletes what it wrote at exit; here, data are kept until they are cleared.
         module.register_delete_dir_handler(_delete_nothing)
         # It takes "#", "?" and newlines in a path for parts of a URL, and writes elsewhere.
@@ -80,10 +79,6 @@ def _delete_nothing(url: str) -> None:
 
 def _join(parent: str, name: str) -> str:
     return f"{parent}/{name}"
-
-
-def _give_no_advice(urls: list[str]) -> None:
-    """Stand in for the converter's warning about small files."""
 
 
 @contextlib.contextmanager

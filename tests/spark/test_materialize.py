@@ -328,6 +328,52 @@ def test_a_petastorm_dataset_is_read_without_its_unischema(spark: Any, tmp_path:
     np.testing.assert_array_equal(values["image"], images)
 
 
+def test_where_data_are_kept_and_for_how_long(spark: Any, source: str, tmp_path: Path) -> None:
+    from horovod_spark_runner import RankFailedError, prepare_dataset
+    from horovod_spark_runner.data.prepare import DATA_DIR_SETTING, DataOptions, prepared
+
+    frame = spark.read.parquet(source)
+    cache, own = tmp_path / "cache é", Location(tmp_path / "run" / "data")
+    roles = Roles(("a",), ("id",))
+
+    def run(fail: bool = False, **options: Any) -> bool:
+        with prepared(frame, roles, DataOptions(**options), own, 0) as data:
+            if fail:
+                raise RankFailedError("boom", rank=0, host="h")
+            return data.reused
+
+    def kept(folder: Any) -> int:
+        return len(list(Path(str(folder)).glob("data-*")))
+
+    assert not run()
+    assert kept(own) == 0
+    with pytest.raises(RankFailedError):
+        run(fail=True)
+    assert kept(own) == 1
+    assert run()  # what the failed run left
+    assert kept(own) == 0
+    run(keep_data=True)
+    assert kept(own) == 1
+    # A cache directory, by Spark's setting or by argument.
+    spark.conf.set(DATA_DIR_SETTING, str(cache))
+    try:
+        assert not run(keep_data=False)
+        assert kept(cache) == 0
+        assert not run()
+        assert prepare_dataset(frame, ["a", "id"]).rows == 1000
+    finally:
+        spark.conf.unset(DATA_DIR_SETTING)
+    assert kept(cache) == 1  # both have the same columns
+    assert run(data_dir=str(cache))
+    assert not run(data_dir=str(cache), keep_data=False)
+    assert kept(cache) == 1
+    # Files of the user's own are never deleted.
+    data = prepare_dataset(source, ["id"], data_dir=str(cache))
+    assert data.manifest.url == source
+    data.delete()
+    assert data.rows == sum(len(b["id"]) for b in data.share(rank=0, size=1, batch_size=10))
+
+
 def test_a_stratified_split_keeps_proportions(spark: Any) -> None:
     from horovod_spark_runner.data.split import split_rows
 
