@@ -51,9 +51,10 @@ class Driver:
         assert self._looping.wait(120), "".join(self._lines)
 
     def finish(self, timeout: float = 60) -> tuple[str, str]:
-        out, _ = self.process.communicate(timeout=timeout)
-        self._reader.join(5)
-        return out, "".join(self._lines)
+        assert self.process.stdout is not None
+        self._reader.join(timeout)  # until the errors' end: it alone reads them
+        self.process.wait(timeout)
+        return self.process.stdout.read(), "".join(self._lines)
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from horovod_spark_runner import (
     RunCancelledError,
     StalledError,
 )
+from horovod_spark_runner.launch.control_server import ControlServer
 from tests.leftovers import await_nothing_left
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -120,6 +122,41 @@ def test_a_job_cancelled_through_spark(spark: Any, tmp_path: Path) -> None:
     error, seconds = run_with_fault(tmp_path, 2, lambda fault: spark.sparkContext.cancelAllJobs())
     assert isinstance(error, RunCancelledError)
     assert seconds < SOON
+
+
+def allreduce_for_a_while(folder: str) -> float:
+    """Go on for longer than a slot takes to connect again; return the last sum."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    Path(folder, f"{hvd.rank()}.pid").write_text(f"{os.getpid()} {os.getppid()}")
+    until = time.monotonic() + 9
+    total = 0.0
+    while not hvd.allreduce(tf.constant(float(time.monotonic() > until)), name="end"):
+        total = float(hvd.allreduce(tf.constant(1.0), name="x", op=hvd.Sum))
+        print("goes on", flush=True)
+        time.sleep(0.1)
+    return total
+
+
+def cut_connections() -> None:
+    """Close the driver's connections to all slots, as a network that drops them would."""
+    for server in [thing for thing in gc.get_objects() if isinstance(thing, ControlServer)]:
+        for peer in list(server._peers):
+            peer.shut()
+
+
+def test_lost_connections_to_the_driver_harm_nothing(
+    spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Fault(tmp_path, 2, cut_connections).start()
+    run = HorovodRunner(2).run(allreduce_for_a_while, str(tmp_path))
+    assert run.results == (2.0, 2.0)
+    # The slots have connected again: lines of both ranks keep coming.
+    lines = capfd.readouterr().err
+    assert lines.count("[0/") > 10
+    assert lines.count("[1/") > 10
 
 
 def hang(rank: int) -> None:
