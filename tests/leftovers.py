@@ -33,6 +33,6 @@ def leftovers() -> list[str]:
 def await_nothing_left(seconds: float = 10.0) -> None:
     """Fail if something is still there after a while."""
     deadline = time.monotonic() + seconds
-    while leftovers() and time.monotonic() < deadline:
+    while left := leftovers():
+        assert time.monotonic() < deadline, left
         time.sleep(0.1)
-    assert leftovers() == []

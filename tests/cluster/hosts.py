@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,6 +45,8 @@ class Hosts:
 
     def __enter__(self) -> Hosts:
         bridge = self._prefix
+        # A host that is switched off cannot clear up: what it leaves goes with this folder.
+        self._temporary = tempfile.mkdtemp(prefix="h-", dir="/tmp")
         self._folder.mkdir(parents=True, exist_ok=True)
         self._switch = f"{bridge}s"
         ip("netns", "add", self._switch)
@@ -78,6 +81,7 @@ class Hosts:
             ip("netns", "delete", space)
             shutil.rmtree(Path("/etc/netns", space), ignore_errors=True)
         ip("netns", "delete", self._switch)
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def address(self, name: str) -> str:
         number = self._names.index(name) + 1
@@ -92,15 +96,19 @@ class Hosts:
         self, name: str, command: Sequence[str], env: Mapping[str, str], timeout: float = 240
     ) -> subprocess.CompletedProcess[str]:
         """Run ``command`` on a host, with its address as Spark's."""
-        environment = {**os.environ, "SPARK_LOCAL_IP": self.address(name), **env}
         return subprocess.run(
             self.command(name, command),
             capture_output=True,
             text=True,
             timeout=timeout,
             check=False,
-            env=environment,
+            env=self.environment(name, env),
         )
+
+    def environment(self, name: str, env: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of a host's processes."""
+        own = {"SPARK_LOCAL_IP": self.address(name), "TMPDIR": self._temporary}
+        return {**os.environ, **own, **env}
 
     def unplug(self, name: str) -> None:
         """Cut a host off without a word: nothing it sends arrives any more, nor the reverse."""

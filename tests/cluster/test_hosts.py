@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -68,7 +67,7 @@ class Cluster:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **self._env, "SPARK_LOCAL_IP": self.hosts.address(NODES[0])},
+            env=self.hosts.environment(NODES[0], self._env),
         )
 
 
