@@ -127,7 +127,7 @@ def test_one_rank_equals_plain_keras(
     """The reference itself: Keras alone, fed the same batches in the same order."""
     _, transformer = reference["sgd"]
     run = Path(transformer.run_dir)
-    manifest = Manifest.from_json(next(run.glob("data/train-*/manifest.json")).read_text())
+    manifest = Manifest.from_json(next(run.glob("data/data-*/manifest.json")).read_text())
     batches = {
         (epoch, batch.step): batch.arrays
         for epoch in range(EPOCHS)
