@@ -75,7 +75,7 @@ def train(frame: Any, folder: Path, **arguments: Any) -> Any:
             NotEnoughSlotsError,
             r"asked for 5 slots with 1 core each, found 4: master local\[4\]",
         ),
-        ({"gpus_per_worker": 1}, EnvironmentProblem, "spark.task.resource.gpu.amount"),
+        ({"gpus_per_worker": 1}, EnvironmentProblem, "schedules no GPUs"),
         ({"validation": 1.5}, DataError, "between 0 and 1"),
         ({"validation": "nosuch"}, DataError, "no such column"),
         ({"validation": "s"}, DataError, "must be boolean"),
