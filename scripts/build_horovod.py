@@ -76,12 +76,13 @@ def probe_versions(python: str) -> dict[str, str | None]:
     return json.loads(output)
 
 
-def build_flags(versions: dict[str, str | None], gpu: bool) -> dict[str, str]:
+def build_flags(versions: dict[str, str | None], gpu: bool, gloo: bool) -> dict[str, str]:
     """Return Horovod's build settings as environment variables."""
+    backend, other = ("GLOO", "MPI") if gloo else ("MPI", "GLOO")
     flags = {
-        "HOROVOD_WITH_MPI": "1",
-        "HOROVOD_CPU_OPERATIONS": "MPI",
-        "HOROVOD_WITHOUT_GLOO": "1",
+        f"HOROVOD_WITH_{backend}": "1",
+        "HOROVOD_CPU_OPERATIONS": backend,
+        f"HOROVOD_WITHOUT_{other}": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
         "HOROVOD_WITH_TENSORFLOW": "1",
     }
@@ -180,6 +181,11 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="interpreter to build for")
     parser.add_argument("--cache", type=Path, default=None, help="cache folder")
     parser.add_argument("--gpu", action="store_true", help="build with NCCL (needs CUDA)")
+    parser.add_argument(
+        "--gloo",
+        action="store_true",
+        help="build with Gloo in place of MPI, which horovod.spark needs (for benchmarks)",
+    )
     parser.add_argument("--install", action="store_true", help="install the wheel afterwards")
     arguments = parser.parse_args()
 
@@ -190,14 +196,15 @@ def main() -> None:
                 f"build_horovod: {package} is not installed in {arguments.python}'s environment "
                 f"({platform.node()}); install it first: pip install {package}"
             )
-    flags = build_flags(versions, arguments.gpu)
+    flags = build_flags(versions, arguments.gpu, arguments.gloo)
     cache = (arguments.cache or default_cache()) / "wheels"
     destination = cache / cache_key(versions, flags)
     wheel = next(destination.glob("horovod-*.whl"), None)
     if wheel is None:
         frameworks = " and ".join(n for n in ("tensorflow", "torch") if versions[n])
+        backend = "Gloo" if arguments.gloo else "MPI"
         print(
-            f"Building Horovod {HOROVOD_VERSION} for {frameworks} with MPI "
+            f"Building Horovod {HOROVOD_VERSION} for {frameworks} with {backend} "
             f"(once per machine, about 2 to 4 minutes; log: {destination}.log) ...",
             file=sys.stderr, flush=True,
         )  # fmt: skip

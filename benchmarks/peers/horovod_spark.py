@@ -21,7 +21,7 @@ def main() -> None:
     import horovod.spark
 
     result = time_calls(
-        calls, lambda: horovod.spark.run(function, num_proc=ranks, use_mpi=True, verbose=0)
+        calls, lambda: horovod.spark.run(function, num_proc=ranks, use_gloo=True, verbose=0)
     )
     assert result == [float(ranks)] * ranks
     spark.stop()
