@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from .session import runs_on_this_machine
 from .storage.filesystem import Location
 
 if TYPE_CHECKING:
+    import tensorflow as tf
     from pyspark.sql import DataFrame
 
 # Where rows are kept on a ``local`` master if no cache directory is given.
@@ -61,7 +64,8 @@ class Dataset:
         shuffle: bool = True,
         first_step: int = 0,
         window_bytes: int = 256 * 1024 * 1024,
-    ) -> Iterator[dict[str, np.ndarray]]:
+        as_tensors: bool = False,
+    ) -> Iterator[dict[str, Any]]:
         """Yield the batches of one rank in one epoch, read ahead by a thread.
 
         Over all ranks, every row comes exactly once. All ranks take the same number of steps; in
@@ -78,6 +82,7 @@ class Dataset:
             first_step: step to begin with, for a resumed epoch; found without reading what is
                 before it.
             window_bytes: memory of the shuffle window, in bytes.
+            as_tensors: TensorFlow tensors, without a copy, in place of NumPy arrays.
 
         Yields:
             By column, an array of shape ``(rows, *shape)``.
@@ -85,14 +90,72 @@ class Dataset:
         Raises:
             InvalidInputError: ``rank`` is not below ``size``, or a number is out of range.
         """
-        check_count("batch_size", batch_size)
-        check_count("size", size)
-        check_count("rank", rank, minimum=0)
+        _check_share(rank, size, batch_size)
         check_count("first_step", first_step, minimum=0)
-        if rank >= size:
-            raise InvalidInputError(f"rank must be below size={size}, got {rank}")
         plan = self._plan(epoch, batch_size * size, seed, shuffle, window_bytes)
-        return self._read(plan, rank, size, first_step)
+        return self._read(plan, rank, size, first_step, as_tensors)
+
+    def tf_dataset(
+        self,
+        features: str | Sequence[str],
+        labels: str | Sequence[str],
+        weight: str | None = None,
+        *,
+        rank: int,
+        size: int,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        first_epoch: int = 0,
+        window_bytes: int = 256 * 1024 * 1024,
+    ) -> tf.data.Dataset:
+        """Return the batches of one rank as an endless ``tf.data.Dataset``, for ``model.fit``.
+
+        All batches are full: a partial global batch at the end of an epoch is left out, other rows
+        each epoch. So an epoch has ``rows // (batch_size * size)`` steps, which ``model.fit`` takes
+        as ``steps_per_epoch``.
+
+        Args:
+            features: the model's input column, or several, which come as a dict.
+            labels: the label column, or several, which come as a dict.
+            weight: column of sample weights.
+            rank: this rank, such as ``hvd.rank()``.
+            size: number of ranks, such as ``hvd.size()``.
+            batch_size: rows per rank and step.
+            seed: seed of the order.
+            shuffle: ``False`` keeps the order of the rows in storage.
+            first_epoch: epoch to begin with.
+            window_bytes: memory of the shuffle window, in bytes.
+
+        Raises:
+            InvalidInputError: ``rank`` is not below ``size``, a number is out of range, there are
+                fewer rows than one global batch, or no such column.
+        """
+        from .training.tensors import blocks_to_dataset
+
+        _check_share(rank, size, batch_size)
+        if self.rows < batch_size * size:
+            raise InvalidInputError(
+                f"a global batch of {batch_size} x {size} rows is more than the {self.rows} there "
+                "are; lower batch_size"
+            )
+        roles: list[Any] = [features, labels] + ([] if weight is None else [weight])
+        names = [name for role in roles for name in ([role] if isinstance(role, str) else role)]
+        known = [column.name for column in self.manifest.columns]
+        if unknown := sorted(set(names) - set(known)):
+            raise InvalidInputError(f"no column {unknown[0]!r}; there are {known}")
+        plan_of = functools.partial(
+            self._plan,
+            global_batch=batch_size * size,
+            seed=seed,
+            shuffle=shuffle,
+            window_bytes=window_bytes,
+        )
+        blocks = functools.partial(
+            self._full_blocks, plan_of, names, rank, size, first_epoch=first_epoch
+        )
+        columns = {name: self.manifest.column(name) for name in names}
+        return blocks_to_dataset(blocks, columns, tuple(roles), batch_size)
 
     def share(self, *, rank: int, size: int, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
         """Yield one rank's share of all rows in the order of storage, for evaluation.
@@ -123,14 +186,51 @@ class Dataset:
         )
 
     def _read(
-        self, plan: EpochPlan, rank: int, size: int, first_step: int
-    ) -> Iterator[dict[str, np.ndarray]]:
+        self, plan: EpochPlan, rank: int, size: int, first_step: int, as_tensors: bool
+    ) -> Iterator[dict[str, Any]]:
+        convert: Callable[[np.ndarray], Any] | None = None
+        if as_tensors:
+            from .training.tensors import as_tensor as convert
         reader = DatasetReader(self.manifest, transforms=self.transforms)
         try:
             for batch in reader.epoch(plan, rank, size, first_step):
-                yield batch.arrays
+                if convert is None:
+                    yield batch.arrays
+                else:
+                    yield {name: convert(values) for name, values in batch.arrays.items()}
         finally:
             reader.close()
+
+    def _full_blocks(
+        self,
+        plan_of: Callable[[int], EpochPlan],
+        columns: Sequence[str],
+        rank: int,
+        size: int,
+        first_epoch: int,
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Yield arrays of shape ``(batches, batch_size, *shape)``, by column."""
+        reader = DatasetReader(self.manifest, columns, self.transforms)
+        try:
+            for plan in map(plan_of, itertools.count(first_epoch)):
+                full = plan.rows // plan.global_batch
+                for chunk in reader.chunks(plan, rank, size):
+                    if chunk.step < full:
+                        steps = len(chunk.counts)
+                        yield {
+                            name: values.reshape(steps, -1, *values.shape[1:])
+                            for name, values in chunk.arrays.items()
+                        }
+        finally:
+            reader.close()
+
+
+def _check_share(rank: int, size: int, batch_size: int) -> None:
+    check_count("batch_size", batch_size)
+    check_count("size", size)
+    check_count("rank", rank, minimum=0)
+    if rank >= size:
+        raise InvalidInputError(f"rank must be below size={size}, got {rank}")
 
 
 def prepare_dataset(

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError, EnvironmentProblem
+from .arrow_to_numpy import empty_rows
 from .manifest import Column
 
 # Called with a decoded, resized image and a random generator (``None`` outside training); returns
@@ -147,7 +148,7 @@ class RowDecoder:
         decoded = dict(arrays)
         for column in self._columns:
             values = arrays[column.name]
-            target = np.empty((len(values), *column.shape), column.dtype)
+            target = empty_rows(len(values), column)
             transform = self._transforms.get(column.name)
             some = functools.partial(_decode_into, column, values, target, transform, random)
             starts = range(0, len(values), _TASK_ROWS)

@@ -183,15 +183,36 @@ class EpochPlan:
         blocks: list[Block] = []
         pieces: list[Piece] = []
         first = rows = 0
+        wanted = self.block_rows
+        if self.lane_rows(lane) > wanted:
+            # Lanes advance at the same pace. With first blocks of different lengths they need their
+            # next blocks one after the other, not all at once.
+            wanted = max(1, wanted * (lane + 1) // self.lanes)
         for piece in self._lane_pieces(lane):
             pieces.append(piece)
             rows += piece.stop - piece.start
-            if rows >= self.block_rows:
+            if rows >= wanted:
+                wanted = self.block_rows
                 blocks.append(self._block(lane, len(blocks), first, rows, pieces))
                 first, rows, pieces = first + rows, 0, []
         if pieces:
             blocks.append(self._block(lane, len(blocks), first, rows, pieces))
         return tuple(blocks)
+
+    def pieces(self, first_step: int, rank: int, world: int) -> list[Piece]:
+        """Return the pieces that ``rank`` reads from ``first_step`` on, in about their order.
+
+        The last step may take a few rows of other lanes, whose pieces are not among them.
+        """
+        if first_step >= self.steps:
+            return []
+        wanted: list[tuple[int, int, Block]] = []
+        for part in self.rank_slices(first_step, rank, world):
+            blocks = self.lane_blocks(part.lane)
+            wanted += [(b.first, part.lane, b) for b in blocks if b.first + b.rows > part.start]
+        # All lanes advance at the same pace; those that have begun come first.
+        wanted.sort(key=lambda entry: entry[:2])
+        return [piece for _, _, block in wanted for piece in block.pieces]
 
     def locate(self, lane: int, position: int) -> tuple[Piece, int]:
         """Return where the row at ``position`` of ``lane`` lies: a piece, and the row in it."""

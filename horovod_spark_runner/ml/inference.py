@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from ..data.arrow_to_numpy import column_to_numpy
 from ..data.decode import RowDecoder, Transform, UndecodableRow
 from ..data.manifest import Column, Manifest
-from ..data.reader import column_to_numpy
 from ..quiet import quiet_imports
 from ..storage.arrays import load_arrays
 from ..training.spec import Binding, ModelSource, OutputSpec

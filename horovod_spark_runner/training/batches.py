@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..data.reader import Arrays, Batch
+from ..data.pieces import Arrays
+from ..data.reader import Batch
 from .model import InputBinding, averages_by_weight, bind_outputs
 from .spec import TrainingSpec
+from .tensors import as_tensor
 
 
 class BatchBinding:
@@ -45,7 +47,7 @@ class BatchBinding:
         values: tuple[Any, ...] = (self._inputs(arrays), self._labels(arrays))
         if self._weight is not None:
             values = (*values, arrays[self._weight])
-        data: tuple[Any, ...] = tf.nest.map_structure(tf.convert_to_tensor, values)
+        data: tuple[Any, ...] = tf.nest.map_structure(as_tensor, values)
         return data
 
     def weight_of(self, batch: Batch) -> float:

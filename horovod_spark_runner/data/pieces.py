@@ -1,0 +1,147 @@
+"""Row groups to NumPy arrays, read ahead by several threads.
+
+Reading from an object store waits most of the time, and decoding Parquet is work for more than one
+core. So the rows that will be asked for are announced, and their row groups read while others are
+in use.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import DataError
+from ..storage.filesystem import Location
+from .arrow_to_numpy import column_to_numpy
+from .manifest import Column, Manifest, RowGroup
+from .sharding import Piece
+
+READ_THREADS = 4
+# Row groups are read ahead as long as all that wait take no more than this, uncompressed; and one
+# of them in any case.
+READ_AHEAD_BYTES = 8 * 1024 * 1024
+
+Arrays = dict[str, np.ndarray]
+
+
+class PieceReader:
+    """Reads parts of a dataset's row groups.
+
+    Args:
+        manifest: the dataset.
+        columns: the columns to read.
+    """
+
+    def __init__(self, manifest: Manifest, columns: Iterable[Column]) -> None:
+        self._manifest = manifest
+        self._columns = list(columns)
+        self._location = Location(manifest.url)
+        self._threads: ThreadPoolExecutor | None = None
+        # Open files that no thread is using, by number; a file may be open more than once.
+        self._idle: dict[int, list[pq.ParquetFile]] = {}
+        self._announced: deque[int] = deque()
+        self._ahead: list[tuple[int, Future[pa.Table]]] = []
+        self._current: tuple[int, pa.Table] | None = None
+
+    def announce(self, pieces: Iterable[Piece]) -> None:
+        """Say which pieces will be asked for next, in this order, in place of what was said before.
+
+        It need not be exact: a piece that was not announced is read when it is asked for.
+        """
+        self._forget()
+        for piece in pieces:
+            if not self._announced or self._announced[-1] != piece.row_group:
+                self._announced.append(piece.row_group)
+
+    def read(self, piece: Piece) -> Arrays:
+        """Return the piece's values by column, views of what Arrow has read.
+
+        Raises:
+            DataError: a value is null, not finite, or of another length than it should be.
+        """
+        if self._current is None or self._current[0] != piece.row_group:
+            self._current = None  # released before the next is waited for
+            self._current = (piece.row_group, self._fetch(piece.row_group))
+            self._read_ahead()
+        rows = self._current[1].slice(piece.start, piece.stop - piece.start)
+        arrays = {c.name: column_to_numpy(rows.column(c.name), c) for c in self._columns}
+        if not self._manifest.verified:
+            for column in self._columns:
+                self._check_finite(arrays[column.name], column, piece)
+        return arrays
+
+    def describe(self, piece: Piece, row: int) -> str:
+        """Return where ``row`` of ``piece`` lies, for a message."""
+        group = self._manifest.row_groups[piece.row_group]
+        file = self._location.join(self._manifest.files[group.file])
+        return f"row {piece.start + row} of row group {group.index} of {file}"
+
+    def close(self) -> None:
+        self._forget()
+        if self._threads is not None:
+            self._threads.shutdown(wait=True, cancel_futures=True)
+            self._threads = None
+        for files in self._idle.values():
+            for file in files:
+                file.close()
+        self._idle.clear()
+
+    def _forget(self) -> None:
+        for _, future in self._ahead:
+            future.cancel()
+        self._ahead.clear()
+        self._announced.clear()
+        self._current = None
+
+    def _fetch(self, number: int) -> pa.Table:
+        while self._announced and all(ahead != number for ahead, _ in self._ahead):
+            self._submit()
+        for place, (ahead, future) in enumerate(self._ahead):
+            if ahead == number:
+                del self._ahead[place]
+                return future.result()
+        return self._read_group(number)
+
+    def _read_ahead(self) -> None:
+        waiting = sum(self._group(number).size for number, _ in self._ahead)
+        while self._announced:
+            waiting += self._group(self._announced[0]).size
+            if self._ahead and waiting > READ_AHEAD_BYTES:
+                return
+            self._submit()
+
+    def _submit(self) -> None:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(READ_THREADS, "hsr-row-groups")
+        number = self._announced.popleft()
+        self._ahead.append((number, self._threads.submit(self._read_group, number)))
+
+    def _group(self, number: int) -> RowGroup:
+        return self._manifest.row_groups[number]
+
+    def _read_group(self, number: int) -> pa.Table:
+        group = self._group(number)
+        idle = self._idle.setdefault(group.file, [])
+        try:
+            file = idle.pop()
+        except IndexError:
+            location = self._location.join(self._manifest.files[group.file])
+            # Over a network, few large requests are faster than many small ones.
+            file = pq.ParquetFile(location.open_input(), pre_buffer=not location.is_local)
+        table = file.read_row_group(group.index, columns=[c.name for c in self._columns])
+        idle.append(file)
+        return table
+
+    def _check_finite(self, values: np.ndarray, column: Column, piece: Piece) -> None:
+        if values.dtype.kind != "f" or np.isfinite(values).all():
+            return
+        rows = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+        raise DataError(
+            f"column {column.name!r} has values that are NaN or infinite, first in "
+            f"{self.describe(piece, int(rows[0]))}; let them pass with allow_nan=True"
+        )

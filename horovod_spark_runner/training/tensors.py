@@ -1,0 +1,58 @@
+"""NumPy arrays as TensorFlow tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..data.manifest import Column
+from ..data.pieces import Arrays
+
+# Batches that wait for the step.
+PREFETCH_BATCHES = 8
+
+
+def as_tensor(values: np.ndarray) -> tf.Tensor:
+    """Return ``values`` as a tensor that shares their memory, so they must not change any more.
+
+    What TensorFlow cannot share (memory not aligned to 64 bytes, or read-only) it copies.
+    """
+    shareable = values.dtype.kind in "fiub" and values.flags.c_contiguous and values.flags.writeable
+    if not shareable:
+        return tf.convert_to_tensor(values)
+    return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
+
+
+def blocks_to_dataset(
+    blocks: Callable[[], Iterator[Arrays]],
+    columns: Mapping[str, Column],
+    roles: tuple[Any, ...],
+    batch_size: int,
+) -> tf.data.Dataset:
+    """Return a dataset of batches.
+
+    Args:
+        blocks: yields arrays of shape ``(batches, batch_size, *shape)`` by column. Many batches at
+            once, because every way from Python into ``tf.data`` costs as much as a small batch.
+        columns: types and shapes.
+        roles: what an element consists of: each a column, or several for a dict.
+        batch_size: rows of a batch.
+    """
+    signature = {
+        name: tf.TensorSpec((None, batch_size, *column.shape), column.dtype)
+        for name, column in columns.items()
+    }
+    batches = tf.data.Dataset.from_generator(blocks, output_signature=signature)
+    batches = batches.flat_map(tf.data.Dataset.from_tensor_slices)
+    return batches.map(functools.partial(_by_role, roles)).prefetch(PREFETCH_BATCHES)
+
+
+def _by_role(roles: tuple[Any, ...], batch: dict[str, tf.Tensor]) -> tuple[Any, ...]:
+    return tuple(
+        batch[role] if isinstance(role, str) else {name: batch[name] for name in role}
+        for role in roles
+    )

@@ -1,0 +1,95 @@
+"""Reading row groups ahead: whatever is asked for, in whatever order, is what the files hold."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner.data import pieces as module
+from horovod_spark_runner.data.pieces import PieceReader
+from horovod_spark_runner.data.sharding import Piece, plan_epoch
+
+from .test_reader import dataset
+
+SIZES = [[5, 3], [7, 1, 4], [6]]
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> PieceReader:
+    manifest = dataset(tmp_path, SIZES).manifest
+    return PieceReader(manifest, manifest.columns)
+
+
+def all_pieces() -> list[Piece]:
+    sizes = [rows for file in SIZES for rows in file]
+    halves = [(Piece(i, 0, rows // 2), Piece(i, rows // 2, rows)) for i, rows in enumerate(sizes)]
+    return [piece for pair in halves for piece in pair if piece.stop > piece.start]
+
+
+def expected(piece: Piece) -> list[int]:
+    starts = np.cumsum([0] + [rows for file in SIZES for rows in file])
+    first = int(starts[piece.row_group])
+    return list(range(first + piece.start, first + piece.stop))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pieces_asked_for_in_another_order_than_announced(reader: PieceReader, seed: int) -> None:
+    order = random.Random(seed)
+    announced, asked = all_pieces(), all_pieces()
+    order.shuffle(announced)
+    order.shuffle(asked)
+    reader.announce(announced[order.randrange(4) :])  # and some not announced at all
+    for piece in asked:
+        assert reader.read(piece)["id"].tolist() == expected(piece)
+    reader.close()
+
+
+def test_what_is_read_ahead_is_bounded_by_bytes(
+    reader: PieceReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = max(group.size for group in reader._manifest.row_groups)
+    monkeypatch.setattr(module, "READ_AHEAD_BYTES", 2 * size)
+    waiting = []
+    reader.announce(all_pieces())
+    for piece in all_pieces():
+        reader.read(piece)
+        waiting.append(sum(reader._group(number).size for number, _ in reader._ahead))
+    assert 0 < max(waiting) <= 2 * size
+    reader.close()
+
+
+def test_a_row_group_larger_than_the_bound_is_still_read_ahead(
+    reader: PieceReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READ_AHEAD_BYTES", 1)
+    reader.announce(all_pieces())
+    reader.read(all_pieces()[0])
+    assert len(reader._ahead) == 1
+    reader.close()
+
+
+def test_closing_ends_the_threads_and_closes_the_files(reader: PieceReader) -> None:
+    reader.announce(all_pieces())
+    reader.read(all_pieces()[0])
+    reader.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("hsr-row-groups")]
+    assert not reader._idle
+    assert reader.read(all_pieces()[-1])["id"].tolist() == expected(all_pieces()[-1])
+    reader.close()
+
+
+def test_lanes_need_their_next_blocks_one_after_the_other() -> None:
+    plan = plan_epoch(
+        [(100, 100)] * 640, global_batch=16, seed=0, epoch=0, window_bytes=256 * 100
+    )
+    assert plan.lanes == 16
+    begins = [block.first for lane in range(16) for block in plan.lane_blocks(lane)[1:2]]
+    assert len(set(begins)) == 16
+    announced = plan.pieces(0, 0, 1)
+    assert sum(piece.stop - piece.start for piece in announced) == plan.rows
+    later = plan.pieces(plan.steps // 2, 0, 1)
+    assert plan.rows // 2 < sum(p.stop - p.start for p in later) < 0.75 * plan.rows
