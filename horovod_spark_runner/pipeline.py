@@ -6,7 +6,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,9 +150,8 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
         # The script's name only: its arguments may hold secrets.
         program = {"program": sys.argv[0]} if Path(sys.argv[0]).is_file() else {}
         directory.write_config({**checked.settings, **program, "rows": data.train.rows})
-        attempts = Attempts(
-            session_of(request.frame), request.launching, request.restarts, directory, lock
-        )
+        launching = replace(request.launching, log_dir=str(directory.logs))
+        attempts = Attempts(session_of(request.frame), launching, request.restarts, directory, lock)
         result = attempts.run(spec)
     return _transformer(checked, result, {"materialize": seconds}, attempts.done)
 

@@ -12,6 +12,8 @@ import tensorflow as tf
 from ..data.manifest import Column
 from ..data.pieces import Arrays
 
+# Bytes; kernels end the process if memory of any other alignment is passed to them.
+ALIGNMENT = 64
 # Batches that wait for the step.
 PREFETCH_BATCHES = 8
 
@@ -19,12 +21,18 @@ PREFETCH_BATCHES = 8
 def as_tensor(values: np.ndarray) -> tf.Tensor:
     """Return ``values`` as a tensor that shares their memory, so they must not change any more.
 
-    What TensorFlow cannot share (memory not aligned to 64 bytes, or read-only) it copies.
+    What cannot be shared, such as memory that is not aligned as TensorFlow's kernels need it, is
+    copied.
     """
-    shareable = values.dtype.kind in "fiub" and values.flags.c_contiguous and values.flags.writeable
-    if not shareable:
-        return tf.convert_to_tensor(values)
-    return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
+    flags = values.flags
+    if (
+        values.dtype.kind in "fiub"
+        and flags.c_contiguous
+        and flags.writeable
+        and values.__array_interface__["data"][0] % ALIGNMENT == 0
+    ):
+        return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
+    return tf.convert_to_tensor(values)
 
 
 def blocks_to_dataset(

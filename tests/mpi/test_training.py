@@ -88,6 +88,9 @@ def test_a_run_gives_history_placement_timings_and_files(whole: Any) -> None:
     assert lines == whole.history
     assert len(list(run.glob("checkpoints/*"))) == 3
     assert list(run.glob("data/*")) == []  # deleted at the end
+    logs = sorted((run / "logs").iterdir())
+    assert [log.name for log in logs] == ["rank-00000.log", "rank-00001.log"]
+    assert "rank 1 of 2 on" in logs[1].read_text()
 
 
 def test_predictions_are_the_models_own(whole: Any, small: Any) -> None:

@@ -83,9 +83,7 @@ def test_closing_ends_the_threads_and_closes_the_files(reader: PieceReader) -> N
 
 
 def test_lanes_need_their_next_blocks_one_after_the_other() -> None:
-    plan = plan_epoch(
-        [(100, 100)] * 640, global_batch=16, seed=0, epoch=0, window_bytes=256 * 100
-    )
+    plan = plan_epoch([(100, 100)] * 640, global_batch=16, seed=0, epoch=0, window_bytes=256 * 100)
     assert plan.lanes == 16
     begins = [block.first for lane in range(16) for block in plan.lane_blocks(lane)[1:2]]
     assert len(set(begins)) == 16

@@ -1,0 +1,155 @@
+"""What a training step costs through ``run_training``, compared with the same loop by hand.
+
+Two ranks train a small convolutional network on scikit-learn's digits, enlarged and repeated: with
+``run_training`` from a DataFrame, and with a loop written by hand under bare ``mpirun`` on arrays
+that are in memory already, in turns. Compared are samples per second in the steps of each epoch
+but the first, without its first steps: the launch has a benchmark of its own. Run it with
+``python benchmarks/training.py``; ``--write`` puts the result into ``docs/benchmarks.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from model import SIDE, SKIP, make_cnn
+from report import table, write_section
+
+LOOP = Path(__file__).resolve().parent / "peers" / "training_loop.py"
+REPEAT = 10
+
+
+def make_arrays() -> tuple[np.ndarray, np.ndarray]:
+    """Return images of shape (rows, SIDE, SIDE, 1), from 0 to 1, and labels."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    scale = SIDE // 8
+    images = np.kron(digits.images, np.ones((1, scale, scale))).astype(np.float32) / 16
+    return np.repeat(images[..., None], REPEAT, 0), np.repeat(digits.target, REPEAT).astype("i4")
+
+
+def by_hand(arrays: Path, epochs: int, batch_size: int) -> list[float]:
+    """Return samples per second of the loop under mpirun, by epoch."""
+    mpirun = [str(Path(sys.executable).with_name("mpirun")), "--oversubscribe", "--bind-to", "none"]
+    if os.geteuid() == 0:
+        mpirun.append("--allow-run-as-root")
+    command = [*mpirun, "-n", "2", sys.executable, str(LOOP), str(arrays), str(epochs)]
+    # The threads a rank of a one-core task gets from Spark.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(batch_size)], stdout=subprocess.PIPE, check=True, env=environment
+    )
+    lines = [line for line in done.stdout.decode().splitlines() if line.startswith("{")]
+    rates: list[float] = json.loads(lines[-1])["rates"]
+    return rates
+
+
+def stopwatch(folder: str, batch_size: int) -> Any:
+    """Return a function that makes the callback that times the steps of rank 0."""
+
+    def callbacks() -> list[Any]:
+        import horovod.tensorflow as hvd
+        import keras
+
+        class Stopwatch(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                if batch == SKIP - 1:
+                    self.began = time.perf_counter()
+                self.batch = batch
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                # The last global batch is partial: its rows are not counted, its time is.
+                rows = (self.batch - SKIP) * batch_size * hvd.size()
+                rate = rows / (time.perf_counter() - self.began)
+                if hvd.rank() == 0:
+                    Path(folder, str(epoch)).write_text(repr(rate))
+
+        return [Stopwatch()]
+
+    return callbacks
+
+
+def ours(frame: Any, epochs: int, batch_size: int) -> list[float]:
+    """Return samples per second of ``run_training``, by epoch."""
+    from horovod_spark_runner import run_training
+
+    with tempfile.TemporaryDirectory() as folder:
+        run_training(
+            frame,
+            make_cnn,
+            feature_cols=["image"],
+            label_cols=["label"],
+            num_workers=2,
+            batch_size=batch_size,
+            epochs=epochs,
+            run_dir=str(Path(folder, "run")),
+            shapes={"image": (SIDE, SIDE, 1)},
+            callbacks=stopwatch(folder, batch_size),
+            verbose=False,
+        )
+        return [float(Path(folder, str(epoch)).read_text()) for epoch in range(epochs)]
+
+
+def make_frame(images: np.ndarray, labels: np.ndarray) -> Any:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "2g")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    flat = pa.FixedSizeListArray.from_arrays(pa.array(images.ravel()), SIDE * SIDE)
+    rows = pa.table({"image": flat.cast(pa.list_(pa.float32())), "label": labels})
+    return spark.createDataFrame(rows.to_pandas()).repartition(4).cache()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of runs (3)")
+    parser.add_argument("--epochs", type=int, default=4, help="epochs of a run (4)")
+    parser.add_argument("--batch-size", type=int, default=64, help="rows per rank and step (64)")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    arguments = parser.parse_args()
+    images, labels = make_arrays()
+    frame = make_frame(images, labels)
+    rows, hand_rates, our_rates = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        arrays = Path(folder, "digits.npz")
+        np.savez(arrays, images=images, labels=labels)
+        for number in range(1, arguments.rounds + 1):
+            hand = by_hand(arrays, arguments.epochs, arguments.batch_size)[1:]
+            own = ours(frame, arguments.epochs, arguments.batch_size)[1:]
+            hand_rates += hand
+            our_rates += own
+            medians = statistics.median(hand), statistics.median(own)
+            rows.append([number, *(f"{m:,.0f}" for m in medians), f"{medians[1] / medians[0]:.3f}"])
+            print(rows[-1], flush=True)
+    frame.sparkSession.stop()
+    ratio = statistics.median(our_rates) / statistics.median(hand_rates)
+    head = ["round", "by hand, arrays in memory", "`run_training`", "ratio"]
+    text = (
+        f"Two ranks, {len(images):,} images of {SIDE} x {SIDE}, batches of "
+        f"{arguments.batch_size} per rank; samples per second of both ranks, median of the epochs."
+        f"\n\n{table(head, rows)}\n\nThe ratio of all medians is {ratio:.3f}."
+    )
+    print(f"\n{text}")
+    if arguments.write:
+        write_section("Training", "python benchmarks/training.py --write", text)
+
+
+if __name__ == "__main__":
+    main()
