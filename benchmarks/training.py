@@ -25,7 +25,7 @@ from model import SIDE, SKIP, make_cnn
 from report import table, write_section
 
 LOOP = Path(__file__).resolve().parent / "peers" / "training_loop.py"
-REPEAT = 10
+REPEAT = 20
 
 
 def make_arrays() -> tuple[np.ndarray, np.ndarray]:
@@ -62,17 +62,17 @@ def stopwatch(folder: str, batch_size: int) -> Any:
         import keras
 
         class Stopwatch(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                self.epoch = epoch
+
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                steps = self.params["steps"] - 1  # the last one may be partial
                 if batch == SKIP - 1:
                     self.began = time.perf_counter()
-                self.batch = batch
-
-            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                # The last global batch is partial: its rows are not counted, its time is.
-                rows = (self.batch - SKIP) * batch_size * hvd.size()
-                rate = rows / (time.perf_counter() - self.began)
-                if hvd.rank() == 0:
-                    Path(folder, str(epoch)).write_text(repr(rate))
+                elif batch == steps - 1 and hvd.rank() == 0:
+                    rows = (steps - SKIP) * batch_size * hvd.size()
+                    rate = rows / (time.perf_counter() - self.began)
+                    Path(folder, str(self.epoch)).write_text(repr(rate))
 
         return [Stopwatch()]
 

@@ -42,7 +42,8 @@ def main() -> None:
         metrics[0].update_state(loss)
         metrics[1].update_state(y, predicted)
 
-    hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
+    for variable in (*model.variables, *optimizer.variables):
+        variable.assign(hvd.broadcast(tf.convert_to_tensor(variable), root_rank=0))
     generator = np.random.default_rng(hvd.rank())
     steps = len(images) // batch_size
     rates = []

@@ -131,7 +131,8 @@ def worker_environment(
     environment = {
         "OMP_NUM_THREADS": threads,
         "TF_NUM_INTRAOP_THREADS": threads,
-        "TF_NUM_INTEROP_THREADS": threads,
+        # One that waits for the exchange, one that computes meanwhile (benchmarks/training.py).
+        "TF_NUM_INTEROP_THREADS": str(max(2, cpus)),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **clean_environment(base),
         "PYTHONUNBUFFERED": "1",
