@@ -162,7 +162,7 @@ def fit_memory(manifest: Any, batch_size: int) -> float:
 def read_petastorm(python: Path, manifest: Any, batch_size: int) -> dict[str, float]:
     """Return seconds by reader, and the rows that were lost, of one repeat."""
     folder = Path(manifest.url, manifest.files[0]).parent
-    script = Path(__file__).with_name("petastorm_reader.py")
+    script = Path(__file__).resolve().parent / "peers" / "petastorm_reader.py"
     arguments = [str(folder), str(manifest.rows), str(batch_size), str(EPOCHS)]
     run = subprocess.run(
         [python, script, *arguments], capture_output=True, text=True, env=ENVIRONMENT, check=False
@@ -253,7 +253,7 @@ def main() -> None:
         best = measure(arguments, folder)
         text = report(best, arguments, load)
         print(text)
-        write_section("Data", "benchmarks/data.py", text)
+        write_section("Data", "python benchmarks/data.py", text)
     finally:
         shutil.rmtree(folder)
 

@@ -54,6 +54,7 @@ ALLOWED = {
     "training.keeper": LIGHT | {"mpi4py"},
     "training.random_state": LIGHT | {"keras", "tensorflow"},
     "training.loop": LIGHT | {"horovod", "keras", "mpi4py", "tensorflow"},
+    "training.state": LIGHT | {"tensorflow"},
     "training.tensors": LIGHT | {"tensorflow"},
     "training.model": LIGHT | {"keras"},
 }

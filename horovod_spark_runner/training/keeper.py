@@ -26,7 +26,7 @@ from .callback_state import CallbackStates
 from .progress import Progress
 from .rank_state import RankState, capture_rank, join_states, split_states, state_for
 from .spec import TrainingSpec
-from .state import TrainingVariables
+from .state import Arrays, TrainingVariables
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class Keeper:
         self._variables = variables
         self._metric_known = spec.checkpoints.best_metric is None
         self._last = time.monotonic()
+        self._snapshot: Arrays | None = None
         self._writer = CheckpointWriter(
             RunDirectory(Location(spec.run_dir)), spec.checkpoints, spec.lock_token
         )
@@ -142,8 +143,9 @@ class Keeper:
             state=state,
             rank_states=[rank_state.values for rank_state in states],
         )
-        files = {VARIABLES_FILE: self._variables.capture(), RANKS_FILE: join_states(states)}
-        self._writer.submit(info, files)
+        self._writer.wait()  # until the snapshot taken before is written
+        self._snapshot = self._variables.capture(self._snapshot)
+        self._writer.submit(info, {VARIABLES_FILE: self._snapshot, RANKS_FILE: join_states(states)})
 
     def check_metric(self, logs: dict[str, float]) -> None:
         """Check, after a first step, that there will be a metric to tell the best by.

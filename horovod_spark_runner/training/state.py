@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from ..errors import RunDirectoryError
 from .model import find_optimizers
@@ -54,9 +55,19 @@ class TrainingVariables:
             for name, variable in {**self._named, **seeds}.items()
         ]
 
-    def capture(self) -> Arrays:
-        """Return a copy of what all ranks share."""
-        return {name: np.array(variable.numpy()) for name, variable in self._named.items()}
+    def capture(self, arrays: Arrays | None = None) -> Arrays:
+        """Return a copy of what all ranks share.
+
+        Args:
+            arrays: what an earlier call returned and nobody needs any more; it is filled again,
+                because memory that the system has to provide first costs more than the copy.
+        """
+        values = {name: tf.convert_to_tensor(variable) for name, variable in self._named.items()}
+        if arrays is None:
+            return {name: np.array(value) for name, value in values.items()}
+        for name, value in values.items():
+            np.copyto(arrays[name], value)
+        return arrays
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take over what `capture` returned."""

@@ -1,6 +1,7 @@
 """Trains on the master given, in a process of its own; prints what became of it as JSON.
 
-Usage: job.py MASTER RUN_DIR [KEY=VALUE ...]
+Usage: job.py MASTER RUN_DIR [KEY=VALUE ...]; MASTER is a Spark master, or ``connect:`` and the
+remote of a Spark Connect server.
 """
 
 from __future__ import annotations
@@ -40,12 +41,16 @@ def where() -> dict[str, Any]:
 
 def main() -> None:
     master, run_dir, *settings = sys.argv[1:]
-    builder = SparkSession.builder.master(master).appName("cluster test")
+    connect = master.startswith("connect:")
+    builder = SparkSession.builder.appName("cluster test")
+    # A remote of "local[N]" starts a Spark Connect server and talks to it.
+    builder = builder.remote(master.partition(":")[2]) if connect else builder.master(master)
     for setting in ["spark.ui.enabled=false", "spark.driver.host=127.0.0.1", *settings]:
         key, _, value = setting.partition("=")
         builder = builder.config(key, value)
     spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    if not connect:
+        spark.sparkContext.setLogLevel("ERROR")
     places = HorovodRunner(2).run(where).results
 
     from sklearn.datasets import load_digits
@@ -63,6 +68,7 @@ def main() -> None:
         num_workers=2,
         epochs=2,
         run_dir=run_dir,
+        materializer="spark" if connect else "petastorm",
     )
     predicted = model.transform(frame).selectExpr(
         "avg(cast(array_position(prediction, array_max(prediction)) - 1 = digit as int)) as right"

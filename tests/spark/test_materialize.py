@@ -158,6 +158,18 @@ def test_encoded_images_and_arrays(spark: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(values["npz"], arrays.astype(np.int16))
 
 
+def test_formats_of_images_may_be_mixed(spark: Any, tmp_path: Path) -> None:
+    smooth = np.linspace(0, 255, 16 * 16, dtype=np.uint8).reshape(16, 16)
+    kinds = ("PNG", "JPEG", "GIF")
+    rows = [(png(np.roll(smooth, 5 * n, 1), kinds[n % 3]), n) for n in range(12)]
+    frame = spark.createDataFrame(rows, "image binary, id int")
+    request = request_for("image", "id", shapes={"image": (16, 16, 3)})
+    values = read(materialize(frame, request, Location(tmp_path)).manifest)
+    for number, image in zip(values["id"], values["image"], strict=True):
+        expected = np.roll(smooth, 5 * number, 1)[..., None].astype(int)
+        assert abs(image - expected).mean() < (4 if number % 3 == 1 else 1e-9)  # JPEG loses some
+
+
 def test_a_broken_image_is_named_by_its_row(spark: Any, tmp_path: Path) -> None:
     rows = [(png(np.zeros((4, 4, 3), np.uint8)), n) for n in range(9)]
     rows[5] = (rows[5][0][:30], 5)
