@@ -133,6 +133,8 @@ def worker_environment(
         "TF_NUM_INTRAOP_THREADS": threads,
         # One that waits for the exchange, one that computes meanwhile (benchmarks/training.py).
         "TF_NUM_INTEROP_THREADS": str(max(2, cpus)),
+        # Horovod's thread waits inside MPI, which polls: the threads that compute need the core.
+        "OMPI_MCA_mpi_yield_when_idle": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **clean_environment(base),
         "PYTHONUNBUFFERED": "1",

@@ -95,6 +95,14 @@ def test_worker_threads_are_the_tasks_cores_unless_set() -> None:
     assert environment(LaunchOptions(1), {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
 
 
+def test_waiting_never_takes_the_only_core() -> None:
+    result = environment(LaunchOptions(1), {}, cpus=1)
+    assert result["TF_NUM_INTEROP_THREADS"] == "2"
+    assert result["OMPI_MCA_mpi_yield_when_idle"] == "1"
+    chosen = LaunchOptions(1, env={"OMPI_MCA_mpi_yield_when_idle": "0"})
+    assert environment(chosen, {})["OMPI_MCA_mpi_yield_when_idle"] == "0"
+
+
 def test_worker_sees_its_gpus_only() -> None:
     seen = environment(LaunchOptions(1, gpus_per_worker=2), {}, gpus=("3", "GPU-a"))
     assert seen["CUDA_VISIBLE_DEVICES"] == "3,GPU-a"
