@@ -18,33 +18,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from pyspark.sql import SparkSession
+from model import SIDE, make_cnn
 from report import table, write_section
+from training import make_arrays, make_frame
 
 from horovod_spark_runner import run_training
 
 BATCH = 64
-FEATURES = 64
 EVERY = 50
-
-
-def make_model_fn(width: int) -> Any:
-    def model_fn() -> Any:
-        import keras
-
-        model = keras.Sequential(
-            [
-                keras.layers.Input((FEATURES,)),
-                keras.layers.Dense(width, activation="relu"),
-                keras.layers.Dense(width, activation="relu"),
-                keras.layers.Dense(10, activation="softmax"),
-            ]
-        )
-        model.compile("adam", "sparse_categorical_crossentropy")
-        return model
-
-    return model_fn
 
 
 def crash_at(step: int, folder: str) -> Any:
@@ -73,26 +54,23 @@ def crash_at(step: int, folder: str) -> Any:
 class Bench:
     """Trains again and again on the same rows."""
 
-    def __init__(self, spark: SparkSession, steps: int, width: int) -> None:
-        generator = np.random.default_rng(0)
-        rows = steps * BATCH * 2
-        values = generator.normal(size=(rows, FEATURES)).astype(np.float32)
-        labels = generator.integers(0, 10, rows)
-        records = [(row.tolist(), int(label)) for row, label in zip(values, labels, strict=True)]
-        self._frame = spark.createDataFrame(records, "x array<float>, y int").coalesce(2).cache()
-        self._steps, self._width = steps, width
+    def __init__(self, epochs: int) -> None:
+        self.frame = make_frame(*make_arrays())
+        self._epochs = epochs
         self._place = tempfile.TemporaryDirectory()
         self._runs = 0
 
     def train(self, **options: Any) -> Any:
         self._runs += 1
         return run_training(
-            self._frame,
-            make_model_fn(self._width),
-            feature_cols=["x"],
-            label_cols=["y"],
+            self.frame,
+            make_cnn,
+            feature_cols=["image"],
+            label_cols=["label"],
+            shapes={"image": (SIDE, SIDE, 1)},
             num_workers=2,
             batch_size=BATCH,
+            epochs=self._epochs,
             run_dir=str(Path(self._place.name, str(self._runs))),
             verbose=False,
             **options,
@@ -133,25 +111,16 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="pairs of runs (5)")
-    parser.add_argument("--steps", type=int, default=500, help="steps per run (500)")
-    parser.add_argument("--width", type=int, default=512, help="units of the hidden layers (512)")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs of a run (3)")
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     arguments = parser.parse_args()
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.memory", "2g")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    bench = Bench(spark, arguments.steps, arguments.width)
+    bench = Bench(arguments.epochs)
     rounds, ratio = bench.slowdown(arguments.rounds)
     seconds = bench.recovery()
-    spark.stop()
+    bench.frame.sparkSession.stop()
     text = (
-        f"Two ranks on this machine, {arguments.steps} steps of {BATCH} rows per rank, a network "
-        f"of two hidden layers of {arguments.width}: time in the training steps, stops for "
+        f"Two ranks on this machine, the network of the training benchmark, {arguments.epochs} "
+        f"epochs of 280 steps of {BATCH} rows per rank: time in the training steps, stops for "
         f"checkpoints included, in turns.\n\n{rounds}\n\nThe median ratio is {ratio:.3f}. From "
         f"the death of a rank to the first step of the restarted run: {seconds:.1f} s."
     )
