@@ -18,9 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from model import SIDE, make_cnn
-from report import table, write_section
-from training import make_arrays, make_frame
+from model import SIDE, make_arrays, make_cnn, make_frame
+from report import present, table
 
 from horovod_spark_runner import run_training
 
@@ -124,9 +123,7 @@ def main() -> None:
         f"checkpoints included, in turns.\n\n{rounds}\n\nThe median ratio is {ratio:.3f}. From "
         f"the death of a rank to the first step of the restarted run: {seconds:.1f} s."
     )
-    print(f"\n{text}")
-    if arguments.write:
-        write_section("Checkpoints", "python benchmarks/checkpoint.py --write", text)
+    present("Checkpoints", "python benchmarks/checkpoint.py --write", text, arguments.write)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from report import table, write_section
+from report import present, table
 
 CACHE = Path.home() / ".cache" / "horovod_spark_runner" / "petastorm-reader"
 # The newest that Petastorm's readers work with.
@@ -63,18 +63,11 @@ class Writing:
     """Materializing and plain writing of the same columns, cached in Spark beforehand."""
 
     def __init__(self, folder: Path, rows: int) -> None:
-        from pyspark.sql import SparkSession
+        from peers.session import make_session
         from pyspark.sql import functions as F
 
         self.folder = folder
-        self.spark = (
-            SparkSession.builder.master("local[2]")
-            .config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.driver.memory", "4g")
-            .getOrCreate()
-        )
-        self.spark.sparkContext.setLogLevel("OFF")
+        self.spark = make_session(2, "4g")
         frame = self.spark.range(0, rows, 1, 4).select(
             F.array(*(F.rand(i).cast("float") for i in range(WIDTH))).alias("features"),
             F.rand(99).cast("float").alias("weight"),
@@ -112,24 +105,17 @@ def read_tensors(manifest: Any, batch_size: int, epoch: int) -> None:
     """Read one shuffled epoch as TensorFlow tensors."""
     from horovod_spark_runner import Dataset
 
-    share: Any = {"rank": 0, "size": 1, "batch_size": batch_size}
-    rows = 0
-    for batch in Dataset(manifest).epoch(epoch, **share, as_tensors=True):
-        rows += int(batch["label"].shape[0])
+    batches = Dataset(manifest).epoch(epoch, rank=0, size=1, batch_size=batch_size, as_tensors=True)
+    rows = sum(int(batch["label"].shape[0]) for batch in batches)
     assert rows == manifest.rows
-
-
-def make_model() -> Any:
-    import keras
-
-    model = keras.Sequential([keras.layers.Input((WIDTH,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    return model
 
 
 def time_fit(batches: Any, manifest: Any, batch_size: int) -> float:
     """Return the seconds that ``model.fit`` takes for the rows of one epoch."""
-    model = make_model()
+    import keras
+
+    model = keras.Sequential([keras.layers.Input((WIDTH,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
     steps = EPOCHS * (manifest.rows // batch_size)
     model.fit(batches, steps_per_epoch=20, verbose=0)  # compiled
     begin = time.perf_counter()
@@ -252,8 +238,7 @@ def main() -> None:
     try:
         best = measure(arguments, folder)
         text = report(best, arguments, load)
-        print(text)
-        write_section("Data", "python benchmarks/data.py", text)
+        present("Data", "python benchmarks/data.py", text, write=True)
     finally:
         shutil.rmtree(folder)
 

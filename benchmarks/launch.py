@@ -24,13 +24,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from report import table, write_section
+from report import present, table
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE / "peers"
 # What only the alternatives need is put aside for this benchmark, outside the checkout.
 ASIDE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "horovod_spark_bench"
 NEEDS = {"torch_distributor": ASIDE / "torch", "horovod_spark": ASIDE / "horovod-gloo"}
+TORCH_PACKAGES = ["torch==2.13.0", "typing-extensions", "sympy", "mpmath", "networkx", "jinja2"]
+TORCH_PACKAGES += ["fsspec", "filelock", "markupsafe"]
 CONTENDERS = {
     "bare mpirun": "mpirun",
     "HorovodRunner": "ours",
@@ -60,19 +62,24 @@ def measure(contender: str, ranks: int, calls: int) -> dict[str, Any]:
     return answer
 
 
+def gloo_horovod() -> str:
+    """Build a Horovod with Gloo, once, and return its wheel."""
+    build = [sys.executable, str(HERE.parent / "scripts" / "build_horovod.py"), "--gloo"]
+    return subprocess.run(build, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def install_aside(folder: Path, *packages: str) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+    subprocess.run([*command, str(folder), *packages], check=True)
+
+
 def install_alternatives() -> None:
     """Put PyTorch's CPU build and a Horovod with Gloo where the benchmark finds them, once."""
-    for name, folder in NEEDS.items():
-        if not folder.exists():
-            if name == "torch_distributor":
-                packages = ["torch==2.13.0", "typing-extensions", "sympy", "mpmath", "networkx"]
-                packages += ["jinja2", "fsspec", "filelock", "markupsafe"]
-            else:
-                build = [sys.executable, str(HERE.parent / "scripts" / "build_horovod.py")]
-                built = subprocess.run([*build, "--gloo"], check=True, stdout=subprocess.PIPE)
-                packages = [built.stdout.decode().strip()]
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
-            subprocess.run([*command, str(folder), *packages], check=True)
+    torch, gloo = NEEDS["torch_distributor"], NEEDS["horovod_spark"]
+    if not torch.exists():
+        install_aside(torch, *TORCH_PACKAGES)
+    if not gloo.exists():
+        install_aside(gloo, gloo_horovod())
 
 
 def compare(calls: int, rounds: int) -> tuple[str, dict[str, float]]:
@@ -148,9 +155,7 @@ def main() -> None:
         "looking for network devices.\n\nBy the number of ranks, oversubscribed on these cores "
         f"(seconds; each phase of the slowest rank, `import` beside the others):\n\n{growth}"
     )
-    print(f"\n{text}")
-    if arguments.write:
-        write_section("Launch", "python benchmarks/launch.py --write", text)
+    present("Launch", "python benchmarks/launch.py --write", text, arguments.write)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,13 @@ def conditions() -> str:
     )
 
 
+def present(title: str, script: str, text: str, write: bool) -> None:
+    """Print a benchmark's result and, if asked to, write it into the document."""
+    print(f"\n{text}")
+    if write:
+        write_section(title, script, text)
+
+
 def write_section(title: str, script: str, body: str) -> None:
     """Put ``body`` under the heading ``title``, in place of what an earlier run left there."""
     text = DOCUMENT.read_text() if DOCUMENT.exists() else HEAD

@@ -22,23 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from model import SIDE, SKIP, make_cnn
-from report import table, write_section
+from model import SIDE, SKIP, make_arrays, make_cnn, make_frame
+from report import present, table
 
 LOOP = Path(__file__).resolve().parent / "peers" / "training_loop.py"
-REPEAT = 20
 # What ranks on few cores need and mpirun does not set.
 SETTINGS = {"OMPI_MCA_mpi_yield_when_idle": "1", "TF_NUM_INTRAOP_THREADS": "1"}
-
-
-def make_arrays() -> tuple[np.ndarray, np.ndarray]:
-    """Return images of shape (rows, SIDE, SIDE, 1), from 0 to 1, and labels."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    scale = SIDE // 8
-    images = np.kron(digits.images, np.ones((1, scale, scale))).astype(np.float32) / 16
-    return np.repeat(images[..., None], REPEAT, 0), np.repeat(digits.target, REPEAT).astype("i4")
 
 
 def by_hand(arrays: Path, epochs: int, batch_size: int, **settings: str) -> list[float]:
@@ -103,23 +92,6 @@ def ours(frame: Any, epochs: int, batch_size: int) -> list[float]:
         return [float(Path(folder, str(epoch)).read_text()) for epoch in range(epochs)]
 
 
-def make_frame(images: np.ndarray, labels: np.ndarray) -> Any:
-    import pyarrow as pa
-    from pyspark.sql import SparkSession
-
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.memory", "2g")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    flat = pa.FixedSizeListArray.from_arrays(pa.array(images.ravel()), SIDE * SIDE)
-    rows = pa.table({"image": flat.cast(pa.list_(pa.float32())), "label": labels})
-    return spark.createDataFrame(rows.to_pandas()).repartition(4).cache()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="pairs of runs (3)")
@@ -155,9 +127,7 @@ def main() -> None:
         f"\n\n{table(['round', *names], rows)}\n\n`run_training` is at {own / hand:.2f} times "
         f"the loop by hand, and at {own / tuned:.2f} times the same with our settings."
     )
-    print(f"\n{text}")
-    if arguments.write:
-        write_section("Training", "python benchmarks/training.py --write", text)
+    present("Training", "python benchmarks/training.py --write", text, arguments.write)
 
 
 if __name__ == "__main__":

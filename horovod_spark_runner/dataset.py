@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from .data.sharding import EpochPlan, plan_epoch
 from .data.store import delete_dataset
 from .errors import InvalidInputError
 from .session import runs_on_this_machine
+from .storage.arrays import Arrays
 from .storage.filesystem import Location
 
 if TYPE_CHECKING:
@@ -162,12 +164,12 @@ class Dataset:
 
         Ranks may get different numbers of batches. Transforms get no random generator.
         """
-        reader = DatasetReader(self.manifest, transforms=self.transforms)
-        try:
-            for batch in reader.share(rank, size, batch_size):
+        with (
+            self._reader() as reader,
+            contextlib.closing(reader.share(rank, size, batch_size)) as batches,
+        ):
+            for batch in batches:
                 yield batch.arrays
-        finally:
-            reader.close()
 
     def delete(self) -> None:
         """Delete the rows from storage, unless they are the caller's own Parquet files."""
@@ -188,18 +190,18 @@ class Dataset:
     def _read(
         self, plan: EpochPlan, rank: int, size: int, first_step: int, as_tensors: bool
     ) -> Iterator[dict[str, Any]]:
-        convert: Callable[[np.ndarray], Any] | None = None
+        convert: Callable[[Arrays], dict[str, Any]] = dict
         if as_tensors:
-            from .training.tensors import as_tensor as convert
-        reader = DatasetReader(self.manifest, transforms=self.transforms)
-        try:
-            for batch in reader.epoch(plan, rank, size, first_step):
-                if convert is None:
-                    yield batch.arrays
-                else:
-                    yield {name: convert(values) for name, values in batch.arrays.items()}
-        finally:
-            reader.close()
+            from .training.tensors import as_tensors as convert
+        with (
+            self._reader() as reader,
+            contextlib.closing(reader.epoch(plan, rank, size, first_step)) as batches,
+        ):
+            for batch in batches:
+                yield convert(batch.arrays)
+
+    def _reader(self, columns: Sequence[str] | None = None) -> contextlib.closing[DatasetReader]:
+        return contextlib.closing(DatasetReader(self.manifest, columns, self.transforms))
 
     def _full_blocks(
         self,
@@ -210,19 +212,17 @@ class Dataset:
         first_epoch: int,
     ) -> Iterator[dict[str, np.ndarray]]:
         """Yield arrays of shape ``(batches, batch_size, *shape)``, by column."""
-        reader = DatasetReader(self.manifest, columns, self.transforms)
-        try:
+        with self._reader(columns) as reader:
             for plan in map(plan_of, itertools.count(first_epoch)):
                 full = plan.rows // plan.global_batch
-                for chunk in reader.chunks(plan, rank, size):
-                    if chunk.step < full:
-                        steps = len(chunk.counts)
-                        yield {
-                            name: values.reshape(steps, -1, *values.shape[1:])
-                            for name, values in chunk.arrays.items()
-                        }
-        finally:
-            reader.close()
+                with contextlib.closing(reader.chunks(plan, rank, size)) as chunks:
+                    for chunk in chunks:
+                        if chunk.step < full:
+                            steps = len(chunk.counts)
+                            yield {
+                                name: values.reshape(steps, -1, *values.shape[1:])
+                                for name, values in chunk.arrays.items()
+                            }
 
 
 def _check_share(rank: int, size: int, batch_size: int) -> None:

@@ -1,4 +1,4 @@
-"""The Spark session all contenders that need one use, and how a call is timed."""
+"""The Spark session of all benchmarks, and how a call is timed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def make_session(ranks: int) -> Any:
+def make_session(ranks: int, memory: str = "1g") -> Any:
     """Return a session that has run a Python task on every core already."""
     from pyspark.sql import SparkSession
 
@@ -16,6 +16,7 @@ def make_session(ranks: int) -> Any:
         SparkSession.builder.master(f"local[{ranks}]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", memory)
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")

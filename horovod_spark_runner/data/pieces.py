@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import DataError
+from ..storage.arrays import Arrays
 from ..storage.filesystem import Location
 from .arrow_to_numpy import column_to_numpy
 from .manifest import Column, Manifest, RowGroup
@@ -25,8 +26,6 @@ READ_THREADS = 4
 # Row groups are read ahead as long as all that wait take no more than this, uncompressed; and one
 # of them in any case.
 READ_AHEAD_BYTES = 8 * 1024 * 1024
-
-Arrays = dict[str, np.ndarray]
 
 
 class PieceReader:

@@ -1,8 +1,8 @@
 """Row groups to NumPy batches.
 
-One thread reads ahead; what it holds is bounded by one block per lane (the shuffle window) and
-four chunks of batches: two that wait, the one in the making and the one in use. Values go from
-Parquet to NumPy without a detour through Python objects.
+One thread gathers batches ahead, from row groups that others read (`pieces`). What it holds is
+bounded by one block per lane (the shuffle window) and four chunks of batches: two that wait, the
+one in the making and the one in use.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
+from ..storage.arrays import Arrays
 from .arrow_to_numpy import empty_rows
 from .decode import RowDecoder, Transform, UndecodableRow
 from .manifest import Column, Manifest
-from .pieces import Arrays, PieceReader
+from .pieces import PieceReader
 from .sharding import Block, EpochPlan, LaneSlice, Piece, contiguous_share
 
 # Rows gathered at once, unless they take more than CHUNK_BYTES: batches are views into such a
@@ -93,7 +94,9 @@ class DatasetReader:
         row_bytes = max(1, sum(column.size for column in self._columns))
         self._chunk_rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
 
-    def epoch(self, plan: EpochPlan, rank: int, world: int, first_step: int = 0) -> Iterator[Batch]:
+    def epoch(
+        self, plan: EpochPlan, rank: int, world: int, first_step: int = 0
+    ) -> Generator[Batch, None, None]:
         """Yield the batches of ``rank`` from ``first_step`` on, read ahead by a thread."""
         return _split(self.chunks(plan, rank, world, first_step))
 
@@ -103,7 +106,7 @@ class DatasetReader:
         """Yield the same as `epoch`, in chunks; the last step of the epoch is one by itself."""
         return _read_ahead(lambda: self._epoch_chunks(plan, rank, world, first_step))
 
-    def share(self, rank: int, world: int, batch_size: int) -> Iterator[Batch]:
+    def share(self, rank: int, world: int, batch_size: int) -> Generator[Batch, None, None]:
         """Yield this rank's contiguous share of all rows, in file order, for evaluation."""
         groups = [group.rows for group in self._manifest.row_groups]
         pieces = contiguous_share(groups, rank, world)
@@ -255,7 +258,7 @@ def _no_generator(row: int) -> None:
 _END = object()
 
 
-def _split(chunks: Generator[Chunk, None, None]) -> Iterator[Batch]:
+def _split(chunks: Generator[Chunk, None, None]) -> Generator[Batch, None, None]:
     with contextlib.closing(chunks):
         for chunk in chunks:
             yield from chunk.batches()

@@ -187,6 +187,16 @@ class EpochPlan:
 
     def lane_blocks(self, lane: int) -> tuple[Block, ...]:
         """Return the blocks of ``lane``, in the order they are read."""
+        if lane not in self._blocks:
+            self._blocks[lane] = self._make_blocks(lane)
+        return self._blocks[lane]
+
+    @cached_property
+    def _blocks(self) -> dict[int, tuple[Block, ...]]:
+        """The blocks of the lanes that were asked for."""
+        return {}
+
+    def _make_blocks(self, lane: int) -> tuple[Block, ...]:
         blocks: list[Block] = []
         pieces: list[Piece] = []
         first = rows = 0

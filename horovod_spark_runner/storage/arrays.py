@@ -12,6 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+Arrays = dict[str, np.ndarray]
+
 _DTYPES = "__dtypes__"
 _PLAIN_KINDS = "biufc"
 
@@ -32,7 +34,7 @@ def dump_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
     return buffer.getvalue()
 
 
-def load_arrays(data: bytes) -> dict[str, np.ndarray]:
+def load_arrays(data: bytes) -> Arrays:
     """Return the arrays of `dump_arrays`.
 
     Raises:

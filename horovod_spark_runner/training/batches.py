@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..data.pieces import Arrays
 from ..data.reader import Batch
+from ..storage.arrays import Arrays
 from .model import InputBinding, averages_by_weight, bind_outputs
 from .spec import TrainingSpec
 from .tensors import as_tensor

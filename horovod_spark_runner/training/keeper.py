@@ -13,6 +13,7 @@ from typing import Any
 from mpi4py import MPI
 
 from ..errors import InvalidInputError, RunDirectoryError
+from ..storage.arrays import Arrays
 from ..storage.checkpoint import (
     RANKS_FILE,
     VARIABLES_FILE,
@@ -26,7 +27,7 @@ from .callback_state import CallbackStates
 from .progress import Progress
 from .rank_state import RankState, capture_rank, join_states, split_states, state_for
 from .spec import TrainingSpec
-from .state import Arrays, TrainingVariables
+from .state import TrainingVariables
 
 logger = logging.getLogger(__name__)
 

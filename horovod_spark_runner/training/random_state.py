@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 
-Arrays = dict[str, np.ndarray]
+from ..storage.arrays import Arrays
 
 
 def capture_random() -> tuple[dict[str, Any], Arrays]:

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import RunDirectoryError
+from ..storage.arrays import Arrays
 from .callback_state import CallbackStates
 from .random_state import capture_random, restore_random
 from .state import TrainingVariables, separate_seed
 
 logger = logging.getLogger(__name__)
-
-Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import RunDirectoryError
+from ..storage.arrays import Arrays
 from .model import find_optimizers
-
-Arrays = dict[str, np.ndarray]
 
 
 class TrainingVariables:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..data.manifest import Column
-from ..data.pieces import Arrays
+from ..storage.arrays import Arrays
 
 # Bytes; kernels end the process if memory of any other alignment is passed to them.
 ALIGNMENT = 64
@@ -33,6 +33,11 @@ def as_tensor(values: np.ndarray) -> tf.Tensor:
     ):
         return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
     return tf.convert_to_tensor(values)
+
+
+def as_tensors(arrays: Arrays) -> dict[str, tf.Tensor]:
+    """Return every array `as_tensor`."""
+    return {name: as_tensor(values) for name, values in arrays.items()}
 
 
 def blocks_to_dataset(

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from pyspark.sql import SparkSession
+from sessions import make_session
 
 from horovod_spark_runner import HorovodRunner
 
@@ -53,20 +53,10 @@ def forever() -> None:
 
 def main() -> None:
     master, what, workers, *settings = sys.argv[1:]
-    connect = master.startswith("connect:")
-    builder = SparkSession.builder.appName("function test")
-    # A remote of "local[N]" starts a Spark Connect server and talks to it.
-    builder = builder.remote(master.partition(":")[2]) if connect else builder.master(master)
-    arguments: dict[str, Any] = {}
-    for setting in ["spark.ui.enabled=false", *settings]:
-        key, _, value = setting.partition("=")
-        if key.startswith("runner."):
-            arguments[key.removeprefix("runner.")] = json.loads(value)
-        else:
-            builder = builder.config(key, value)
-    spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
-    if not connect:
-        spark.sparkContext.setLogLevel("OFF")
+    ours = [setting for setting in settings if setting.startswith("runner.")]
+    given = (setting.removeprefix("runner.").partition("=") for setting in ours)
+    arguments: dict[str, Any] = {key: json.loads(value) for key, _, value in given}
+    spark = make_session(master, [s for s in settings if s not in ours], "OFF")
     began = time.time()
     try:
         run = HorovodRunner(int(workers), **arguments).run(globals()[what])

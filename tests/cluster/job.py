@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from pyspark.sql import SparkSession
+from sessions import is_connect, make_session
 
 from horovod_spark_runner import HorovodRunner, run_training
 
@@ -41,16 +41,7 @@ def where() -> dict[str, Any]:
 
 def main() -> None:
     master, run_dir, *settings = sys.argv[1:]
-    connect = master.startswith("connect:")
-    builder = SparkSession.builder.appName("cluster test")
-    # A remote of "local[N]" starts a Spark Connect server and talks to it.
-    builder = builder.remote(master.partition(":")[2]) if connect else builder.master(master)
-    for setting in ["spark.ui.enabled=false", "spark.driver.host=127.0.0.1", *settings]:
-        key, _, value = setting.partition("=")
-        builder = builder.config(key, value)
-    spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
-    if not connect:
-        spark.sparkContext.setLogLevel("ERROR")
+    spark = make_session(master, ["spark.driver.host=127.0.0.1", *settings], "ERROR")
     places = HorovodRunner(2).run(where).results
 
     from sklearn.datasets import load_digits
@@ -68,7 +59,7 @@ def main() -> None:
         num_workers=2,
         epochs=2,
         run_dir=run_dir,
-        materializer="spark" if connect else "petastorm",
+        materializer="spark" if is_connect(master) else "petastorm",
     )
     predicted = model.transform(frame).selectExpr(
         "avg(cast(array_position(prediction, array_max(prediction)) - 1 = digit as int)) as right"

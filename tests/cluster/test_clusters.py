@@ -106,6 +106,14 @@ def test_spark_connect(tmp_path: Path) -> None:
     check(result_of(run_job("connect:local[2]", tmp_path / "run")))
 
 
+def test_a_function_on_spark_connect() -> None:
+    answer = run_function("connect:local[2]", "where", 2)
+    assert [(r["rank"], r["size"], r["sum"]) for r in answer["results"]] == [
+        (0, 2, 1.0),
+        (1, 2, 1.0),
+    ]
+
+
 def test_too_few_slots_on_spark_connect() -> None:
     answer = run_function("connect:local[2]", "where", 3)
     assert answer["error"] == "NotEnoughSlotsError"
