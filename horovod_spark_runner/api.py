@@ -136,7 +136,8 @@ def run_training(
             them; by default Spark's setting ``spark.horovod.dataDir``, else inside ``run_dir``.
         keep_data: whether the rows stay after the run: in a cache directory they do by default
             (see ``horovod-spark-runner data``), in ``run_dir`` until the run has succeeded.
-        window_bytes: memory of the shuffle window of one rank, in bytes (256 MiB).
+        window_bytes: memory of the shuffle window of one rank, in bytes (256 MiB). Rows that take
+            no more than this in all are read from storage only once.
         prediction_col: column the transformer adds.
         resources: what each task of the training asks of Spark in place of the session's
             settings: amounts by name, such as ``{"cpus": 4, "gpu": 1}``, or a ``ResourceProfile``.

@@ -189,7 +189,8 @@ class FitOptions:
         lr_scaling: multiply the learning rate by the number of ranks (``"linear"``), its square
             root (``"sqrt"``) or not at all (``"none"``).
         warmup_epochs: epochs over which the learning rate rises to its scaled value.
-        window_bytes: memory of the shuffle window of one rank, in bytes.
+        window_bytes: memory of the shuffle window of one rank, in bytes; rows that take no more
+            than this in all are read from storage only once.
     """
 
     batch_size: int = 32

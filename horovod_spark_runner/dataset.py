@@ -127,7 +127,8 @@ class Dataset:
             seed: seed of the order.
             shuffle: ``False`` keeps the order of the rows in storage.
             first_epoch: epoch to begin with.
-            window_bytes: memory of the shuffle window, in bytes.
+            window_bytes: memory of the shuffle window, in bytes; rows that take no more than this
+                in all are read from storage only once.
 
         Raises:
             InvalidInputError: ``rank`` is not below ``size``, a number is out of range, there are
@@ -154,7 +155,7 @@ class Dataset:
             window_bytes=window_bytes,
         )
         blocks = functools.partial(
-            self._full_blocks, plan_of, names, rank, size, first_epoch=first_epoch
+            self._full_blocks, plan_of, names, rank, size, first_epoch, keep_bytes=window_bytes
         )
         columns = {name: self.manifest.column(name) for name in names}
         return blocks_to_dataset(blocks, columns, tuple(roles), batch_size)
@@ -200,8 +201,11 @@ class Dataset:
             for batch in batches:
                 yield convert(batch.arrays)
 
-    def _reader(self, columns: Sequence[str] | None = None) -> contextlib.closing[DatasetReader]:
-        return contextlib.closing(DatasetReader(self.manifest, columns, self.transforms))
+    def _reader(
+        self, columns: Sequence[str] | None = None, keep_bytes: int = 0
+    ) -> contextlib.closing[DatasetReader]:
+        reader = DatasetReader(self.manifest, columns, self.transforms, keep_bytes)
+        return contextlib.closing(reader)
 
     def _full_blocks(
         self,
@@ -210,9 +214,10 @@ class Dataset:
         rank: int,
         size: int,
         first_epoch: int,
+        keep_bytes: int,
     ) -> Iterator[dict[str, np.ndarray]]:
         """Yield arrays of shape ``(batches, batch_size, *shape)``, by column."""
-        with self._reader(columns) as reader:
+        with self._reader(columns, keep_bytes) as reader:
             for plan in map(plan_of, itertools.count(first_epoch)):
                 full = plan.rows // plan.global_batch
                 with contextlib.closing(reader.chunks(plan, rank, size)) as chunks:

@@ -56,6 +56,7 @@ ALLOWED = {
     "training.loop": LIGHT | {"horovod", "keras", "mpi4py", "tensorflow"},
     "training.state": LIGHT | {"tensorflow"},
     "training.tensors": LIGHT | {"tensorflow"},
+    "training.step": LIGHT | {"tensorflow"},
     "training.model": LIGHT | {"keras"},
 }
 

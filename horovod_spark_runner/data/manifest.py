@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,22 @@ class RowGroup:
         file: index into the manifest's files.
         index: row group's place in that file.
         rows: rows it holds.
-        size: bytes it takes uncompressed.
+        size: bytes it takes in memory.
     """
 
     file: int
     index: int
     rows: int
     size: int
+
+
+def in_memory(groups: Sequence[RowGroup], columns: Sequence[Column]) -> tuple[RowGroup, ...]:
+    """Return row groups, of the sizes that Parquet gives, in the sizes they have as arrays.
+
+    A few distinct values take far less in a file, also uncompressed.
+    """
+    row = sum(column.size for column in columns if column.encoding in ("", "raw"))
+    return tuple(replace(group, size=max(group.size, group.rows * row)) for group in groups)
 
 
 @dataclass(frozen=True)

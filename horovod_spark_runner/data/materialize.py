@@ -27,7 +27,7 @@ from .columns import Source, expression, sources_of
 from .fingerprint import source_fingerprint
 from .footers import first_value, read_footers
 from .layout import columns_of
-from .manifest import FORMAT, Manifest
+from .manifest import FORMAT, Manifest, in_memory
 from .schema import Roles, quoted
 from .store import find_datasets, mark_used, new_folder, publish, sweep_incomplete
 
@@ -157,7 +157,7 @@ def _write_dataset(
         url=str(target),
         files=tuple(file.name for file in footers.files),
         columns=columns,
-        row_groups=footers.row_groups,
+        row_groups=in_memory(footers.row_groups, columns),
         checksum=_checksum(facts),
         file_sizes=tuple(file.size for file in footers.files),
     )

@@ -21,7 +21,7 @@ from .checks import SIGNATURES, Layout
 from .columns import Source
 from .footers import FooterFacts, first_value, read_footers
 from .layout import columns_of
-from .manifest import Manifest
+from .manifest import Manifest, in_memory
 from .materialize import DataRequest
 
 _DTYPES = {"bool": "int8", "halffloat": "float32", "float": "float32", "double": "float32"}
@@ -60,11 +60,12 @@ def open_parquet(folder: Location, request: DataRequest) -> Manifest | None:
         _check_leaf(source, leaves[source.name], facts, folder, request.allow_nan)
     first = functools.partial(first_value, folder, facts)
     layouts = {s.name: _layout(s, leaves[s.name], facts, first(s.name)) for s in known}
+    columns = columns_of(known, layouts, request.shapes, first)
     return Manifest(
         url=str(folder),
         files=tuple(file.name for file in facts.files),
-        columns=columns_of(known, layouts, request.shapes, first),
-        row_groups=facts.row_groups,
+        columns=columns,
+        row_groups=in_memory(facts.row_groups, columns),
         checksum=_identity(facts),
         file_sizes=tuple(file.size for file in facts.files),
         verified=request.allow_nan,

@@ -2,7 +2,7 @@
 
 Reading from an object store waits most of the time, and decoding Parquet is work for more than one
 core. So the rows that will be asked for are announced, and their row groups read while others are
-in use.
+in use. A dataset that fits into memory is read only once.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class PieceReader:
     Args:
         manifest: the dataset.
         columns: the columns to read.
+        keep_bytes: a dataset that takes no more memory than this is kept once it is read.
     """
 
-    def __init__(self, manifest: Manifest, columns: Iterable[Column]) -> None:
+    def __init__(self, manifest: Manifest, columns: Iterable[Column], keep_bytes: int = 0) -> None:
         self._manifest = manifest
         self._columns = list(columns)
         self._location = Location(manifest.url)
@@ -46,6 +47,9 @@ class PieceReader:
         self._announced: deque[int] = deque()
         self._ahead: list[tuple[int, Future[pa.Table]]] = []
         self._current: tuple[int, pa.Table] | None = None
+        # Whole row groups, by number.
+        self._kept: dict[int, Arrays] = {}
+        self._keep = sum(group.size for group in manifest.row_groups) <= keep_bytes
 
     def announce(self, pieces: Iterable[Piece]) -> None:
         """Say which pieces will be asked for next, in this order, in place of what was said before.
@@ -54,8 +58,9 @@ class PieceReader:
         """
         self._forget()
         for piece in pieces:
-            if not self._announced or self._announced[-1] != piece.row_group:
-                self._announced.append(piece.row_group)
+            number = piece.row_group
+            if number not in self._kept and (not self._announced or self._announced[-1] != number):
+                self._announced.append(number)
 
     def read(self, piece: Piece) -> Arrays:
         """Return the piece's values by column, views of what Arrow has read.
@@ -63,16 +68,14 @@ class PieceReader:
         Raises:
             DataError: a value is null, not finite, or of another length than it should be.
         """
+        if self._keep:
+            kept = self._kept_group(piece.row_group)
+            return {name: values[piece.start : piece.stop] for name, values in kept.items()}
         if self._current is None or self._current[0] != piece.row_group:
             self._current = None  # released before the next is waited for
             self._current = (piece.row_group, self._fetch(piece.row_group))
             self._read_ahead()
-        rows = self._current[1].slice(piece.start, piece.stop - piece.start)
-        arrays = {c.name: column_to_numpy(rows.column(c.name), c) for c in self._columns}
-        if not self._manifest.verified:
-            for column in self._columns:
-                self._check_finite(arrays[column.name], column, piece)
-        return arrays
+        return self._arrays(self._current[1], piece)
 
     def describe(self, piece: Piece, row: int) -> str:
         """Return where ``row`` of ``piece`` lies, for a message."""
@@ -89,6 +92,7 @@ class PieceReader:
             for file in files:
                 file.close()
         self._idle.clear()
+        self._kept.clear()
 
     def _forget(self) -> None:
         for _, future in self._ahead:
@@ -96,6 +100,24 @@ class PieceReader:
         self._ahead.clear()
         self._announced.clear()
         self._current = None
+
+    def _kept_group(self, number: int) -> Arrays:
+        if number not in self._kept:
+            table = self._fetch(number)
+            self._read_ahead()
+            arrays = self._arrays(table, Piece(number, 0, self._group(number).rows))
+            for values in arrays.values():
+                values.flags.writeable = False
+            self._kept[number] = arrays
+        return self._kept[number]
+
+    def _arrays(self, table: pa.Table, piece: Piece) -> Arrays:
+        rows = table.slice(piece.start, piece.stop - piece.start)
+        arrays = {c.name: column_to_numpy(rows.column(c.name), c) for c in self._columns}
+        if not self._manifest.verified:
+            for column in self._columns:
+                self._check_finite(arrays[column.name], column, piece)
+        return arrays
 
     def _fetch(self, number: int) -> pa.Table:
         while self._announced and all(ahead != number for ahead, _ in self._ahead):

@@ -78,6 +78,8 @@ class DatasetReader:
         manifest: the dataset.
         columns: names of the columns to read; all by default.
         transforms: what to do with decoded images, by column.
+        keep_bytes: a dataset that takes no more memory than this, as it is stored, is read from
+            storage only once.
     """
 
     def __init__(
@@ -85,11 +87,12 @@ class DatasetReader:
         manifest: Manifest,
         columns: Sequence[str] | None = None,
         transforms: Mapping[str, Transform] | None = None,
+        keep_bytes: int = 0,
     ) -> None:
         self._manifest = manifest
         names = [c.name for c in manifest.columns] if columns is None else list(columns)
         self._columns = [manifest.column(name) for name in dict.fromkeys(names)]
-        self._pieces = PieceReader(manifest, self._columns)
+        self._pieces = PieceReader(manifest, self._columns, keep_bytes)
         self._decode = RowDecoder(self._columns, transforms or {})
         row_bytes = max(1, sum(column.size for column in self._columns))
         self._chunk_rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))

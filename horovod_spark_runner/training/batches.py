@@ -29,7 +29,8 @@ class BatchBinding:
         self._inputs = InputBinding(model, spec.inputs, spec.train)
         self._labels = bind_outputs(model, spec.outputs)
         self._weight = spec.weight
-        self._by_weight = averages_by_weight(model)
+        # The column that the rows of a batch count by, if they do not all count the same.
+        self.counts_by = spec.weight if averages_by_weight(model) else None
         self.columns = [*spec.inputs.columns, *spec.outputs.columns]
         if spec.weight is not None:
             self.columns.append(spec.weight)
@@ -52,6 +53,6 @@ class BatchBinding:
 
     def weight_of(self, batch: Batch) -> float:
         """Return what the batch counts for in the mean over the global batch."""
-        if self._by_weight and self._weight is not None:
-            return float(np.sum(batch.arrays[self._weight], dtype=np.float64))
+        if self.counts_by is not None:
+            return float(np.sum(batch.arrays[self.counts_by], dtype=np.float64))
         return float(batch.rows)

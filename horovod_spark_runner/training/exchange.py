@@ -29,18 +29,17 @@ class GradientExchange:
     Args:
         model: a compiled model; its optimizers are changed in place until `detach`.
         options: compression of what is sent.
-        batch_size: rows of a full batch of one rank; weights are relative to it.
     """
 
-    def __init__(self, model: Any, options: AllreduceOptions, batch_size: int) -> None:
+    def __init__(self, model: Any, options: AllreduceOptions) -> None:
         self._model = model
         self._compression = (
             hvd.Compression.fp16 if options.compression == "fp16" else hvd.Compression.none
         )
-        self._batch_size = float(batch_size)
         self._optimizers = find_optimizers(model)
         self._stateful = _statistics(model)
         self._control: Any = None
+        self._equal = False
         self._reduced: Any = None
         self._calls = 0
 
@@ -56,19 +55,26 @@ class GradientExchange:
         for optimizer in self._optimizers:
             vars(optimizer).pop("apply", None)
 
-    def step(self, data: Any, weight: Any, requests: Any) -> tuple[Any, Any]:
+    def step(self, data: Any, control: Any) -> tuple[Any, Any]:
         """Run the model's ``train_step`` as part of the world; may be traced.
 
         Args:
             data: what ``train_step`` takes.
-            weight: rows, or sum of sample weights, that this rank's part stands for.
-            requests: float32 vector of what this rank asks of all: 1 for each request, else 0.
+            control: float32 vector: what this rank's part counts for relative to a full batch,
+                then what it asks of all, 1 for each request and 0 else.
 
         Returns:
             The step's logs, and how many ranks made each request.
         """
-        relative = tf.cast(weight, tf.float32) / self._batch_size
-        self._control = tf.concat([[relative], requests], axis=0)
+        return self._step(data, control, equal=False)
+
+    def equal_step(self, data: Any, control: Any) -> tuple[Any, Any]:
+        """Run a `step` where every rank's part is known to count 1."""
+        return self._step(data, control, equal=True)
+
+    def _step(self, data: Any, control: Any, *, equal: bool) -> tuple[Any, Any]:
+        self._control = control
+        self._equal = equal
         self._reduced = None
         self._calls = 0
         logs = self._model.train_step(data)
@@ -95,11 +101,14 @@ class GradientExchange:
         return result
 
     def _scale(self, tensor: Any) -> Any:
+        if self._equal:
+            return tensor
         # 0 · NaN is 0 here: a rank without rows has no say, whatever its stand-in row gives.
         return tf.math.multiply_no_nan(tensor, tf.cast(self._control[0], tensor.dtype))
 
     def _unscale(self, tensor: Any) -> Any:
-        return tensor / tf.cast(self._reduced[0], tensor.dtype)
+        total = tf.cast(hvd.size() if self._equal else self._reduced[0], tensor.dtype)
+        return tensor / total
 
     def _average_statistics(self) -> None:
         """Average what training changes besides weights, such as batch normalisation's moments."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -11,6 +10,7 @@ import keras
 import tensorflow as tf
 from mpi4py import MPI
 
+from ..data.manifest import Manifest
 from ..data.reader import Batch, DatasetReader
 from ..data.sharding import EpochPlan, plan_epoch
 from ..storage.checkpoint import CheckpointInfo
@@ -31,10 +31,8 @@ from .random_state import make_generators
 from .rank_state import RankState, restore_rank
 from .spec import TrainingReport, TrainingSpec
 from .state import TrainingVariables
+from .step import PREEMPT, SAVE, STOP, TrainStep
 from .warm_start import load_initial_weights
-
-# Places of a step's requests to all ranks.
-STOP, SAVE, PREEMPT = range(3)
 
 
 def train(spec: TrainingSpec) -> TrainingReport:
@@ -75,16 +73,17 @@ class Training:
         self._model = build_model(spec.model)
         check_trainable(self._model)
         self._batches = BatchBinding(self._model, spec)
-        self._reader = DatasetReader(spec.train, self._batches.columns, spec.transforms)
-        self._validation = (
-            None
-            if spec.validation is None
-            else DatasetReader(spec.validation, self._batches.columns, spec.transforms)
-        )
-        self._exchange = GradientExchange(self._model, spec.allreduce, spec.fit.batch_size)
+        self._reader = self._read(spec.train)
+        self._validation = None if spec.validation is None else self._read(spec.validation)
+        self._exchange = GradientExchange(self._model, spec.allreduce)
         self._progress = Progress()
         self._reporter = ProgressReporter(self._rank, spec.fit.epochs)
         self._preempted = False
+
+    def _read(self, data: Manifest) -> DatasetReader:
+        # The window may take as much, so a dataset that fits into it can just as well be kept.
+        keep = self._spec.fit.window_bytes
+        return DatasetReader(data, self._batches.columns, self._spec.transforms, keep)
 
     # -- before the first step -----------------------------------------------------------------
 
@@ -118,8 +117,10 @@ class Training:
         )
         self._named_callbacks = named
         self._exchange.attach()
-        self._train_step = self._compile(self._exchange.step)
-        self._test_step = self._compile(self._model.test_step)
+        eager = self._model.run_eagerly
+        self._train_step = TrainStep(self._exchange, self._spec.fit.batch_size, eager=eager)
+        test_step = self._model.test_step
+        self._test_step = test_step if eager else tf.function(test_step, reduce_retracing=True)
         # Before the first collective of the training: all ranks have come this far, or none goes.
         self._world.Barrier()
 
@@ -136,12 +137,6 @@ class Training:
         for optimizer in find_optimizers(self._model):
             if not optimizer.built and optimizer is self._model.optimizer:
                 optimizer.build(self._model.trainable_variables)
-
-    def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        if self._model.run_eagerly:
-            return function
-        compiled: Callable[..., Any] = tf.function(function, reduce_retracing=True)
-        return compiled
 
     # -- the epochs ----------------------------------------------------------------------------
 
@@ -243,7 +238,7 @@ class Training:
         self._keeper.poll()
         self._rate.before_step(progress.epoch + batch.step / plan.steps)
         self._callbacks.on_train_batch_begin(batch.step)
-        logs, requests = self._exchange_step(batch)
+        logs, requests = self._exchange_step(plan, batch)
         progress.step += 1
         progress.epoch_step = batch.step + 1
         self._keeper.check_metric(logs)
@@ -259,20 +254,23 @@ class Training:
             self._save()
         return self._preempted
 
-    def _exchange_step(self, batch: Batch) -> tuple[dict[str, float], Any]:
-        asked = [self._model.stop_training, self._keeper.clock_is_due(), self._watch.requested]
-        requests = tf.constant([float(request) for request in asked])
-        if batch.rows:
-            weight = tf.constant(self._batches.weight_of(batch))
-            data = self._batches.data(batch.arrays)
-            logs, counts = self._train_step(data, weight, requests)
-            self._progress.rows += batch.rows
-        else:
+    def _exchange_step(self, plan: EpochPlan, batch: Batch) -> tuple[dict[str, float], Any]:
+        asked = (self._model.stop_training, self._keeper.clock_is_due(), self._watch.requested)
+        if batch.rows == 0:
             # Fewer rows than ranks: take part in the exchange with a row that counts for nothing.
             guard = MetricsGuard(self._model)
             data = self._batches.data(self._batches.blank)
-            logs, counts = self._train_step(data, tf.constant(0.0), requests)
+            logs, counts = self._train_step.weighted(data, 0.0, asked)
             guard.restore()
+            return plain(logs), counts.numpy()
+        data = self._batches.data(batch.arrays)
+        partial = plan.batch_rows(batch.step) < plan.global_batch
+        if partial or self._batches.counts_by is not None:
+            weight = self._batches.weight_of(batch)
+            logs, counts = self._train_step.weighted(data, weight, asked)
+        else:
+            logs, counts = self._train_step.full(data, asked)
+        self._progress.rows += batch.rows
         return plain(logs), counts.numpy()
 
     def _evaluate(self) -> dict[str, float]:

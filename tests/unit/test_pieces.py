@@ -82,6 +82,23 @@ def test_closing_ends_the_threads_and_closes_the_files(reader: PieceReader) -> N
     reader.close()
 
 
+def test_what_fits_is_read_from_storage_once(tmp_path: Path) -> None:
+    manifest = dataset(tmp_path, SIZES).manifest
+    size = sum(group.size for group in manifest.row_groups)
+    for keep_bytes, again in [(size, False), (size - 1, True)]:
+        reader = PieceReader(manifest, manifest.columns, keep_bytes)
+        read: list[int] = []
+        original = reader._read_group
+        reader._read_group = lambda n, to=read, by=original: (to.append(n), by(n))[1]
+        for _ in range(3):
+            reader.announce(all_pieces())
+            for piece in all_pieces():
+                assert reader.read(piece)["id"].tolist() == expected(piece)
+        reader.close()
+        groups = len(manifest.row_groups)
+        assert sorted(read) == sorted([*range(groups)] * (3 if again else 1))
+
+
 def test_lanes_need_their_next_blocks_one_after_the_other() -> None:
     plan = plan_epoch([(100, 100)] * 640, global_batch=16, seed=0, epoch=0, window_bytes=256 * 100)
     assert plan.lanes == 16

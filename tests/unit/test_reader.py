@@ -20,6 +20,9 @@ from hypothesis import strategies as st
 from horovod_spark_runner import DataError, Dataset, InvalidInputError
 from horovod_spark_runner.data.footers import read_footers
 from horovod_spark_runner.data.manifest import Column, Manifest
+from horovod_spark_runner.data.materialize import DataRequest
+from horovod_spark_runner.data.parquet import open_parquet
+from horovod_spark_runner.data.schema import Roles
 from horovod_spark_runner.data.sharding import plan_epoch
 from horovod_spark_runner.storage.filesystem import Location
 
@@ -318,3 +321,14 @@ def test_memory_stays_flat_over_50_epochs(tmp_path: Path) -> None:
     peaks = read_limited(wide(tmp_path, 4096, 1024), 128 << 20, 50)
     assert len(peaks) == 50
     assert peaks[-1] < 1.05 * peaks[9], "the process grows from epoch to epoch"
+
+
+def test_row_groups_are_as_large_as_they_are_in_memory(tmp_path: Path) -> None:
+    """The shuffle window is in bytes of memory; Parquet's own sizes are after its dictionaries."""
+    zeros = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(64_000, np.float32)), 64)
+    pq.write_table(pa.table({"v": zeros}), tmp_path / "f.parquet")
+    folder = Location(tmp_path)
+    assert read_footers(folder).row_groups[0].size < 64_000
+    manifest = open_parquet(folder, DataRequest(Roles(("v",), (), labelled=False)))
+    assert manifest is not None
+    assert manifest.row_groups[0].size >= 4 * 64_000
