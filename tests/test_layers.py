@@ -45,6 +45,7 @@ ALLOWED = {
     "launch.barrier": LIGHT | {"pyspark"},
     "launch.network": LIGHT | {"psutil"},
     "ml.transformer": LIGHT | {"pyspark"},
+    "storage.hdfs": LIGHT | {"hdfs_native"},
     "training.artifact": LIGHT | {"keras"},
     "training.batches": LIGHT | {"tensorflow"},
     "training.callback_state": LIGHT | {"keras"},

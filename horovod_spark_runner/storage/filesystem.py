@@ -1,7 +1,7 @@
 """One name for a place in storage, for Spark's side and for Python's.
 
-A location is a local path or a URL of any file system pyarrow knows (``hdfs://``, ``s3://``,
-``gs://``); credentials come from the environment.
+A location is a local path or a URL of any file system pyarrow knows (``s3://``, ``gs://``), or of
+HDFS; credentials come from the environment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from urllib.parse import quote, unquote, urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from ..errors import InvalidInputError
+from ..errors import EnvironmentProblem, InvalidInputError
+
+HDFS_SCHEMES = ("hdfs", "viewfs")
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Location:
     @property
     def renames_whole(self) -> bool:
         """Whether a folder can be renamed in one step, as object stores cannot."""
-        return self._scheme in ("", "hdfs", "viewfs")
+        return self._scheme in ("", *HDFS_SCHEMES)
 
     @property
     def spark_url(self) -> str:
@@ -89,10 +91,11 @@ class Location:
             return pafs.LocalFileSystem(), self._text
         scheme = "s3" if self._scheme in ("s3a", "s3n") else self._scheme
         authority, _, path = self._text.partition("://")[2].partition("/")
-        # Names are given as they are; pyarrow takes them escaped.
-        url = f"{scheme}://{authority}/{quote(path)}"
         try:
-            filesystem, path = pafs.FileSystem.from_uri(url)
+            if scheme in HDFS_SCHEMES:
+                return _connect_hdfs(scheme, authority), f"/{path}"
+            # Names are given as they are; pyarrow takes them escaped.
+            filesystem, path = pafs.FileSystem.from_uri(f"{scheme}://{authority}/{quote(path)}")
         except (pa.ArrowInvalid, OSError, ValueError) as error:
             raise InvalidInputError(f"{self._text}: storage cannot be reached: {error}") from error
         return filesystem, path
@@ -197,6 +200,17 @@ class Location:
 
     def write_text(self, text: str) -> None:
         self.write_bytes(text.encode("utf-8"))
+
+
+def _connect_hdfs(scheme: str, authority: str) -> pafs.FileSystem:
+    try:
+        from .hdfs import connect
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"{scheme}:// needs the package hdfs-native on the driver and all executors: "
+            "pip install 'horovod_spark_runner[hdfs]'"
+        ) from error
+    return connect(scheme, authority)
 
 
 def _write_durably(path: str, data: bytes) -> None:

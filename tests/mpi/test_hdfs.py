@@ -1,0 +1,99 @@
+"""Runs and data on HDFS, if a name node is given: Hadoop comes in no Python package."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner import (
+    Dataset,
+    RunDirectoryError,
+    TFTransformer,
+    prepare_dataset,
+)
+from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.storage.lock import RunLock
+from horovod_spark_runner.storage.run_directory import RunDirectory
+from tests.faults.injection import Fault
+from tests.faults.training import make_frame, train
+
+# Such as hdfs://127.0.0.1:8020, a name node that lets anybody write below /.
+NAME_NODE = os.environ.get("HSR_TEST_HDFS", "")
+pytestmark = pytest.mark.skipif(not NAME_NODE, reason="HSR_TEST_HDFS names no HDFS to test with")
+HOSTILE = "a b'c é%20#+?"
+
+
+@pytest.fixture
+def folder() -> Iterator[Location]:
+    place = Location(f"{NAME_NODE}/hsr-{uuid.uuid4().hex[:8]} {HOSTILE}")
+    place.make_folder()
+    yield place
+    place.delete_folder()
+
+
+def test_files(folder: Location) -> None:
+    file = folder.join("x", "file")
+    assert not file.exists()
+    assert folder.join("nothing").list() == folder.join("nothing").files() == []
+    file.write_text("old")
+    file.write_text("new")  # in place of the old one
+    assert file.read_text() == "new"
+    assert [(stat.name, stat.size) for stat in folder.files()] == [("x/file", 3)]
+    assert file.stat().changed > 1.6e18
+    assert [place.name for place in folder.list()] == ["x"]
+    folder.join("x").move_to(folder.join("y"))
+    assert folder.join("y", "file").read_text() == "new"
+    with pytest.raises(OSError, match="is not empty") as caught:
+        folder.join("y").move_to(make(folder.join("z")))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(FileNotFoundError):
+        file.delete_file()
+
+
+def make(folder: Location) -> Location:
+    folder.join("file").write_text("there already")
+    return folder
+
+
+def test_two_writers(folder: Location) -> None:
+    directory = RunDirectory(folder)
+    directory.check_writable()
+    with RunLock(directory), pytest.raises(RunDirectoryError, match="being written by another run"):
+        RunLock(directory).__enter__()
+    assert not directory.lock.exists()
+
+
+@pytest.mark.spark
+def test_a_dataset(folder: Location, spark: Any) -> None:
+    frame = spark.range(500).selectExpr("id", "array(cast(id as float), 1f) as v").repartition(3)
+    for _ in range(2):  # written, then found again
+        data = prepare_dataset(frame, ["id", "v"], data_dir=str(folder.join("data")))
+    batches = list(data.epoch(0, rank=0, size=1, batch_size=64))
+    assert sorted(int(i) for batch in batches for i in batch["id"]) == list(range(500))
+    frame.write.parquet(folder.join("parquet").spark_url)
+    direct = prepare_dataset(str(folder.join("parquet")), ["id", "v"])
+    assert isinstance(direct, Dataset)
+    total = sum(int(batch["id"].sum()) for batch in direct.share(rank=0, size=1, batch_size=99))
+    assert total == sum(range(500))
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+def test_a_run_survives_a_kill(folder: Location, spark: Any, tmp_path: Any) -> None:
+    frame = make_frame(spark)
+    place, data_dir = str(folder.join("run")), str(folder.join("data"))
+    run = train(frame, place, [Fault(33, 1, "sigkill")], str(tmp_path), data_dir=data_dir)
+    assert [attempt.ending for attempt in run.attempts][-1] == "finished"
+    assert run.attempts[1].first_step in (28, 32)
+    undisturbed = train(frame, str(tmp_path / "run"), [], str(tmp_path), data_dir=data_dir)
+    loaded = TFTransformer.from_run(place)
+    assert loaded.history == run.history == undisturbed.history
+    before, after = (t.transform(frame).toPandas() for t in (undisturbed, loaded))
+    column = after.columns[-1]
+    np.testing.assert_array_equal(np.stack(before[column]), np.stack(after[column]))
+    assert not RunDirectory(place).lock.exists()
