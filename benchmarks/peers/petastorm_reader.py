@@ -1,6 +1,7 @@
 """Petastorm's own readers on a folder of Parquet files; data.py runs it in another environment.
 
-Usage: python petastorm_reader.py FOLDER ROWS BATCH_SIZE EPOCHS; prints JSON: seconds by reader.
+Usage: python petastorm_reader.py FOLDER ROWS BATCH_SIZE EPOCHS AT_ONCE…; prints JSON: seconds by
+reader, and of ``model.fit`` with each number of steps at once.
 """
 
 from __future__ import annotations
@@ -39,21 +40,23 @@ def read_batches(folder: Path, files: list[str], rows: int, batch: int, epochs: 
         return time_batches(reader)
 
 
-def fit(folder: Path, files: list[str], rows: int, batch_size: int, epochs: int) -> None:
+def fit(
+    folder: Path, files: list[str], rows: int, batch_size: int, epochs: int, at_once: int
+) -> None:
     import tensorflow as tf
     from petastorm.spark.spark_dataset_converter import SparkDatasetConverter
 
     model = tf.keras.Sequential([tf.keras.layers.Input((64,)), tf.keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", steps_per_execution=at_once)
     converter = SparkDatasetConverter(folder.as_uri(), files, rows)
     with converter.make_tf_dataset(batch_size=batch_size) as dataset:
         pairs = dataset.map(lambda row: (tf.reshape(row.features, (-1, 64)), row.label))
-        steps = epochs * (rows // batch_size)
-        model.fit(pairs, steps_per_epoch=20, verbose=0)  # compiled, readers running
+        steps = epochs * (rows // batch_size) // at_once * at_once
+        model.fit(pairs, steps_per_epoch=64, verbose=0)  # compiled, readers running
         begin = time.perf_counter()
         model.fit(pairs, steps_per_epoch=steps, verbose=0)
         seconds = time.perf_counter() - begin
-    print(json.dumps({"fit": seconds * rows / (steps * batch_size)}), flush=True)
+    print(json.dumps({f"fit_{at_once}": seconds * rows / (steps * batch_size)}), flush=True)
 
 
 def main() -> None:
@@ -65,7 +68,8 @@ def main() -> None:
         seen, timed, seconds = read(folder, files, rows, batch_size, epochs)
         result = {name: seconds * rows / timed, "lost": rows * epochs - seen}
         print(json.dumps(result), flush=True)
-    fit(folder, files, rows, batch_size, epochs)
+    for at_once in map(int, sys.argv[5:]):
+        fit(folder, files, rows, batch_size, epochs, at_once)
 
 
 if __name__ == "__main__":
