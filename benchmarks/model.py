@@ -13,19 +13,19 @@ SKIP = 20
 REPEAT = 20
 
 
-def make_cnn() -> Any:
-    """Return a compiled network for grey images of ``SIDE`` x ``SIDE``."""
+def make_cnn(width: int = 1) -> Any:
+    """Return a compiled network for grey images of ``SIDE`` x ``SIDE``, ``width`` times as wide."""
     import keras
 
     model = keras.Sequential(
         [
             keras.layers.Input((SIDE, SIDE, 1)),
-            keras.layers.Conv2D(16, 3, activation="relu"),
+            keras.layers.Conv2D(16 * width, 3, activation="relu"),
             keras.layers.MaxPooling2D(),
-            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.Conv2D(32 * width, 3, activation="relu"),
             keras.layers.MaxPooling2D(),
             keras.layers.Flatten(),
-            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(64 * width, activation="relu"),
             keras.layers.Dense(10, activation="softmax"),
         ]
     )

@@ -18,7 +18,7 @@ _DTYPES = "__dtypes__"
 _PLAIN_KINDS = "biufc"
 
 
-def dump_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
+def dump_arrays(arrays: Mapping[str, np.ndarray]) -> memoryview:
     """Return ``arrays`` as the bytes of an ``.npz`` file."""
     stored: dict[str, np.ndarray] = {}
     special: dict[str, str] = {}
@@ -31,7 +31,7 @@ def dump_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
     stored[_DTYPES] = np.frombuffer(json.dumps(special).encode(), dtype=np.uint8)
     buffer = io.BytesIO()
     np.savez(buffer, **stored)  # type: ignore[arg-type]
-    return buffer.getvalue()
+    return buffer.getbuffer()
 
 
 def load_arrays(data: bytes) -> Arrays:

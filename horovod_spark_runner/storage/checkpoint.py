@@ -13,7 +13,7 @@ import json
 import logging
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -108,11 +108,11 @@ def _write(folder: Location, info: CheckpointInfo, files: Mapping[str, Arrays]) 
     for name, arrays in files.items():
         data = dump_arrays(arrays)
         sums[name] = hashlib.sha256(data).hexdigest()
-        folder.join(name).write_bytes(data)
-    manifest = {"format": FORMAT, "sha256": sums, **asdict(info)}
-    folder.join(MANIFEST_FILE).write_text(
-        json.dumps({**manifest, "manifest_sha256": _manifest_sum(manifest)})
-    )
+        folder.join(name).write_unseen(data)
+    facts = {item.name: getattr(info, item.name) for item in fields(info)}
+    manifest = {"format": FORMAT, "sha256": sums, **facts}
+    text = json.dumps({**manifest, "manifest_sha256": _manifest_sum(manifest)})
+    folder.join(MANIFEST_FILE).write_unseen(text.encode())
 
 
 def _manifest_sum(manifest: Mapping[str, Any]) -> str:
@@ -249,14 +249,14 @@ def _read_checked(folder: Location, name: str, sums: Mapping[str, str]) -> bytes
 
 def _read_manifest(folder: Location) -> tuple[CheckpointInfo, dict[str, str]]:
     try:
-        fields = json.loads(folder.join(MANIFEST_FILE).read_text())
-        if fields["format"] != FORMAT:
+        manifest = json.loads(folder.join(MANIFEST_FILE).read_text())
+        if manifest["format"] != FORMAT:
             raise ValueError("it is of another format")
-        if fields.pop("manifest_sha256") != _manifest_sum(fields):
+        if manifest.pop("manifest_sha256") != _manifest_sum(manifest):
             raise ValueError(f"{MANIFEST_FILE} is damaged: its SHA-256 is not the one recorded")
-        del fields["format"]
-        sums = fields.pop("sha256")
-        return CheckpointInfo(**fields), sums
+        del manifest["format"]
+        sums = manifest.pop("sha256")
+        return CheckpointInfo(**manifest), sums
     except FileNotFoundError as error:
         raise IncompleteCheckpoint(f"it has no {MANIFEST_FILE}") from error
     except (OSError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:

@@ -172,31 +172,34 @@ class Location:
     def read_text(self) -> str:
         return self.read_bytes().decode("utf-8")
 
-    def write_bytes(self, data: bytes) -> None:
+    def write_bytes(self, data: bytes | memoryview) -> None:
         """Write a whole file, so that a reader sees the old one or the new one, never a part.
 
         Local and HDFS files are written aside and renamed; object stores show an object only
         when it is complete. A local file has reached the disk when this returns.
         """
-        filesystem, path = self._resolved
         if not self.renames_whole:
-            with filesystem.open_output_stream(path) as stream:
-                stream.write(data)
+            self.write_unseen(data)
             return
-        parent, name = posixpath.split(path)
-        aside = posixpath.join(parent, f".{name}.{uuid.uuid4().hex[:8]}")
+        folder, _, name = self._text.rpartition("/")
+        aside = Location(f"{folder}/.{name}.{uuid.uuid4().hex[:8]}")
         try:
-            if self.is_local:
-                _write_durably(aside, data)
-            else:
-                with filesystem.open_output_stream(aside) as stream:
-                    stream.write(data)
-            filesystem.move(aside, path)
+            aside.write_unseen(data)
+            aside.move_to(self)
         except BaseException:
             # On a full disk what could be written must not stay and keep it full.
             with contextlib.suppress(OSError):
-                filesystem.delete_file(aside)
+                aside.delete_file()
             raise
+
+    def write_unseen(self, data: bytes | memoryview) -> None:
+        """Write a whole file that nobody looks for yet; a local one has then reached the disk."""
+        filesystem, path = self._resolved
+        if self.is_local:
+            _write_durably(path, data)
+            return
+        with filesystem.open_output_stream(path) as stream:
+            stream.write(data)
 
     def write_text(self, text: str) -> None:
         self.write_bytes(text.encode("utf-8"))
@@ -213,7 +216,7 @@ def _connect_hdfs(scheme: str, authority: str) -> pafs.FileSystem:
     return connect(scheme, authority)
 
 
-def _write_durably(path: str, data: bytes) -> None:
+def _write_durably(path: str, data: bytes | memoryview) -> None:
     with open(path, "wb") as stream:
         stream.write(data)
         stream.flush()
