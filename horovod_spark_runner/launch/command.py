@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from ..config import AllreduceOptions, LaunchOptions
+from .affinity import CPUS
 from .topology import World
 
 # What Open MPI, PMIx and PRRTE tell a process they started.
@@ -137,6 +138,7 @@ def worker_environment(
         "OMPI_MCA_mpi_yield_when_idle": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **clean_environment(base),
+        CPUS: threads,
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": ":".join(path for path in python_path if path),
         # What frameworks leave in the temporary folder goes when the rank does.

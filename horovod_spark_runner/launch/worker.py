@@ -26,6 +26,7 @@ import cloudpickle
 from ..errors import LaunchError
 from ..quiet import quiet_imports
 from . import reporting
+from .affinity import bind_to_cores
 from .outcome import (
     OUTCOME_FILE,
     RAISED,
@@ -54,6 +55,7 @@ def main() -> None:
         os._exit(1)
     start = json.loads(line)
     os.environ.update(start["environment"])
+    bind_to_cores(os.environ)
     reporting.connect(slot)
     code = _run(directory, payload, start["rank"], start["size"], timings)
     sys.stdout.flush()

@@ -1,0 +1,51 @@
+"""Which cores a rank runs on.
+
+Ranks that share all cores of a host wait for each other at every step: where the scheduler puts two
+of them on one core for a while, all are slow. With a share of the cores to itself, each keeps its
+pace (benchmarks/training.py). Where Spark has left cores to others, ranks are not bound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+
+CPUS = "HSR_CPUS"
+# Set by whoever decides where threads run.
+_DECIDED = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
+def share_of_cores(allowed: Sequence[int], rank: int, ranks: int, cpus: int) -> list[int]:
+    """Return the cores of one rank; none if the ranks do not take up exactly all. Pure.
+
+    Args:
+        allowed: the cores that processes of this host may run on.
+        rank: place among the ranks of this host, from 0.
+        ranks: ranks of this host.
+        cpus: cores of each.
+    """
+    if ranks * cpus != len(allowed):
+        return []
+    return sorted(allowed)[rank * cpus : (rank + 1) * cpus]
+
+
+def bind_to_cores(environment: Mapping[str, str]) -> None:
+    """Keep this process, all its threads, to its share of the host's cores, if it has one.
+
+    Args:
+        environment: with mpirun's part, from which the place on this host is known.
+    """
+    if any(name in environment for name in _DECIDED):
+        return
+    try:
+        rank = int(environment["OMPI_COMM_WORLD_LOCAL_RANK"])
+        ranks = int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
+        allowed = sorted(os.sched_getaffinity(0))
+        cores = share_of_cores(allowed, rank, ranks, int(environment[CPUS]))
+        # Threads to come inherit it; imports have started some already.
+        for thread in os.listdir("/proc/self/task") if cores else ():
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.sched_setaffinity(int(thread), cores)
+    except (AttributeError, KeyError, OSError):
+        pass  # not Linux, or not allowed here: an advantage less

@@ -1,0 +1,67 @@
+"""Which cores a rank runs on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from horovod_spark_runner.launch.affinity import bind_to_cores, share_of_cores
+
+SHOW = """
+import os, threading, time
+from horovod_spark_runner.launch.affinity import bind_to_cores
+early = threading.Thread(target=time.sleep, args=(60,), daemon=True)
+early.start()
+bind_to_cores(os.environ)
+print(*(sorted(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")), sep="\\n")
+"""
+
+
+def test_shares_are_disjoint_and_cover_all_cores() -> None:
+    allowed = [0, 2, 3, 5, 8, 9, 10, 11]
+    shares = [share_of_cores(allowed, rank, 4, 2) for rank in range(4)]
+    assert shares == [[0, 2], [3, 5], [8, 9], [10, 11]]
+
+
+@pytest.mark.parametrize(("ranks", "cpus"), [(1, 1), (2, 3), (4, 4), (8, 2)])
+def test_nobody_is_bound_unless_the_ranks_take_up_all_cores(ranks: int, cpus: int) -> None:
+    assert share_of_cores(range(8), 0, ranks, cpus) == []
+
+
+def show(**environment: str) -> list[str]:
+    whole = {**os.environ, **environment}
+    run = subprocess.run([sys.executable, "-c", SHOW], capture_output=True, text=True, env=whole)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.split("\n")[:-1]
+
+
+def test_all_threads_of_a_rank_are_bound() -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    ranks = str(len(allowed))
+    place = {
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": ranks,
+        "HSR_CPUS": "1",
+    }
+    assert show(**place) == [str(allowed[:1])] * 2
+    assert show(**{**place, "OMP_PROC_BIND": "false"}) == [str(allowed)] * 2
+
+
+def test_what_the_system_refuses_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise PermissionError("not here")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    cores = str(len(os.sched_getaffinity(0)))
+    bind_to_cores(
+        {
+            "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": cores,
+            "HSR_CPUS": "1",
+        }
+    )
+    bind_to_cores({})
