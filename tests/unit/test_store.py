@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from horovod_spark_runner.cli import main
-from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
+from horovod_spark_runner.data.manifest import FORMAT, Column, Manifest, RowGroup
 from horovod_spark_runner.data.store import (
     clear_datasets,
     find_datasets,
@@ -55,7 +55,7 @@ def test_manifests_survive(folder: Location) -> None:
     assert Manifest.from_json(found.to_json()) == found
     assert found.url == str(place)
     with pytest.raises(ValueError, match="another format"):
-        Manifest.from_json(found.to_json().replace('"format": 2', '"format": 1'))
+        Manifest.from_json(found.to_json().replace(f'"format": {FORMAT}', '"format": 1'))
 
 
 def test_only_whole_datasets_for_the_same_request_are_found(folder: Location) -> None:
