@@ -7,6 +7,7 @@ in use. A dataset that fits into memory is read only once.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -57,10 +58,11 @@ class PieceReader:
         It need not be exact: a piece that was not announced is read when it is asked for.
         """
         self._forget()
-        for piece in pieces:
-            number = piece.row_group
-            if number not in self._kept and (not self._announced or self._announced[-1] != number):
-                self._announced.append(number)
+        numbers = [piece.row_group for piece in pieces]
+        if self._keep:
+            self._announced.extend(n for n in dict.fromkeys(numbers) if n not in self._kept)
+        else:
+            self._announced.extend(number for number, _ in itertools.groupby(numbers))
 
     def read(self, piece: Piece) -> Arrays:
         """Return the piece's values by column, views of what Arrow has read.

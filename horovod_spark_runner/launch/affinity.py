@@ -41,7 +41,7 @@ def bind_to_cores(environment: Mapping[str, str]) -> None:
     try:
         rank = int(environment["OMPI_COMM_WORLD_LOCAL_RANK"])
         ranks = int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
-        allowed = sorted(os.sched_getaffinity(0))
+        allowed = list(os.sched_getaffinity(0))
         cores = share_of_cores(allowed, rank, ranks, int(environment[CPUS]))
         # Threads to come inherit it; imports have started some already.
         for thread in os.listdir("/proc/self/task") if cores else ():

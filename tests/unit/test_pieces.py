@@ -99,6 +99,24 @@ def test_what_fits_is_read_from_storage_once(tmp_path: Path) -> None:
         assert sorted(read) == sorted([*range(groups)] * (3 if again else 1))
 
 
+def test_a_row_group_that_is_kept_is_announced_once(tmp_path: Path) -> None:
+    """Lanes share row groups: their parts are asked for at different times."""
+    manifest = dataset(tmp_path, SIZES).manifest
+    reader = PieceReader(manifest, manifest.columns, 1 << 30)
+    read: list[int] = []
+    original = reader._read_group
+    reader._read_group = lambda n: (read.append(n), original(n))[1]
+    pieces = all_pieces()
+    apart = pieces[::2] + pieces[1::2]
+    reader.announce(apart)
+    for piece in apart:
+        assert reader.read(piece)["id"].tolist() == expected(piece)
+    waiting = list(reader._ahead)
+    reader.close()
+    assert sorted(read) == list(range(len(manifest.row_groups)))
+    assert not waiting
+
+
 def test_lanes_need_their_next_blocks_one_after_the_other() -> None:
     plan = plan_epoch([(100, 100)] * 640, global_batch=16, seed=0, epoch=0, window_bytes=256 * 100)
     assert plan.lanes == 16
