@@ -139,7 +139,8 @@ def load_model(
     with quiet_imports():
         import tensorflow as tf
 
-        from ..training.model import InputBinding, build_model, flatten_outputs
+        from ..training.binding import InputBinding
+        from ..training.model import build_model, flatten_outputs
 
     model = build_model(source)
     bind = InputBinding(model, inputs, Manifest("", (), columns, (), ""))

@@ -149,7 +149,8 @@ class Training:
 
     def _share_variables(self) -> None:
         broadcast(self._variables.shared, self._world)
-        finalize_layers(self._model)
+        if finalize_layers(self._model):
+            self._steps.trace()
 
     def close(self) -> None:
         self._keeper.close()

@@ -169,7 +169,7 @@ def flatten_outputs(value: Any) -> list[Any]:
     return list(keras.tree.flatten(value))
 
 
-def finalize_layers(model: Any) -> None:
+def finalize_layers(model: Any) -> bool:
     """Let layers compute anew what they derive from their weights; to be called after setting them.
 
     `keras.layers.Normalization` keeps mean and variance as weights, but computes with constants
@@ -177,10 +177,16 @@ def finalize_layers(model: Any) -> None:
 
     Args:
         model: a built ``keras.Model``.
+
+    Returns:
+        Whether there are such layers.
     """
+    found = False
     for layer in model._flatten_layers(include_self=True, recursive=True):
         finalize = getattr(layer, "finalize_state", None)
         # Layers without weights (Discretization) derive their state from what `adapt` saw, which a
         # loaded model has no longer: finalising them again would empty them.
         if finalize is not None and layer.weights:
             finalize()
+            found = True
+    return found
