@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -157,10 +158,11 @@ class Training:
                 return self._report()
         self._callbacks.on_train_end()
         self._keeper.finish()
+        saved = None
         if self._rank == 0:
             directory = RunDirectory(Location(self._spec.run_dir))
-            save_model(directory, self._model, self._spec, self._batches.example)
-        return self._report()
+            saved = save_model(directory, self._model, self._spec, self._batches.example)
+        return replace(self._report(), saved=saved)
 
     @property
     def _finished(self) -> bool:

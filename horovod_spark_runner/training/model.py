@@ -11,7 +11,7 @@ import keras
 
 from ..data.manifest import Column, Manifest
 from ..errors import ModelError
-from .spec import Binding, ModelSource, OutputSpec
+from .spec import Binding, ModelSource
 
 Arrays = Mapping[str, Any]
 
@@ -227,18 +227,6 @@ def output_names(model: Any) -> list[str]:
     return list(
         getattr(model, "output_names", None) or [f"output_{i}" for i in range(len(outputs))]
     )
-
-
-def output_specs(model: Any, example: Any) -> list[OutputSpec]:
-    """Return names, shapes and types of what the model gives for ``example`` inputs."""
-    values = flatten_outputs(model(example, training=False))
-    names = output_names(model)
-    if len(names) != len(values):  # a subclass that returns several
-        names = [f"output_{i}" for i in range(len(values))]
-    return [
-        OutputSpec(name, tuple(value.shape[1:]), keras.backend.standardize_dtype(value.dtype))
-        for name, value in zip(names, values, strict=True)
-    ]
 
 
 def flatten_outputs(value: Any) -> list[Any]:
