@@ -16,7 +16,7 @@ from ..serialize import dumps
 from ..storage.arrays import dump_arrays
 from ..storage.run_directory import RunDirectory
 from .archive import custom_parts, read_config, with_named_lambdas
-from .custom_objects import find_objects, only_keras
+from .custom_objects import find_objects, only_keras, revivable
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .model import finalize_layers
 from .outputs import call_model, fixed_batch, output_leaves, output_specs, repeat_rows
@@ -84,7 +84,7 @@ def load_archive(archive: bytes, objects: Mapping[str, Any] | None) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, ARCHIVE_FILE)
         path.write_bytes(archive if objects is None else with_named_lambdas(archive))
-        return keras.saving.load_model(path, custom_objects=dict(objects or {}), compile=False)
+        return keras.saving.load_model(path, custom_objects=revivable(objects or {}), compile=False)
 
 
 def _archive(model: Any) -> bytes | None:

@@ -11,6 +11,8 @@ import keras
 
 from .archive import LAMBDA, CustomPart
 
+# Arguments of keras.Layer that Keras adds to the configuration of every subclass.
+_BASE_ARGUMENTS = ("name", "trainable", "dtype", "autocast", "activity_regularizer")
 # Modules whose objects need no pickling: the workers have them.
 _KNOWN = ("keras", "tensorflow", "numpy", "builtins")
 
@@ -38,6 +40,32 @@ def find_objects(
         if candidate is not None:
             found[part.key] = candidate
     return found
+
+
+def revivable(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``objects`` with classes that load also if they do not take ``name`` or ``dtype``.
+
+    Keras writes such arguments of its base classes for every subclass, and then cannot load one
+    whose ``__init__`` takes its own arguments only, as most subclasses of ``keras.Model`` do.
+    """
+    return {
+        name: _lenient(value)
+        if isinstance(value, type) and issubclass(value, keras.Layer)
+        else value
+        for name, value in objects.items()
+    }
+
+
+def _lenient(cls: Any) -> Any:
+    taken = inspect.signature(cls.__init__).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        return cls
+
+    def from_config(_: Any, config: Mapping[str, Any], *args: Any) -> Any:
+        kept = {k: v for k, v in config.items() if k in taken or k not in _BASE_ARGUMENTS}
+        return cls.from_config(kept, *args)
+
+    return type(cls.__name__, (cls,), {"from_config": classmethod(from_config)})
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -138,14 +137,9 @@ def test_keras_own_layers_need_no_code(name: str, tmp_path: Path) -> None:
     assert read_signature(RunDirectory(str(tmp_path))).self_contained
     recipe = read_trained_model(RunDirectory(str(tmp_path)), source(never), saved, {}).recipe
     expected = model.predict(VALUES, verbose=0)
+    expected = expected if isinstance(expected, list) else [expected]
     for predict in (load_model(recipe), of_run(tmp_path)):
-        for ours, theirs in zip(
-            predict({"x": VALUES}),
-            np.atleast_1d(expected)
-            if not isinstance(expected, (list, np.ndarray))
-            else (expected if isinstance(expected, list) else [expected]),
-            strict=True,
-        ):
+        for ours, theirs in zip(predict({"x": VALUES}), expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
@@ -163,3 +157,140 @@ def test_the_users_own_parts_travel_in_memory(name: str, tmp_path: Path) -> None
         read_finished_run(directory)
     (again,) = of_run(tmp_path, model_fn=WITH_OBJECTS[name])({"x": VALUES})
     np.testing.assert_allclose(again, ours, rtol=1e-6)
+
+
+def test_a_dictionary_of_outputs_keeps_its_authors_order_and_names(tmp_path: Path) -> None:
+    model = compiled(two_outputs(dict))
+    save_run(tmp_path, model, [X])
+    recipe = read_finished_run(RunDirectory(str(tmp_path))).recipe
+    assert [(o.name, o.shape) for o in recipe.outputs] == [("z", (2,)), ("a", (1,))]
+    expected = model.predict(VALUES, verbose=0)
+    for ours, name in zip(load_model(recipe)({"x": VALUES}), "za", strict=True):
+        np.testing.assert_allclose(ours, expected[name], rtol=1e-5)
+
+
+class Nesting(keras.Model):
+    def call(self, x: Any) -> Any:
+        return {"z": [x, {"k": x * 2}], "a": (x * 3, None), "Z_0": x * 4}
+
+
+def test_nested_outputs_are_named_by_their_path() -> None:
+    specs = output_specs(Nesting(), VALUES[:1])
+    assert [spec.name for spec in specs] == ["z_0", "z_1_k", "a_0", "Z_0_1"]
+    assert specs[1].path == ("z", 1, "k")
+
+
+def test_outputs_of_one_layer_have_names_of_their_own() -> None:
+    x = keras.Input((3,))
+    y = layers.Dense(1, name="y")(x)
+    specs = output_specs(keras.Model(x, [y, y]), VALUES[:1])
+    assert [spec.name for spec in specs] == ["y", "y_1"]
+
+
+def test_an_output_that_is_not_per_row_is_told(tmp_path: Path) -> None:
+    class Sums(keras.Model):
+        def call(self, x: Any) -> Any:
+            return {"rows": x, "total": keras.ops.sum(x)}
+
+    save_run(tmp_path, compiled(Sums()), [X])
+    with pytest.raises(ModelError, match=r"output 'total' has the shape \(\) for 2 rows"):
+        check_callable(read_finished_run(RunDirectory(str(tmp_path))))
+
+
+def test_a_model_without_call_is_saved_and_told(tmp_path: Path) -> None:
+    model = Generator()
+    model.compile("sgd", "mse")
+    saved = save_run(tmp_path, model, [X])
+    assert saved.loads == "source"
+    with np.load(tmp_path / "model" / "weights.npz") as file:
+        assert file["00000"].shape == (3, 2)
+    trained = read_finished_run(RunDirectory(str(tmp_path)))
+    with pytest.raises(ModelError, match=r"cannot predict: NotImplementedError.*weights\.npz"):
+        check_callable(trained)
+
+
+def fixed() -> Any:
+    x = keras.Input(batch_shape=(4, 3))
+    mean = keras.ops.mean(x, axis=1, keepdims=True)
+    return keras.Model(x, layers.Dense(2)(keras.ops.reshape(x - mean, (4, 3))))
+
+
+def eager() -> Any:
+    return with_parts(Peeking())
+
+
+class Peeking(layers.Layer):
+    """Works without a graph only."""
+
+    def call(self, x: Any) -> Any:
+        return x * float(np.sign(x.numpy().sum())) if hasattr(x, "numpy") else x
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+
+@pytest.mark.parametrize(("model_fn", "arguments"), [(fixed, {}), (eager, {"run_eagerly": True})])
+def test_what_a_model_is_called_with_and_how(model_fn: Any, arguments: Any, tmp_path: Path) -> None:
+    model = model_fn()
+    model.compile("sgd", "mse", **arguments)
+    saved = save_run(tmp_path, model, [X])
+    recipe = read_trained_model(RunDirectory(str(tmp_path)), source(never), saved, {}).recipe
+    predict = load_model(recipe)
+    rows = np.concatenate([VALUES, VALUES[:1]])
+    expected = np.concatenate([model(rows[:4]), model(rows[4:])])
+    for count in (1, 4, 7):
+        (ours,) = predict({"x": rows[:count]})
+        np.testing.assert_allclose(ours, expected[:count], rtol=1e-5)
+
+
+def half() -> Any:
+    keras.config.set_dtype_policy("mixed_float16")
+    keras.config.set_image_data_format("channels_first")
+    return with_parts(Shift())
+
+
+def test_settings_of_a_model_stay_its_own(tmp_path: Path) -> None:
+    before = keras_state()
+    with using_keras_state({**before, "dtype_policy": "mixed_float16"}):
+        first = compiled(with_parts())
+        save_run(tmp_path / "half", first, [X])
+        expected = first.predict(VALUES, verbose=0)
+    assert keras_state() == before
+    (ours,) = of_run(tmp_path / "half")({"x": VALUES})
+    np.testing.assert_allclose(ours, expected, rtol=1e-3)
+    assert keras_state() == before
+    built = compiled(with_parts(Shift()))
+    save_run(tmp_path / "built", built, [X])
+    of_run(tmp_path / "built", model_fn=half)({"x": VALUES})
+    assert keras_state() == before
+
+
+def test_weights_given_to_a_rebuilt_model_reach_what_is_derived_of_them(tmp_path: Path) -> None:
+    """The rebuilt model's layer was never adapted."""
+    model = compiled(adapted())
+    save_run(tmp_path, model, [X])
+    fresh = of_run(tmp_path, model_fn=lambda: with_parts(layers.Normalization()))
+    np.testing.assert_allclose(fresh({"x": VALUES})[0], model.predict(VALUES, verbose=0), rtol=1e-5)
+
+
+def test_another_model_fn_is_refused(tmp_path: Path) -> None:
+    save_run(tmp_path, compiled(plain()), [X])
+    with pytest.raises(ModelError, match=r"weight 2 of shape \(4, 2\).*\(4, 1\)"):
+        of_run(tmp_path, model_fn=lambda: with_parts(layers.Dense(4)))
+
+
+def test_custom_objects_by_the_name_of_the_class(tmp_path: Path) -> None:
+    model = compiled(with_parts(Registered(), layers.Dense(2, activation=doubled)))
+    save_run(tmp_path, model, [X])
+    directory = RunDirectory(str(tmp_path))
+    with pytest.raises(RunDirectoryError, match=r"custom_objects=\{'doubled': doubled\}"):
+        read_finished_run(directory, custom_objects={"Registered": Registered})
+    given = {"Registered": Registered, "doubled": doubled}
+    (ours,) = of_run(tmp_path, custom_objects=given)({"x": VALUES})
+    np.testing.assert_allclose(ours, model.predict(VALUES, verbose=0), rtol=1e-5)
+
+
+def test_a_lambda_is_named_by_its_layer(tmp_path: Path) -> None:
+    save_run(tmp_path, compiled(with_parts(layers.Lambda(lambda x: -x, name="minus"))), [X])
+    with pytest.raises(RunDirectoryError, match=r"a lambda in layer 'minus'.*model_fn"):
+        read_finished_run(RunDirectory(str(tmp_path)))
