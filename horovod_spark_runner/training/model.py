@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from ..errors import ModelError
-from .spec import ModelSource, OutputSpec
+from .spec import ModelSource
 
 logger = logging.getLogger(__name__)
 
@@ -140,33 +140,6 @@ def switch_off_jit(model: Any, asked: bool) -> None:
                 "collectives cannot run inside an XLA-compiled step",
                 model.name,
             )
-
-
-def output_names(model: Any) -> list[str]:
-    """Return the names of the model's outputs; a single one is called "prediction"."""
-    outputs = model.outputs or [None]
-    if len(outputs) == 1:
-        return ["prediction"]
-    return list(
-        getattr(model, "output_names", None) or [f"output_{i}" for i in range(len(outputs))]
-    )
-
-
-def output_specs(model: Any, example: Any) -> list[OutputSpec]:
-    """Return names, shapes and types of what the model gives for ``example`` inputs."""
-    values = flatten_outputs(model(example, training=False))
-    names = output_names(model)
-    if len(names) != len(values):  # a subclass that returns several
-        names = [f"output_{i}" for i in range(len(values))]
-    return [
-        OutputSpec(name, tuple(value.shape[1:]), keras.backend.standardize_dtype(value.dtype))
-        for name, value in zip(names, values, strict=True)
-    ]
-
-
-def flatten_outputs(value: Any) -> list[Any]:
-    """Return the tensors of a model's output in the order of its names."""
-    return list(keras.tree.flatten(value))
 
 
 def finalize_layers(model: Any) -> bool:
