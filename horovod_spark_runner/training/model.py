@@ -244,3 +244,20 @@ def output_specs(model: Any, example: Any) -> list[OutputSpec]:
 def flatten_outputs(value: Any) -> list[Any]:
     """Return the tensors of a model's output in the order of its names."""
     return list(keras.tree.flatten(value))
+
+
+def finalize_layers(model: Any) -> None:
+    """Let layers compute anew what they derive from their weights; to be called after setting them.
+
+    `keras.layers.Normalization` keeps mean and variance as weights, but computes with constants
+    made of them. Functions compiled before keep the old constants.
+
+    Args:
+        model: a built ``keras.Model``.
+    """
+    for layer in model._flatten_layers(include_self=True, recursive=True):
+        finalize = getattr(layer, "finalize_state", None)
+        # Layers without weights (Discretization) derive their state from what `adapt` saw, which a
+        # loaded model has no longer: finalising them again would empty them.
+        if finalize is not None and layer.weights:
+            finalize()
