@@ -50,6 +50,7 @@ def save_model(directory: RunDirectory, model: Any, spec: TrainingSpec, example:
                 "columns": [asdict(spec.train.column(name)) for name in spec.inputs.columns],
                 "outputs": [asdict(output) for output in outputs],
                 "transforms": sorted(set(spec.transforms) & set(spec.inputs.columns)),
+                "weights": [weight.path for weight in model.weights],
                 "archive": archive is not None,
                 "keras": keras.__version__,
             },

@@ -21,6 +21,7 @@ from .batches import BatchBinding
 from .callback_state import CallbackStates
 from .callbacks import make_callbacks
 from .exchange import GradientExchange, broadcast
+from .initial_weights import load_initial_weights
 from .keeper import Keeper
 from .learning_rate import LearningRate
 from .metrics import MetricsGuard, plain, reduce_metrics
@@ -32,7 +33,6 @@ from .rank_state import RankState, restore_rank
 from .spec import TrainingReport, TrainingSpec
 from .state import TrainingVariables
 from .step import PREEMPT, SAVE, STOP, TrainStep
-from .warm_start import load_initial_weights
 
 
 def train(spec: TrainingSpec) -> TrainingReport:

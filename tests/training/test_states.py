@@ -178,7 +178,8 @@ def small_model(keras: Any, width: int = 3) -> Any:
 
 @pytest.mark.parametrize("form", ["keras", "weights.h5", "saved_model"])
 def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
-    from horovod_spark_runner.training.warm_start import load_initial_weights, read_warm_start
+    from horovod_spark_runner.training.initial_weights import load_initial_weights
+    from horovod_spark_runner.training.warm_start import read_warm_start
 
     source = small_model(keras)
     place = tmp_path / f"model.{form}"
