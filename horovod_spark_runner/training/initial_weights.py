@@ -159,10 +159,14 @@ def _assign_by_path(model: Any, weights: Sequence[Weight]) -> set[int]:
 def match_paths(own: Sequence[str], others: Sequence[str]) -> dict[int, int]:
     """Return which place in ``others`` has the path of which place in ``own``. Pure.
 
-    The name of the whole model, which leads all paths of a ``Sequential``, does not count. A path
-    that occurs several times is matched only if it does so equally often.
+    If no path is equal, the name of the whole model, which leads all paths of a ``Sequential``,
+    does not count. A path that occurs several times is matched only if it does so equally often.
     """
-    ours, theirs = _places(_below_root(own)), _places(_below_root(others))
+    return _equal(own, others) or _equal(_below_root(own), _below_root(others))
+
+
+def _equal(own: Sequence[str], others: Sequence[str]) -> dict[int, int]:
+    ours, theirs = _places(own), _places(others)
     return {
         place: other
         for path, places in ours.items()
@@ -199,10 +203,12 @@ def _tell_what_was_taken(
         False: _listed([w for n, w in enumerate(own) if n not in taken]),
     }
     if not taken:
-        there = f"; there are {_listed(weights)}" if weights else ""
+        there = ""  # Keras goes through its files by the kinds of layers, in their order
+        if weights:
+            there = f"; there are {_listed(weights)}. Weights go by the names of their layers"
         raise ModelError(
             f"initial_weights={origin!r}: no weight has the path and shape of one of the model's, "
-            f"which are {shown[False]}{there}. Weights go by the names of their layers"
+            f"which are {shown[False]}{there}"
         )
     left = len(own) - len(taken)
     text = f"initial_weights={origin!r}: {len(taken)} of {len(own)} weights taken over"

@@ -152,7 +152,7 @@ def separate_seed(seed: np.ndarray, rank: int) -> np.ndarray:
     All ranks start from rank 0's state; without this, every rank would drop the same units.
     """
     value = np.array(seed)
-    if value.dtype.kind == "u" and rank:
+    if value.dtype.kind in "iu" and rank:  # int64 with TensorFlow, uint32 elsewhere
         value[..., 0] += np.array(rank * 0x9E3779B1 % 2**32, dtype=value.dtype)
     return value
 
