@@ -231,6 +231,7 @@ def test_ranks_drop_other_units(keras: Any) -> None:
 
     def dropped(rank: int) -> list[bool]:
         model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dropout(0.5, seed=1)])
+        model.compile("sgd", "mse")
         TrainingVariables(model).separate_seeds(rank)
         return (np.asarray(model(np.ones((1, 64)), training=True)) == 0).ravel().tolist()
 
