@@ -51,6 +51,7 @@ def run_training(
     callbacks: Sequence[Any] | Callable[[], Sequence[Any]] = (),
     resume: str = "auto",
     initial_weights: str | Path | None = None,
+    initial_weights_skip_mismatch: bool = False,
     checkpoint_every_steps: int | None = None,
     checkpoint_every_minutes: float | None = None,
     keep_checkpoints: int = 3,
@@ -129,8 +130,23 @@ def run_training(
             returns them. Those that write files run on rank 0 only.
         resume: ``"auto"`` (default) goes on from the newest checkpoint in ``run_dir`` if there is
             one; ``"never"`` refuses a ``run_dir`` that has some; ``"required"`` one that has none.
+            What may change from call to call: ``epochs``, callbacks, checkpoints, restarts,
+            metrics, settings of the optimizer other than its rate (clipping, decay, schedules),
+            and, from an epoch's end on, ``num_workers``, ``batch_size``, ``shuffle`` and
+            ``window_bytes``. A new loss is trained with, and warned of. What the checkpoint
+            decides is kept, with a warning that names both values: the learning rate that
+            ``compile`` gave, ``lr_scaling``, ``warmup_epochs``, ``initial_weights``, and of
+            ``seed`` all but the order of rows. Refused by name: other training rows (also by
+            another ``validation``), columns, layers or settings of layers, optimizer classes.
+            Automatic names (``dense_3``) do not count.
         initial_weights: weights to begin a new run with: another run's directory or one of its
             checkpoints, a ``.keras`` or ``.weights.h5`` file, or a SavedModel written by Keras.
+            They must fit, weight by weight, in the model's order.
+        initial_weights_skip_mismatch: take over only the weights that are there and fit, such as
+            all but a new head's (false by default); the others keep their initial values. Weights
+            go by their paths (layer and variable names), those of Keras files as
+            ``load_weights(skip_mismatch=True)`` finds them. Which were taken is reported; it is
+            an error if none was.
         checkpoint_every_steps: take a checkpoint after every so many steps too; by default, at
             every epoch's end only.
         checkpoint_every_minutes: take one whenever so many minutes have passed, too.
@@ -239,6 +255,7 @@ def run_training(
         run_dir=run_dir,
         resume=resume,
         initial_weights=initial_weights,
+        skip_mismatch=initial_weights_skip_mismatch,
         checkpoints=CheckpointOptions(
             every_steps=checkpoint_every_steps,
             every_minutes=checkpoint_every_minutes,

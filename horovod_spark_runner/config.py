@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
 
@@ -250,8 +249,8 @@ def check_class_weight(weights: object) -> None:
         InvalidInputError: it does not.
     """
     if not isinstance(weights, Mapping) or not all(
-        isinstance(label, Integral)
-        and isinstance(weight, Real)
+        isinstance(label, int)
+        and isinstance(weight, (int, float))
         and math.isfinite(weight)
         and weight >= 0
         for label, weight in weights.items()

@@ -46,6 +46,7 @@ ALLOWED = {
     "launch.network": LIGHT | {"psutil"},
     "ml.transformer": LIGHT | {"pyspark"},
     "storage.hdfs": LIGHT | {"hdfs_native"},
+    "training.architecture": LIGHT | {"keras"},
     "training.agreement": LIGHT | {"mpi4py", "tensorflow"},
     "training.artifact": LIGHT | {"keras"},
     "training.batches": LIGHT | {"keras", "tensorflow"},

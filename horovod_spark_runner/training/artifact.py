@@ -61,6 +61,7 @@ def save_model(directory: RunDirectory, model: Any, spec: TrainingSpec, example:
         inputs=spec.inputs,
         columns=tuple(spec.train.column(name) for name in spec.inputs.columns),
         outputs=outputs,
+        weights=tuple(weight.path for weight in model.weights),
         transforms=tuple(sorted(set(spec.transforms) & set(spec.inputs.columns))),
         archive=archive is not None,
         self_contained=saved.loads == "archive",

@@ -27,6 +27,7 @@ from .callback_state import CallbackStates
 from .callbacks import Callbacks, check_callbacks, overrides
 from .collectives import broadcast
 from .epochs import Epochs, Step
+from .initial_weights import load_initial_weights
 from .keeper import Keeper
 from .learning_rate import LearningRate
 from .metrics import check_additive, epoch_logs, numbers, plain, reduce_metrics
@@ -38,7 +39,6 @@ from .rank_state import restore_rank
 from .spec import TrainingReport, TrainingSpec
 from .state import TrainingVariables
 from .step import PREEMPT, SAVE, STOP
-from .warm_start import load_initial_weights
 
 
 def train(spec: TrainingSpec) -> TrainingReport:

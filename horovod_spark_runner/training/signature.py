@@ -19,6 +19,7 @@ class Signature:
         inputs: which column feeds which input.
         columns: the feature columns as they were trained on.
         outputs: what it gives; ``None`` if it cannot be called.
+        weights: paths of its weights, in their order.
         transforms: image columns that were trained with a transform.
         archive: whether there is a ``model.keras``.
         self_contained: whether it loads and predicts the same without the user's code.
@@ -32,6 +33,7 @@ class Signature:
     inputs: Binding
     columns: tuple[Column, ...]
     outputs: tuple[OutputSpec, ...] | None
+    weights: tuple[str, ...] = ()
     transforms: tuple[str, ...] = ()
     archive: bool = False
     self_contained: bool = False
@@ -65,6 +67,7 @@ class Signature:
                     Column(**{**c, "shape": tuple(c["shape"])}) for c in fields["columns"]
                 ),
                 "outputs": None if outputs is None else tuple(_output(o) for o in outputs),
+                "weights": tuple(fields.get("weights", ())),
                 "transforms": tuple(fields.get("transforms", ())),
             }
             return cls(**known)

@@ -127,11 +127,15 @@ class WarmStart:
         kind: ``"arrays"`` (an ``.npz`` of a run), ``"keras"`` (a ``.keras`` file) or
             ``"saved_model"``.
         files: contents by path.
+        paths: paths of the weights in an ``.npz``, in its order; empty if they are not known.
+        skip_mismatch: whether to take over only what is there and fits.
     """
 
     origin: str
     kind: str
     files: dict[str, bytes] = field(repr=False)
+    paths: tuple[str, ...] = field(default=(), repr=False)
+    skip_mismatch: bool = False
 
 
 @dataclass(frozen=True)
