@@ -293,6 +293,18 @@ def test_bad_model_files(
         train(frame, tmp_path, model_fn=str(tmp_path / name))
 
 
+def test_model_files_that_are_folders_or_urls(frame: Any, tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    with pytest.raises(ModelError, match="saved' is a folder; give a function"):
+        train(frame, tmp_path, model_fn=tmp_path / "saved")
+    (tmp_path / "saved" / "saved_model.pb").write_bytes(b"")
+    with pytest.raises(ModelError, match="is a SavedModel, .*initial_weights"):
+        train(frame, tmp_path, model_fn=str(tmp_path / "saved"))
+    (tmp_path / "a b.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"a b\.json was not made by model.to_json"):
+        train(frame, tmp_path, model_fn=f"file://{tmp_path}/a%20b.json")
+
+
 def test_dynamic_allocation_is_refused(
     frame: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
