@@ -47,7 +47,7 @@ ColumnNames = Sequence[str] | Mapping[str, str]
 class TrainingRequest:
     """What `run_training` was asked for; its docstring explains each field."""
 
-    frame: DataFrame | str
+    frame: DataFrame | str | Path
     model: Any
     custom_objects: Mapping[str, Any]
     feature_cols: ColumnNames

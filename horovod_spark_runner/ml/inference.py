@@ -18,6 +18,7 @@ import pyarrow as pa
 from ..data.arrow_to_numpy import column_to_numpy
 from ..data.decode import RowDecoder, Transform, UndecodableRow
 from ..data.manifest import Column, Manifest
+from ..errors import DataError
 from ..quiet import quiet_imports
 from ..storage.arrays import load_arrays
 from ..training.spec import Binding, ModelSource, OutputSpec
@@ -103,7 +104,8 @@ def _decode_and_predict(
     try:
         return model(decode(values, _no_generator))
     except UndecodableRow as error:
-        raise error.cause from None
+        rows = len(next(iter(values.values())))
+        raise DataError(f"{error.cause} (row {error.row} of a batch of {rows})") from None
 
 
 def _no_generator(row: int) -> None:

@@ -36,7 +36,7 @@ class BatchBinding:
             self.columns.append(spec.weight)
         columns = [spec.train.column(name) for name in dict.fromkeys(self.columns)]
         # Stands in where a rank has no row of its own.
-        self.blank: Arrays = {c.name: np.zeros((1, *c.shape), c.dtype) for c in columns}
+        self.blank: Arrays = {c.name: c.blank() for c in columns}
 
     @property
     def example(self) -> Any:
