@@ -47,7 +47,7 @@ def _strings(array: pa.Array, column: Column) -> np.ndarray:
         raise DataError(f"column {column.name!r} holds {array.type}, not strings")
     try:
         strings: np.ndarray = array.to_numpy(zero_copy_only=False)
-    except UnicodeDecodeError as error:
+    except pa.ArrowException as error:
         raise DataError(f"column {column.name!r} holds strings that are not UTF-8") from error
     return strings
 

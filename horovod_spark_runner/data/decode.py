@@ -220,6 +220,7 @@ def _decode_into(
     for row in rows:
         rng = random(row) if transform is not None else None
         try:
-            target[row] = decode_value(column, values[row], transform, rng)
+            # A string, not an array that holds one.
+            target[row] = decode_value(column, values[row], transform, rng)[()]
         except DataError as error:
             raise UndecodableRow(row, error) from error
