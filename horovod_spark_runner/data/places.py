@@ -76,4 +76,5 @@ def _shown_columns(frame: DataFrame) -> list[str]:
     """Return the columns by which a row is recognised: the first that hold one short value."""
     short = ("boolean", "byte", "short", "integer", "long", "float", "double", "string", "date")
     names = [f.name for f in frame.schema.fields if f.dataType.typeName() in short]
-    return [name for name in names if frame.columns.count(name) == 1][:_SHOWN_COLUMNS]
+    known = [name.lower() for name in frame.columns]
+    return [name for name in names if known.count(name.lower()) == 1][:_SHOWN_COLUMNS]
