@@ -104,8 +104,8 @@ def run_training(
             numbers are float32, integers keep their size, strings stay strings and bytes are uint8;
             images of 16 bits are uint16, those of real numbers float32. Values are never scaled.
         transforms: functions that vary a column's values, such as images, by column: called on
-            threads, once per row, with the value (a NumPy array of its own in the column's shape)
-            and a ``numpy.random.Generator`` that depends on seed, epoch and sample only (``None``
+            threads, once per row, with the value (a NumPy array of its own in the column's shape,
+            ``()`` for a single number or string) and a ``numpy.random.Generator`` that depends on seed, epoch and sample only (``None``
             in validation and prediction), so that all columns of a row get equal ones. The result
             has the column's shape and fits its type: to make real numbers of an image of uint8,
             give ``dtypes={"image": "float32"}`` too.

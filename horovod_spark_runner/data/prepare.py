@@ -276,7 +276,8 @@ def _like(held_out: Manifest, train: Manifest) -> Manifest:
     for ours, theirs in zip(held_out.columns, train.columns, strict=True):
         same = (ours.shape, ours.encoding) == (theirs.shape, theirs.encoding)
         # Other sizes of numbers are read as those of the training rows, and have to fit.
-        if not same or not np.can_cast(ours.numpy_dtype, theirs.numpy_dtype, "same_kind"):
+        fits = np.can_cast(ours.numpy_dtype, theirs.numpy_dtype, "same_kind")
+        if not same or not (fits or ours.is_encoded):
             raise DataError(
                 f"the validation rows have column {ours.describe()}, the training rows "
                 + theirs.describe()
