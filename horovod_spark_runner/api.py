@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def run_training(
-    df: DataFrame | str,
+    df: DataFrame | str | Path,
     model_fn: Callable[[], Any] | str | Path,
     *,
     feature_cols: ColumnNames,
@@ -38,7 +38,7 @@ def run_training(
     stratify: str | None = None,
     sample_weight_col: str | None = None,
     class_weight: Mapping[int, float] | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int] | int] | None = None,
     dtypes: Mapping[str, str] | None = None,
     transforms: Mapping[str, Transform] | None = None,
     allow_nan: bool = False,
@@ -81,12 +81,15 @@ def run_training(
     """Train a Keras model on a DataFrame with Horovod, and return it as a transformer.
 
     Args:
-        df: the rows to train on, or the path or URL of a folder of Parquet files, which are read
-            as they are if their types allow. Features and labels are numbers, booleans, decimals,
-            Spark ML vectors, arrays (also nested) of numbers, or bytes: encoded images (PNG, JPEG,
-            GIF), NumPy arrays as Petastorm's codecs write them, or the raw elements of an array.
+        df: the rows to train on, or the path or URL of Parquet files (a folder, or one file), which
+            are read as they are if their types allow. Features and labels are numbers, booleans,
+            decimals, Spark ML vectors, arrays (also nested) of numbers, or bytes: encoded images
+            (PNG, JPEG, GIF, WebP, BMP, TIFF), NumPy arrays as Petastorm's codecs write them, or the
+            raw elements of an array. Features may be strings or arrays of strings, for models that
+            begin with ``StringLookup``, ``TextVectorization`` or ``Hashing``.
         model_fn: function without arguments that returns a compiled ``keras.Model``, called on
-            every worker; or the path of a ``.keras`` file, or of the ``.json`` of a compiled model.
+            every worker; or the path or URL of a ``.keras`` file, or of the ``.json`` of a compiled
+            model.
         feature_cols: columns that feed the model's inputs: a list, in the inputs' order or by
             their names, or a dictionary from input name to column. A list in place of a column
             (``[["age", "height"]]``) joins several into one input. A subclassed model's ``call``
@@ -108,16 +111,20 @@ def run_training(
         validation_freq: validate after every so many epochs (1), or after those of these numbers,
             counted from 1.
         stratify: column of whose values both parts get the same proportions; with a fraction.
-        sample_weight_col: column of weights of the rows in the loss.
+        sample_weight_col: column of weights of the rows in the loss, none of them negative.
         class_weight: weights of the classes in the loss, such as ``{0: 1.0, 1: 5.0}``; 1 where
             not given. For a model with one output, and not beside ``sample_weight_col``.
         shapes: shapes of columns, such as ``{"image": (8, 8, 1)}``; by default that of the
             (nested) arrays. Encoded images are resized to it, (height, width, channels).
         dtypes: NumPy dtypes to train columns in, such as ``{"price": "float64"}``. By default real
-            numbers are float32, integers keep their size and bytes are uint8.
-        transforms: functions that vary decoded images, by column: called on threads with the
-            image (a NumPy array of the column's shape) and a ``numpy.random.Generator`` that
-            depends on seed, epoch and sample only (``None`` in validation and prediction).
+            numbers are float32, integers keep their size, strings stay strings and bytes are uint8;
+            images of 16 bits are uint16, those of real numbers float32. Values are never scaled.
+        transforms: functions that vary a column's values, such as images, by column: called on
+            threads, once per row, with the value (a NumPy array of its own in the column's shape,
+            ``()`` for a single number or string) and a ``numpy.random.Generator`` that depends on
+            seed, epoch and sample only (``None`` in validation and prediction), so that all columns
+            of a row get equal ones. The result has the column's shape and fits its type: to make
+            real numbers of an image of uint8, give ``dtypes={"image": "float32"}`` too.
         allow_nan: let NaN and infinite values pass (refused by default).
         seed: seed of the order of rows, the split and the model's initial weights (0).
         shuffle: take the rows in another order every epoch (default).
@@ -239,9 +246,9 @@ def run_training(
         label_cols=label_cols,
         sample_weight_col=sample_weight_col,
         data=DataOptions(
-            shapes={name: tuple(shape) for name, shape in (shapes or {}).items()},
-            dtypes=dict(dtypes or {}),
-            transforms=dict(transforms or {}),
+            shapes=shapes or {},
+            dtypes=dtypes or {},
+            transforms=transforms or {},
             allow_nan=allow_nan,
             validation=validation,
             stratify=stratify,

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 class TrainingRequest:
     """What `run_training` was asked for; its docstring explains each field."""
 
-    frame: DataFrame | str
+    frame: DataFrame | str | Path
     model: Any
     custom_objects: Mapping[str, Any]
     feature_cols: ColumnNames

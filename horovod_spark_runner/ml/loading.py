@@ -107,7 +107,7 @@ def _give_weights(model: Any, recipe: Recipe, bind: Any) -> None:
     from ..training.outputs import call_model
 
     if not model.built:
-        blank = {c.name: _blank(c, recipe.batch_size or 1) for c in recipe.columns}
+        blank = {c.name: c.blank().repeat(recipe.batch_size or 1, 0) for c in recipe.columns}
         with using_keras_state(recipe.state):
             call_model(model, bind(blank))
     arrays = load_arrays(recipe.weights or b"")
@@ -123,12 +123,6 @@ def _give_weights(model: Any, recipe: Recipe, bind: Any) -> None:
         raise ModelError(f"model_fn builds another model than was trained: {found}")
     model.set_weights(values)
     finalize_layers(model)
-
-
-def _blank(column: Column, rows: int) -> np.ndarray:
-    if column.dtype == "string":
-        return np.full((rows, *column.shape), "", object)
-    return np.zeros((rows, *column.shape), column.dtype)
 
 
 def _to_numpy(value: Any) -> np.ndarray:

@@ -36,7 +36,7 @@ class BatchBinding:
             self.columns.append(spec.weight)
         columns = [spec.train.column(name) for name in self.columns]
         # Stands in where a rank has no row of its own.
-        self.blank: Arrays = {c.name: np.zeros((1, *c.shape), c.dtype) for c in columns}
+        self.blank: Arrays = {c.name: c.blank() for c in columns}
 
     def bind_labels(self, outputs: Any | None) -> None:
         """Take note of what the model's call gives, ``None`` if it has none.
