@@ -1,0 +1,54 @@
+"""Trains some cases and prints what differs: ``python -m tests.conformance.run CASE…``.
+
+A name may be a pattern (``adam*``); without one, all cases are trained.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from . import compare
+from .supervise import differences, start
+from .table import CASES
+
+CHECKS = {
+    "one rank as fit": (compare.one_rank, ("fit", "one-0")),
+    "two ranks as one": (compare.two_ranks, ("one-0", "two-0", "two-1")),
+    "prediction": (compare.prediction, ("one-0",)),
+}
+
+
+def main(patterns: list[str]) -> int:
+    """Print the differences; return how many checks failed."""
+    chosen = [
+        case
+        for case in CASES
+        if not patterns or any(fnmatch.fnmatch(case.name, pattern) for pattern in patterns)
+    ]
+    if not chosen:
+        print("no such case; there are", ", ".join(case.name for case in CASES))
+        return 1
+    failed, began = 0, time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
+        worlds = start(Path(folder), chosen)
+        try:
+            for case in chosen:
+                for check, (function, parts) in CHECKS.items():
+                    found = differences(case, worlds, function, *parts)
+                    failed += bool(found)
+                    print(f"{'FAIL' if found else 'ok  '} {case.name}: {check}", flush=True)
+                    for text in found:
+                        print("       ", text.replace("\n", "\n        "), flush=True)
+        finally:
+            for world in worlds.values():
+                world.stop()
+    print(f"{failed} of {len(chosen) * len(CHECKS)} differ, {time.monotonic() - began:.0f} s")
+    return failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(min(1, main(sys.argv[1:])))
