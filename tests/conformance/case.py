@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# A column, or columns by place or by name, as `run_training` takes them.
-Columns = str | list[Any] | dict[str, Any]
+# A column, or columns by place or by name, as `run_training` takes them; `None` for no label.
+Columns = str | list[Any] | dict[str, Any] | None
 
 SAME = 1e-6
 CLOSE = 1e-5
@@ -25,8 +25,10 @@ class Case:
     Attributes:
         name: what is shown, in lower case with dashes.
         model: returns the compiled model.
-        x: the columns that feed the model, as `Model.fit` would get their arrays.
+        x: the columns that feed the model; `Model.fit` gets their arrays in the same places.
         y: the columns it is compared with.
+        fit_x: makes what `Model.fit` gets as inputs of the arrays, where it is something else.
+        fit_y: the same for labels.
         weight: column of sample weights.
         callbacks: returns Keras callbacks that write into a folder.
         rows: rows of the training data; 16 make a global batch.
@@ -49,6 +51,8 @@ class Case:
     model: Callable[[], Any] = field(repr=False)
     x: Columns = "x"
     y: Columns = "y"
+    fit_x: Callable[[Mapping[str, Any]], Any] | None = field(default=None, repr=False)
+    fit_y: Callable[[Mapping[str, Any]], Any] | None = field(default=None, repr=False)
     weight: str | None = None
     callbacks: Callable[[Path], list[Any]] = field(default=no_callbacks, repr=False)
     rows: int = 59
@@ -65,9 +69,22 @@ class Case:
     shows: tuple[str, ...] = ()
     note: str = ""
 
+    def inputs(self, arrays: Mapping[str, Any]) -> Any:
+        """Return the inputs as `Model.fit` gets them."""
+        return fill(self.x, arrays) if self.fit_x is None else self.fit_x(arrays)
+
+    def batch(self, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return inputs, labels and weights as `Model.fit` gets them."""
+        values: tuple[Any, ...] = (self.inputs(arrays),)
+        if self.y is not None or self.fit_y is not None:
+            values += (fill(self.y, arrays) if self.fit_y is None else self.fit_y(arrays),)
+        return values if self.weight is None else (*values, arrays[self.weight])
+
 
 def columns_in(columns: Columns) -> list[str]:
     """Return the names of all columns, in order."""
+    if columns is None:
+        return []
     if isinstance(columns, str):
         return [columns]
     parts = columns.values() if isinstance(columns, dict) else columns
@@ -80,4 +97,5 @@ def fill(columns: Columns, arrays: Mapping[str, Any]) -> Any:
         return arrays[columns]
     if isinstance(columns, dict):
         return {name: fill(part, arrays) for name, part in columns.items()}
-    return [fill(part, arrays) for part in columns]
+    # Keras itself turns lists into tuples; TensorFlow would take a list for one tensor.
+    return tuple(fill(part, arrays) for part in columns or ())

@@ -25,7 +25,7 @@ GLOBAL_BATCH = 16
 VALIDATION_ROWS = 21
 SEED = 0
 WINDOW = 256 * 1024 * 1024
-SHAPES = {"image": (8, 8, 1), "photo": (32, 32, 3), "series": (5, 3), "clip": (3, 8, 8, 1)}
+SHAPES = {"image": (8, 8, 1), "photo": (32, 32, 3), "series": (5, 3), "clip": (3, 8, 8)}
 WORDS = np.array(["red", "green", "blue", "black"])
 
 
@@ -59,6 +59,8 @@ def make_columns(rows: int, seed: int) -> dict[str, np.ndarray]:
         "many": np.stack([y > 0, x[:, 1] > 0, x[:, 2] > 0], 1).astype(float),
         "unit": 1 / (1 + np.exp(-y)),
         "w": random.uniform(0.5, 1.5, size=rows),
+        "seldom": random.uniform(size=rows) * (random.uniform(size=rows) > 0.7),
+        "nothing": np.zeros(rows),
     }
     whole = {
         "label": label,
@@ -66,7 +68,7 @@ def make_columns(rows: int, seed: int) -> dict[str, np.ndarray]:
         "tokens": tokens,
         "steps": random.integers(0, 3, size=(rows, 5)),
         "code": random.integers(10, 14, size=rows),
-        "codes": random.integers(0, 5, size=(rows, 2)),
+        "codes": random.integers(1, 4, size=(rows, 2)),
     }
     return {
         **{name: values.astype(np.float32) for name, values in real.items()},

@@ -84,6 +84,28 @@ def two_outputs(kind: str = "list") -> Any:
     return Model(inputs, outputs[kind])
 
 
+def tied() -> Any:
+    """Return an autoencoder whose second half is the first one's kernel, turned."""
+
+    @keras.saving.register_keras_serializable("conformance")
+    class Tied(Model):
+        def __init__(self, **more: Any) -> None:
+            super().__init__(**more)
+            self.down = layers.Dense(3, "tanh")
+
+        def call(self, inputs: Any) -> Any:
+            return keras.ops.matmul(self.down(inputs), keras.ops.transpose(self.down.kernel))
+
+    return Tied()
+
+
+def frozen() -> Any:
+    """Return a model whose first layer is not trained."""
+    model = stack(layers.Dense(6, "tanh"), layers.Dense(5, "tanh"))
+    model.layers[0].trainable = False
+    return model
+
+
 def recurrent(layer: Any) -> Any:
     """Return a model of a recurrent layer on ``series``."""
     return stack(layer, shape=(5, 3))
@@ -101,10 +123,13 @@ def masked(layer: Any) -> Any:
     )
 
 
-def attention() -> Any:
+def attention(kind: Any = None) -> Any:
     """Return self-attention on ``series``."""
     inputs = Input((5, 3))
-    seen = layers.MultiHeadAttention(2, 4)(inputs, inputs)
+    if kind is None:
+        seen = layers.MultiHeadAttention(2, 4)(inputs, inputs)
+    else:
+        seen = kind()([inputs, inputs])
     hidden = layers.LayerNormalization()(layers.add([seen, inputs]))
     return Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(hidden)))
 

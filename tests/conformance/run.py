@@ -1,6 +1,7 @@
 """Trains some cases and prints what differs: ``python -m tests.conformance.run CASE…``.
 
-A name may be a pattern (``adam*``); without one, all cases are trained.
+A name may be a pattern (``metric*``) or a title of the table ("Losses and weights"); without one,
+all cases are trained.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from . import compare
 from .supervise import differences, start
-from .table import CASES
+from .table import CASES, GROUPS
 
 CHECKS = {
     "one rank as fit": (compare.one_rank, ("fit", "one-0")),
@@ -26,8 +27,11 @@ def main(patterns: list[str]) -> int:
     """Print the differences; return how many checks failed."""
     chosen = [
         case
-        for case in CASES
-        if not patterns or any(fnmatch.fnmatch(case.name, pattern) for pattern in patterns)
+        for title, cases in GROUPS.items()
+        for case in cases
+        if not patterns
+        or title in patterns
+        or any(fnmatch.fnmatch(case.name, pattern) for pattern in patterns)
     ]
     if not chosen:
         print("no such case; there are", ", ".join(case.name for case in CASES))

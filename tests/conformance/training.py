@@ -22,7 +22,7 @@ from horovod_spark_runner.storage.run_directory import RunDirectory
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.spec import ModelSource, TrainingSpec
 
-from .case import Case, fill
+from .case import Case
 from .data import (
     GLOBAL_BATCH,
     SEED,
@@ -36,6 +36,8 @@ from .data import (
 from .recording import Recording, plain, recorder
 
 TOKEN = "conformance"
+# Lines of a traceback that are kept.
+TRACE = 12
 
 
 class Batches(keras.utils.PyDataset):
@@ -60,12 +62,12 @@ def fit(case: Case, data: Path, folder: Path) -> Recording:
     """Train ``case`` with ``Model.fit``."""
     manifest = open_data(data, case.rows, case)
     epochs = [
-        [_data(case, arrays) for arrays in epoch] for epoch in train_batches(manifest, case.epochs)
+        [case.batch(arrays) for arrays in epoch] for epoch in train_batches(manifest, case.epochs)
     ]
     options: dict[str, Any] = dict(case.options)
     held_out = validation_batches(open_data(data, VALIDATION_ROWS, case))
     if case.validation:
-        options["validation_data"] = Batches([[_data(case, arrays) for arrays in held_out]])
+        options["validation_data"] = Batches([[case.batch(arrays) for arrays in held_out]])
     noted = recorder()
 
     def work() -> tuple[Any, dict[str, Any]]:
@@ -110,11 +112,6 @@ def ours(case: Case, data: Path, folder: Path, run_dir: Path, size: int, rank: i
     if rank == 0 and not recording.error and size == 1:
         _predict(case, data, run_dir, made[0], recording)
     return recording
-
-
-def _data(case: Case, arrays: dict[str, Any]) -> tuple[Any, ...]:
-    weight = () if case.weight is None else (arrays[case.weight],)
-    return (fill(case.x, arrays), fill(case.y, arrays), *weight)
 
 
 def _spec(
@@ -171,7 +168,7 @@ def _recorded(work: Callable[[], tuple[Any, dict[str, Any]]], noted: Any, folder
         recording.optimizer = _values(getattr(optimizer, "variables", []))
     except Exception as error:  # whatever a case raises is its result
         recording.error = f"{type(error).__name__}: {error}"
-        recording.trace = traceback.format_exc()
+        recording.trace = "".join(traceback.format_exc().splitlines(keepends=True)[-TRACE:])
     recording.seconds = time.monotonic() - began
     recording.calls = noted.calls
     recording.params = plain(noted.first_params)
@@ -196,7 +193,7 @@ def _files(folder: Path) -> dict[str, str]:
 def _predict(case: Case, data: Path, run_dir: Path, model: Any, recording: Recording) -> None:
     """Note what the model predicts, and what comes of it by way of the run directory."""
     arrays = join(validation_batches(open_data(data, VALIDATION_ROWS, case)))
-    inputs = fill(case.x, arrays)
+    inputs = case.inputs(arrays)
     directory = RunDirectory(Location(str(run_dir)))
 
     def saved(source: ModelSource | None) -> list[np.ndarray]:
