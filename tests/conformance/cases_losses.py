@@ -16,12 +16,19 @@ CE = "sparse_categorical_crossentropy"
 TWO = ["y", "label"]
 RATIO = "the loss is one ratio over the whole batch, not a mean over its rows"
 PAIRS = "the loss compares the rows of a batch with each other"
-SMALL = "a batch's mean is taken in another order; far values make it visible"
 
 
 def own_loss(y_true: Any, y_pred: Any) -> Any:
     """Return a loss that is a function."""
     return keras.ops.mean(keras.ops.abs(y_true - y_pred) ** 1.5, axis=-1)
+
+
+@keras.saving.register_keras_serializable("conformance")
+class OwnLoss(losses.Loss):
+    """A loss of a user's own."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return keras.ops.mean(keras.ops.abs(y_true - y_pred) ** 3, axis=-1)
 
 
 def ctc() -> Any:
@@ -67,7 +74,8 @@ OF_LOSSES = [
     for name, (loss, label, out, activation) in LOSSES.items()
 ] + [
     Case("loss-ctc", lambda: compiled(ctc(), loss="ctc"), x="tokens", y="codes", shows=("losses.CTC",)),
-    Case("loss-function", lambda: compiled(dense(2), loss=own_loss), y="y2", custom_objects={"own_loss": own_loss}, shows=("losses.Loss",)),
+    Case("loss-function", lambda: compiled(dense(2), loss=own_loss), y="y2", custom_objects={"own_loss": own_loss}),
+    Case("loss-class", lambda: compiled(dense(2), loss=OwnLoss()), y="y2", shows=("losses.Loss",)),
     Case("loss-sum", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="sum")), refused="reduction="),
     Case("loss-none-reduction", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="none")), refused="reduction="),
     Case("loss-mean-with-sample-weight", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="mean_with_sample_weight")), weight="w"),

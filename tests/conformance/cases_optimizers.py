@@ -33,6 +33,17 @@ class Signed(optimizers.Optimizer):
         self.assign_sub(variable, learning_rate * speed)
 
 
+@keras.saving.register_keras_serializable("conformance")
+class Halves(schedules.LearningRateSchedule):
+    """A schedule of a user's own."""
+
+    def __call__(self, step: Any) -> Any:
+        return 0.1 * 0.5 ** keras.ops.cast(step, "float32")
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
 def by_layer() -> Any:
     """Return an optimizer that has another one for some variables."""
     chosen = optimizers.OptimizerMap(optimizers.SGD(0.1), {".*bias": optimizers.Adam(0.01)})
@@ -72,6 +83,7 @@ SCHEDULES: dict[str, Callable[[], Any]] = {
     "ExponentialDecay": lambda: schedules.ExponentialDecay(0.1, 3, 0.5, staircase=True),
     "InverseTimeDecay": lambda: schedules.InverseTimeDecay(0.1, 2, 0.5),
     "PiecewiseConstantDecay": lambda: schedules.PiecewiseConstantDecay([2, 5], [0.1, 0.05, 0.01]),
+    "LearningRateSchedule": Halves,
     "PolynomialDecay": lambda: schedules.PolynomialDecay(0.1, 6, 0.01, power=2.0),
 }
 OF_OPTIMIZERS = [

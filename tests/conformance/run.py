@@ -1,7 +1,7 @@
 """Trains some cases and prints what differs: ``python -m tests.conformance.run CASE…``.
 
 A name may be a pattern (``metric*``) or a title of the table ("Losses and weights"); without one,
-all cases are trained.
+all cases are trained. With ``--one`` first, only one rank is (one process, no MPI).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from . import compare
 from .supervise import differences, start
 from .table import CASES, GROUPS
+from .world import PARTS
 
 CHECKS = {
     "one rank as fit": (compare.one_rank, ("fit", "one-0")),
@@ -25,6 +26,13 @@ CHECKS = {
 
 def main(patterns: list[str]) -> int:
     """Print the differences; return how many checks failed."""
+    only_one = patterns[:1] == ["--one"]
+    patterns = patterns[only_one:]
+    checks = {
+        check: (function, parts)
+        for check, (function, parts) in CHECKS.items()
+        if not (only_one and "two-0" in parts)
+    }
     chosen = [
         case
         for title, cases in GROUPS.items()
@@ -38,10 +46,10 @@ def main(patterns: list[str]) -> int:
         return 1
     failed, began = 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
-        worlds = start(Path(folder), chosen)
+        worlds = start(Path(folder), chosen, ["one"] if only_one else PARTS)
         try:
             for case in chosen:
-                for check, (function, parts) in CHECKS.items():
+                for check, (function, parts) in checks.items():
                     found = differences(case, worlds, function, *parts)
                     failed += bool(found)
                     print(f"{'FAIL' if found else 'ok  '} {case.name}: {check}", flush=True)
@@ -50,7 +58,7 @@ def main(patterns: list[str]) -> int:
         finally:
             for world in worlds.values():
                 world.stop()
-    print(f"{failed} of {len(chosen) * len(CHECKS)} differ, {time.monotonic() - began:.0f} s")
+    print(f"{failed} of {len(chosen) * len(checks)} differ, {time.monotonic() - began:.0f} s")
     return failed
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from .case import Case
@@ -151,10 +151,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def start(folder: Path, cases: Sequence[Case]) -> dict[str, World]:
-    """Write the data and start both worlds, which work side by side."""
+def start(folder: Path, cases: Sequence[Case], parts: Iterable[str] = PARTS) -> dict[str, World]:
+    """Write the data and start the worlds, which work side by side."""
     write_once(folder)
-    return {part: World(folder, part, cases) for part in PARTS}
+    return {part: World(folder, part, cases) for part in parts}
 
 
 def differences(
