@@ -60,25 +60,21 @@ class Batches(keras.utils.PyDataset):
 
 def fit(case: Case, data: Path, folder: Path) -> Recording:
     """Train ``case`` with ``Model.fit``."""
-    manifest = open_data(data, case.rows, case)
-    epochs = [
-        [case.batch(arrays) for arrays in epoch] for epoch in train_batches(manifest, case.epochs)
-    ]
-    options: dict[str, Any] = dict(case.options)
-    held_out = validation_batches(open_data(data, VALIDATION_ROWS, case))
-    if case.validation:
-        options["validation_data"] = Batches([[case.batch(arrays) for arrays in held_out]])
     noted = recorder()
 
     def work() -> tuple[Any, dict[str, Any]]:
+        options: dict[str, Any] = dict(case.options)
+        epochs = train_batches(open_data(data, case.rows, case), case.epochs)
+        if case.validation:
+            held_out = validation_batches(open_data(data, VALIDATION_ROWS, case))
+            options["validation_data"] = Batches([list(map(case.batch, held_out))])
         keras.utils.set_random_seed(SEED)
         model = case.model()
         folder.mkdir(parents=True, exist_ok=True)
-        callbacks = [*case.callbacks(folder), noted]
         result = model.fit(
-            Batches(epochs),
+            Batches([list(map(case.batch, epoch)) for epoch in epochs]),
             epochs=case.epochs,
-            callbacks=callbacks,
+            callbacks=[*case.callbacks(folder), noted],
             verbose=0,
             shuffle=False,
             **options,

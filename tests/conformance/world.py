@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,9 @@ def main() -> None:
     from .table import BY_NAME
     from .training import fit, forget, ours
 
+    # What is imported stays: looking through it would be half the time of a case.
+    gc.collect()
+    gc.freeze()
     world = MPI.COMM_WORLD
     rank, size = world.Get_rank(), world.Get_size()
     if size != PARTS[part]:
