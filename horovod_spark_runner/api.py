@@ -65,7 +65,7 @@ def run_training(
     data_dir: str | None = None,
     keep_data: bool | None = None,
     window_bytes: int = 256 * 1024 * 1024,
-    prediction_col: str = "prediction",
+    prediction_col: str | Mapping[str, str] | Sequence[str] | None = None,
     resources: Any = None,
     share_gpus: bool = False,
     start_timeout: float | None = None,
@@ -153,7 +153,8 @@ def run_training(
             (see ``horovod-spark-runner data``), in ``run_dir`` until the run has succeeded.
         window_bytes: memory of the shuffle window of one rank, in bytes (256 MiB). Rows that take
             no more than this in all are read from storage only once.
-        prediction_col: column the transformer adds.
+        prediction_col: columns the transformer adds: ``None`` (default) for "prediction", or, of
+            a model with several outputs, their names; see `TFTransformer`.
         resources: what each task of the training asks of Spark in place of the session's
             settings: amounts by name, such as ``{"cpus": 4, "gpu": 1}``, or a ``ResourceProfile``.
         share_gpus: allow several ranks on one device.

@@ -236,7 +236,6 @@ class FitOptions:
                 "warm-up rises from the model's learning rate to the scaled one"
             )
 
-
     def validates(self, epoch: int) -> bool:
         """Tell whether the epoch of this number, from 0, is followed by a validation."""
         if isinstance(self.validation_freq, int):

@@ -28,7 +28,9 @@ from .launch.capacity import check_slots
 from .launch.driver import RunResult
 from .launch.encryption import check_encryption
 from .launch.restart import Attempt
-from .ml.transformer import TFTransformer, read_trained_model
+from .ml.naming import PredictionCol, check_prediction_col
+from .ml.trained import read_trained_model
+from .ml.transformer import TFTransformer
 from .serialize import check_picklable
 from .session import runs_on_this_machine
 from .storage.checkpoint import CheckpointInfo, newest_checkpoint
@@ -41,9 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 # By input or output: a column, several that are joined, or (labels only) none.
-ColumnNames = (
-    Sequence[str | Sequence[str] | None] | Mapping[str, str | Sequence[str] | None]
-)
+ColumnNames = Sequence[str | Sequence[str] | None] | Mapping[str, str | Sequence[str] | None]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class TrainingRequest:
     initial_weights: str | Path | None
     checkpoints: CheckpointOptions
     restarts: RestartOptions
-    prediction_col: str
+    prediction_col: PredictionCol
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     spark = session_of(request.frame)
     check_choice("resume", request.resume, RESUMES)
     check_workers(request.launching, request.restarts)
+    check_prediction_col(request.prediction_col)
     source = model_source(request.model, request.custom_objects)
     check_picklable(
         {
@@ -194,8 +195,10 @@ def _transformer(
     attempts: Sequence[Attempt],
 ) -> TFTransformer:
     report = result.result
+    transforms = checked.request.data.transforms
+    model = read_trained_model(checked.directory, checked.source, report.saved, transforms)
     return TFTransformer(
-        read_trained_model(checked.directory, checked.source, {}, checked.request.data.transforms),
+        model,
         run_dir=str(checked.directory.location),
         history=report.history,
         placement=result.placement,

@@ -48,8 +48,8 @@ class BatchBinding:
 
     @property
     def example(self) -> Any:
-        """One row of inputs, all zeros, as tensors."""
-        return tf.nest.map_structure(as_tensor, self._inputs(self.blank))
+        """One row of inputs, all zeros."""
+        return self._inputs(self.blank)
 
     def data(self, arrays: Arrays) -> Any:
         """Return what the model's ``train_step`` and ``test_step`` take."""

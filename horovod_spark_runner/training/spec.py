@@ -204,11 +204,28 @@ class OutputSpec:
         name: its name.
         shape: shape of one row's value; ``None`` for a size that may vary.
         dtype: NumPy dtype name.
+        path: keys and indices that lead to it in what the model returns.
     """
 
     name: str
     shape: tuple[int | None, ...]
     dtype: str
+    path: tuple[str | int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """How the trained model can be made again, besides by its `ModelSource`.
+
+    Attributes:
+        loads: ``"archive"`` if its archive suffices, ``"objects"`` if it does together with
+            ``objects``, ``"source"`` if it must be built and given its weights.
+        objects: pickled dictionary of the user's classes and functions that the archive names.
+            They travel in memory only: nothing that is read from storage is unpickled.
+    """
+
+    loads: str
+    objects: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -221,9 +238,11 @@ class TrainingReport:
         train_seconds: time spent in training steps.
         preempted_at: step of the checkpoint saved because a rank was asked to end; ``None`` for
             a training that came to its end.
+        saved: how to make the trained model again; only rank 0 knows.
     """
 
     history: list[dict[str, Any]]
     samples_per_second: float
     train_seconds: float
     preempted_at: int | None = None
+    saved: SavedModel | None = None
