@@ -26,7 +26,7 @@ def valid_rows(array: pa.Array, column: Column) -> np.ndarray | None:
         valid = _sized(pc.list_value_length(array), column.width)
         elements = array.flatten()
         if elements.null_count:
-            mask = _to_numpy(valid).copy()
+            mask: np.ndarray = _to_numpy(valid).copy()
             parents = pc.list_parent_indices(array).filter(elements.is_null())
             mask[parents.to_numpy(zero_copy_only=False)] = False
             return mask

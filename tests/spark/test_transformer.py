@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import glob
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +265,11 @@ def test_nothing_stays_in_the_temporary_directory(one: str, frame: Any) -> None:
     check(transformer.transform(frame.repartition(4)).collect())
     after = set(place.iterdir()) | set(map(Path, glob.glob("/tmp/*")))
     assert {p.name for p in after - before if "autograph" in p.name or p.suffix == ".py"} == set()
+
+
+def test_a_transformer_outlives_its_session(one: str) -> None:
+    script = Path(__file__).with_name("restarted_session.py")
+    run = subprocess.run(
+        [sys.executable, str(script), one], capture_output=True, text=True, timeout=200
+    )
+    assert run.stdout.split() == ["predicted", "10.0"] * 2, run.stderr[-2000:]
