@@ -273,3 +273,35 @@ def test_a_transformer_outlives_its_session(one: str) -> None:
         [sys.executable, str(script), one], capture_output=True, text=True, timeout=200
     )
     assert run.stdout.split() == ["predicted", "10.0"] * 2, run.stderr[-2000:]
+
+
+def test_a_call_may_be_given_later(frame: Any, tmp_path: Path) -> None:
+    import keras
+
+    def silent(called: bool) -> Any:
+        class Pair(keras.Model):
+            inputs = None
+            def __init__(self) -> None:
+                super().__init__()
+                self.dense = keras.layers.Dense(2, kernel_initializer="ones")
+                self.dense.build((None, 3))
+
+        class Called(Pair):
+            def call(self, inputs: Any) -> Any:
+                return {"first": self.dense(inputs["x"]), "second": inputs["n"]}
+
+        return Called() if called else Pair()
+
+    model = silent(called=False)
+    model.compile("sgd", "mse")
+    save_run(tmp_path, model, COLUMNS)
+    with pytest.raises(ModelError, match="cannot predict: NotImplementedError"):
+        TFTransformer.from_run(str(tmp_path)).transform(frame)
+    with pytest.raises(ModelError, match="cannot predict: NotImplementedError"):
+        TFTransformer.from_run(str(tmp_path), model_fn=lambda: silent(False)).transform(frame)
+    given = TFTransformer.from_run(str(tmp_path), model_fn=lambda: silent(True))
+    rows = given.transform(frame).collect()
+    assert given.output_names == ["first", "second"]
+    for row in rows:
+        assert row.first == pytest.approx([1.0, 1.0])
+        assert row.second == row.n

@@ -110,8 +110,18 @@ WITH_OBJECTS = {
     "activation": lambda: with_parts(layers.Dense(3, activation=doubled)),
     "function in Lambda": lambda: with_parts(layers.Lambda(doubled)),
     "lambda": lambda: with_parts(layers.Lambda(lambda x: keras.ops.abs(x) * 3)),
+    "lambda that refers to a module": lambda: with_module(keras),
+    "activation without a name": lambda: with_parts(layers.Dense(3, activation=anonymous())),
     "nested": lambda: with_parts(with_parts(Shift(name="inner")), layers.Lambda(lambda x: -x)),
 }
+
+
+def with_module(imported: Any) -> Any:
+    return with_parts(layers.Lambda(lambda x: imported.ops.abs(x) * 3))
+
+
+def anonymous() -> Any:
+    return eval("lambda x: x * 3")
 
 
 def two_outputs(kind: Any) -> Any:
