@@ -281,6 +281,7 @@ def test_a_call_may_be_given_later(frame: Any, tmp_path: Path) -> None:
     def silent(called: bool) -> Any:
         class Pair(keras.Model):
             inputs = None
+
             def __init__(self) -> None:
                 super().__init__()
                 self.dense = keras.layers.Dense(2, kernel_initializer="ones")
