@@ -76,12 +76,17 @@ class Predictor:
         model = self._model()
         for arrays in batches:
             valid = self._valid(arrays)
-            if valid is None:
-                yield self._predict(model, arrays)
-            else:
-                mask = pa.array(valid)
-                rows = tuple(array.filter(mask) for array in arrays)
-                yield with_nulls(self._predict(model, rows), valid)
+            try:
+                if valid is None:
+                    yield self._predict(model, arrays)
+                else:
+                    mask = pa.array(valid)
+                    rows = tuple(array.filter(mask) for array in arrays)
+                    yield with_nulls(self._predict(model, rows), valid)
+            except UndecodableRow as error:
+                row = error.row if valid is None else int(np.flatnonzero(valid)[error.row])
+                place = f"row {row} of a batch of {len(arrays[0])} (counted from 0)"
+                raise DataError(f"{place}: {error.cause}") from None
 
     def _valid(self, arrays: tuple[pa.Array, ...]) -> np.ndarray | None:
         """Return which rows are valid; ``None`` if all are."""
@@ -112,8 +117,7 @@ class Predictor:
             try:
                 given = model(some)
             except UndecodableRow as error:
-                place = f"row {begin + error.row} of a batch of {rows} (counted from 0)"
-                raise DataError(f"{place}: {error.cause}") from None
+                raise UndecodableRow(begin + error.row, error.cause) from None
             for part, value, output in zip(parts, given, self.outputs, strict=True):
                 _check_rows(value, output, min(self.batch_size, rows - begin))
                 part.append(array_of(value, output))
