@@ -44,9 +44,9 @@ def feature_argument(source: Source, column: Column) -> SparkColumn:
         or (not bytes_wanted and (source.kind == "scalar") != (column.shape == ()))
         or (source.given == "string") != text
     ):
+        kind = "string" if source.given == "string" else source.kind
         raise DataError(
-            f"column {source.name!r} is a {source.kind} of type {source.given}, but the model was "
-            f"trained on {column.describe()}"
+            f"column {source.name!r} is a {kind}, but the model was trained on {column.describe()}"
         )
     real = source.kind == "vector" or source.given in ("float", "double", "decimal")
     if real and not bytes_wanted and not column.dtype.startswith("float"):
