@@ -55,7 +55,7 @@ def capture_rank(
         "callback": callback_arrays if rank == 0 else {},
     }
     arrays = {f"{group}/{name}": a for group, part in groups.items() for name, a in part.items()}
-    values = {"random": random_values, "callbacks": callback_values}
+    values: dict[str, Any] = {"random": random_values, "callbacks": callback_values}
     if in_epoch:
         values["metrics"] = [metric.name for metric in model.metrics]
     return RankState(values, arrays)

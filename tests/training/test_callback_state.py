@@ -127,3 +127,23 @@ def test_callbacks_go_on_as_if_nothing_had_happened(name: str, cut: int, tmp_pat
     for ours, theirs in zip(second.model.weights, whole.model.weights, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert files(tmp_path / "part") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("saved_at", [0, 2])
+def test_rows_that_are_written_again_are_taken_out(saved_at: int, tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "part").mkdir()
+    whole = Run(CALLBACKS["csv"], tmp_path / "whole")
+    first = Run(CALLBACKS["csv"], tmp_path / "part")
+    for number in range(saved_at):
+        first.epoch(number)
+    saved = first.saved()
+    for number in range(saved_at, saved_at + 2):  # killed before the next checkpoint was written
+        first.epoch(number)
+    second = Run(CALLBACKS["csv"], tmp_path / "part", resumed=True)
+    second.restore(saved)
+    for number in range(EPOCHS):
+        whole.epoch(number)
+        if number >= saved_at:
+            second.epoch(number)
+    assert files(tmp_path / "part") == files(tmp_path / "whole")
