@@ -148,8 +148,6 @@ def _values(
     if set(want) != set(have):
         lacking, further = sorted(set(want) - set(have)), sorted(set(have) - set(want))
         found.append(f"{what}: lacks {lacking}, has {further} too")
-    elif list(want) != list(have):
-        found.append(f"{what}: order {list(have)}, expected {list(want)}")
     for name in want.keys() & have.keys():
         if not _equal(want[name], have[name], tolerance):
             found.append(f"{what} {name!r}: {have[name]!r}, expected {want[name]!r}")

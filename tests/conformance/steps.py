@@ -67,8 +67,8 @@ class OwnLogs(Model):
 class OwnTrackers(Model):
     """A ``train_step`` with trackers of its own (Mean, Sum) in ``metrics``."""
 
-    def __init__(self, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.mean = metrics.Mean("mean_error")
         self.sum = metrics.Sum("sum_error")
 
@@ -111,8 +111,8 @@ class TestStep(Model):
 class ComputeLoss(Model):
     """A ``compute_loss`` of its own, and a tracker for it."""
 
-    def __init__(self, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.tracker = metrics.Mean("own_loss")
 
     def compute_loss(

@@ -205,8 +205,11 @@ def _predict(
 
     def predict(trained: TrainedModel) -> list[np.ndarray]:
         check_callable(trained)
-        predict = load_model(trained.recipe)
-        return predict({column.name: arrays[column.name] for column in trained.recipe.columns})
+        columns = [column.name for column in trained.recipe.columns]
+        values = load_model(trained.recipe)({name: arrays[name] for name in columns})
+        # In the order in which Keras flattens them.
+        pairs = zip(trained.recipe.outputs, values, strict=True)
+        return [value for _, value in sorted(pairs, key=lambda pair: pair[0].path)]
 
     ways: dict[str, Callable[[], list[np.ndarray]]] = {
         "run_training": lambda: predict(read_trained_model(directory, source, saved, {})),
