@@ -41,6 +41,7 @@ class Case:
         predicts: how far the saved model's predictions may be from the model's own; ``None``
             where it cannot predict.
         refused: part of the message of a training that is refused.
+        refused_by_two: the same, where only several ranks refuse it.
         lost: part of the message by which `from_run` refuses a model that Keras cannot write.
         custom_objects: the model's own classes, for `from_run`.
         shows: names that Keras exports and that this case is there for.
@@ -64,6 +65,7 @@ class Case:
     why: str = ""
     predicts: float | None = CLOSE
     refused: str = ""
+    refused_by_two: str = ""
     lost: str = ""
     custom_objects: Mapping[str, Any] = field(default_factory=dict, repr=False)
     shows: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ OF_STEPS = [
     Case("train-step-own-logs", lambda: compiled(steps.own(steps.OwnLogs)), why=LAST),
     Case("train-step-own-trackers", lambda: compiled(steps.own(steps.OwnTrackers), loss=None), shows=("metrics.Mean", "metrics.Sum")),
     Case("train-step-draws-noise", lambda: compiled(steps.own(steps.NoisyStep)), two=None, why=DRAWN),
-    Case("train-step-applies-under-condition", lambda: compiled(steps.own(steps.Skips)), refused="condition"),
+    Case("train-step-applies-under-condition", lambda: compiled(steps.own(steps.Skips)), refused_by_two="condition"),
     Case("test-step", lambda: compiled(steps.own(steps.TestStep), metrics=["mae"])),
     Case("compute-loss", lambda: compiled(steps.own(steps.ComputeLoss), loss=None)),
     Case("compute-metrics", lambda: compiled(steps.own(steps.ComputeMetrics), metrics=["mae"])),

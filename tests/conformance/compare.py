@@ -16,7 +16,7 @@ SHOWN = 6
 def one_rank(case: Case, fit: Recording, ours: Recording) -> list[str]:
     """Return where one rank differs from ``Model.fit``."""
     if case.refused:
-        return _refusal(case, ours)
+        return _refusal(case.refused, ours)
     if fit.error:
         return [f"Model.fit itself raised {fit.error}\n{fit.trace}"]
     if ours.error:
@@ -36,8 +36,8 @@ def one_rank(case: Case, fit: Recording, ours: Recording) -> list[str]:
 
 def two_ranks(case: Case, one: Recording, first: Recording, second: Recording) -> list[str]:
     """Return where two ranks differ from each other, and from one."""
-    if case.refused:
-        return [*_refusal(case, first), *_refusal(case, second)]
+    if told := case.refused or case.refused_by_two:
+        return [*_refusal(told, first), *_refusal(told, second)]
     for name, recording in (("rank 0", first), ("rank 1", second)):
         if recording.error:
             return [f"{name} raised {recording.error}\n{recording.trace}"]
@@ -97,11 +97,11 @@ def prediction(case: Case, ours: Recording) -> list[str]:
     return found
 
 
-def _refusal(case: Case, ours: Recording) -> list[str]:
+def _refusal(told: str, ours: Recording) -> list[str]:
     if not ours.error:
-        return [f"was to be refused ({case.refused!r}), but was trained"]
-    if case.refused not in ours.error:
-        return [f"was to be refused with {case.refused!r}, but raised {ours.error}\n{ours.trace}"]
+        return [f"was to be refused ({told!r}), but was trained"]
+    if told not in ours.error:
+        return [f"was to be refused with {told!r}, but raised {ours.error}\n{ours.trace}"]
     first_step = [name for name, _, _ in ours.calls if name == "on_train_batch_end"]
     return ["was refused only after steps were trained"] if first_step else []
 

@@ -75,6 +75,8 @@ def _row(case: Case) -> str:
     if case.refused:
         return f"| {case.name} | refused: `{case.refused}` | refused | | {note} |"
     two = "differs" if case.two is None else _within(case.two, CLOSE)
+    if case.refused_by_two:
+        two = f"refused: `{case.refused_by_two}`"
     predicts = "none" if case.predicts is None else _within(case.predicts, CLOSE)
     if case.lost:
         predicts += f"; `from_run` refuses: `{case.lost}`"
