@@ -87,15 +87,15 @@ def load_model(recipe: Recipe) -> Model:
 def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
     """Return what the model of ``recipe`` gives, as JSON takes it, or nothing and why."""
     with quiet_imports():
+        from ..training.binding import InputBinding
         from ..training.keras_state import fresh_keras_state
-        from ..training.model import InputBinding
         from ..training.outputs import output_specs
 
     with fresh_keras_state():
         model = _from_source(recipe)
         bind = InputBinding(model, recipe.inputs, Manifest("", (), recipe.columns, (), ""))
         try:
-            example = bind({column.name: _blank(column, 1) for column in recipe.columns})
+            example = bind({column.name: column.blank() for column in recipe.columns})
             return [asdict(output) for output in output_specs(model, example)], ""
         except Exception as error:  # the user's own call may fail in any way
             return [], f"{type(error).__name__}: {error}"
