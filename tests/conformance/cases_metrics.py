@@ -19,11 +19,10 @@ CE = "sparse_categorical_crossentropy"
 class Largest(metrics.Metric):
     """A metric of a user's own that is no sum: the largest error so far."""
 
-    def __init__(self, name: str = "largest", **more: Any) -> None:
+    def __init__(self, aggregation: str = "sum", name: str = "largest", **more: Any) -> None:
         super().__init__(name=name, **more)
-        self.value = self.add_weight(
-            shape=(), initializer="zeros", name="value", aggregation="only_first_replica"
-        )
+        self.aggregation = aggregation
+        self.value = self.add_variable((), "zeros", aggregation=aggregation, name="value")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         y_true = keras.ops.cast(keras.ops.reshape(y_true, keras.ops.shape(y_pred)), self.dtype)
@@ -31,6 +30,9 @@ class Largest(metrics.Metric):
 
     def result(self) -> Any:
         return self.value
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "aggregation": self.aggregation}
 
 
 @keras.saving.register_keras_serializable("conformance")
@@ -134,7 +136,7 @@ def single(name: str, metric: Callable[[], Any], head: tuple[int, str | None], l
 OF_METRICS = [
     group("regression", REGRESSION, (1, "softplus"), "mse", "positive"),
     group("scores", SCORES, (3, "softmax"), "mse", "simplex"),
-    group("binary", BINARY, (1, "sigmoid"), "binary_crossentropy", "binary"),
+    group("binary", BINARY, (3, "sigmoid"), "binary_crossentropy", "many"),
     group("curves", CURVES, (1, "sigmoid"), "binary_crossentropy", "binary"),
     group("signs", SIGNS, (3, "tanh"), "hinge", "signs"),
     group("classes", CLASSES, (3, "softmax"), "categorical_crossentropy", "onehot"),
@@ -145,7 +147,8 @@ OF_METRICS = [
     single("BinaryIoU", lambda: metrics.BinaryIoU([0, 1], 0.5), (1, "sigmoid"), "binary_crossentropy", "binary"),
     single("MeanMetricWrapper", lambda: metrics.MeanMetricWrapper(far, "far"), (2, None), "mse", "y2"),
     single("Metric", Errors, (1, None), "mse", "y"),
-    Case("metric-that-is-no-sum", lambda: compiled(dense(), metrics=[Largest()]), two=None, why="its `aggregation` says that one rank's value stands for all"),
+    Case("metric-that-is-no-sum", lambda: compiled(dense(), metrics=[Largest()]), refused_by_two="is not a sum"),
+    Case("metric-of-first-replica", lambda: compiled(dense(), metrics=[Largest("only_first_replica")]), two=None, why="its `aggregation` says that one rank's value stands for all"),
     Case("metrics-auc-by-label", lambda: compiled(dense(3, "sigmoid"), loss="binary_crossentropy", metrics=[metrics.AUC(multi_label=True, num_labels=3)]), y="many"),
     Case("metrics-by-name", lambda: compiled(dense(3, "softmax"), loss=CE, metrics=["accuracy", "sparse_top_k_categorical_accuracy"]), y="label"),
     Case("metrics-function", lambda: compiled(dense(2), metrics=[far]), y="y2", custom_objects={"far": far}),
