@@ -87,29 +87,28 @@ def _fit(
     if validation_data is not None:
         parts = data_adapter_utils.unpack_x_y_sample_weight(validation_data)
         validation = rows_of(*parts, validation_steps)
-    settings = _options(
-        batch_size=batch_size or rows.batch_size or 32,
-        epochs=epochs,
-        shuffle=False,
-        class_weight=class_weight,
-        steps_per_epoch=steps_per_epoch,
-        validation_freq=validation_freq,
-        verbose=verbose,
-    )
+    settings = {
+        "batch_size": batch_size or rows.batch_size or 32,
+        "epochs": epochs,
+        "shuffle": False,
+        "class_weight": class_weight,
+        "steps_per_epoch": steps_per_epoch,
+        "validation_freq": validation_freq,
+        "verbose": verbose,
+    }
     calls.trained += 1
     with tempfile.TemporaryDirectory() as folder, _as_model(model):
         report = _train(model, rows, validation, settings, callbacks, Path(folder))
     return _history(model, report)
 
 
-# What is asked for only where it differs from these needs a setting of its own.
-_DEFAULTS = {"class_weight": None, "steps_per_epoch": None, "validation_freq": 1, "verbose": "auto"}
+# What is asked for in vain, unless it is this.
+_DEFAULTS = {"class_weight": None, "steps_per_epoch": None, "validation_freq": 1}
 
 
-def _options(**wanted: Any) -> FitOptions:
+def _options(wanted: dict[str, Any]) -> FitOptions:
     known = {option.name for option in dataclasses.fields(FitOptions)}
-    lacking = [n for n, v in wanted.items() if n not in known and v != _DEFAULTS[n]]
-    lacking = [name for name in lacking if name != "verbose"]
+    lacking = [n for n, usual in _DEFAULTS.items() if n not in known and wanted[n] != usual]
     if lacking:
         raise NotRowsError(f"{', '.join(lacking)}: not in our training")
     return FitOptions(**{name: value for name, value in wanted.items() if name in known})
@@ -119,10 +118,11 @@ def _train(
     model: Any,
     rows: Rows,
     validation: Rows | None,
-    options: FitOptions,
+    settings: dict[str, Any],
     callbacks: Any,
     folder: Path,
 ) -> TrainingReport:
+    options = _options(settings)
     directory = RunDirectory(str(folder / "run"))
     directory.location.make_folder()
     data = write_rows(rows, folder / "train")

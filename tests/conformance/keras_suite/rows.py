@@ -1,4 +1,4 @@
-"""What ``fit`` is given, as rows: arrays, tensors, datasets and generators to columns of Parquet."""
+"""What ``fit`` is given, as rows: arrays, tensors, datasets, generators to columns of Parquet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from horovod_spark_runner.data.parquet import open_parquet
 from horovod_spark_runner.data.schema import Roles
 from horovod_spark_runner.storage.filesystem import Location
 
-# Batches that are read of what may have no end.
+# Batches that stand for data without an end, where the training is stopped long before it.
 MOST_BATCHES = 2000
 
 
@@ -88,13 +88,14 @@ def rows_of(x: Any, y: Any, sample_weight: Any, batches: int | None) -> Rows:
     ]
     if not taken:
         raise NotRowsError("the data have no batch")
-    if batches is None and len(taken) == MOST_BATCHES:
-        raise NotRowsError("the data have no end")
     sizes = [len(keras.tree.flatten(batch[0])[0]) for batch in taken]
     if len(set(sizes[:-1])) > 1 or sizes[-1] > sizes[0]:
         raise NotRowsError("the batches differ in size")
-    whole = keras.tree.map_structure(lambda *values: np.concatenate(values), *taken)
-    return _rows(*whole, sizes[0])
+    return _rows(*keras.tree.map_structure(_joined, *taken), sizes[0])
+
+
+def _joined(*values: Any) -> Any:
+    return None if values[0] is None else np.concatenate(values)
 
 
 def _batches(x: Any) -> Iterator[Any] | None:
@@ -102,7 +103,9 @@ def _batches(x: Any) -> Iterator[Any] | None:
     if isinstance(x, tf.data.Dataset):
         return iter(x)
     if isinstance(x, keras.utils.PyDataset):
-        numbers: Iterable[int] = itertools.count() if x.num_batches is None else range(len(x))
+        numbers: Iterable[int] = (
+            itertools.count() if x.num_batches is None else range(x.num_batches)
+        )
         return (x[number] for number in numbers)
     if inspect.isgenerator(x):
         return x
@@ -166,7 +169,7 @@ def write_rows(rows: Rows, folder: Path) -> Manifest:
     )
     manifest = open_parquet(Location(str(folder)), request)
     if manifest is None:
-        raise NotRowsError(f"columns of {({n: a.dtype for n, a in arrays.items()})}")
+        raise NotRowsError(f"columns of { ({n: a.dtype for n, a in arrays.items()}) }")
     return manifest
 
 

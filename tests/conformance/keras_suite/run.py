@@ -42,11 +42,10 @@ class Result:
     refused: list[str]
 
 
-def test_files() -> list[Path]:
+def suite_files() -> list[Path]:
     """Return the files of Keras' tests that are run: those in which ``fit`` is called."""
     spec = find_spec("keras")
-    assert spec is not None and spec.origin is not None
-    source = Path(spec.origin).parent / "src"
+    source = Path(str(spec and spec.origin)).parent / "src"
     files = (path for pattern in MODULES for path in sorted(source.glob(pattern)))
     return [path for path in files if ".fit(" in path.read_text()]
 
@@ -67,7 +66,7 @@ def run_suite(*options: str) -> tuple[dict[str, Result], str]:
         arguments = ["-c", str(settings), "-p", "tests.conformance.keras_suite.plugin"]
         arguments += ["-p", "no:cacheprovider", "-q", "--assert=plain", "-W", "ignore"]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *arguments, *options, *map(str, test_files())],
+            [sys.executable, "-m", "pytest", *arguments, *options, *map(str, suite_files())],
             cwd=folder,
             env={
                 **os.environ,
