@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -14,6 +16,10 @@ import pytest
 
 RESULTS = "KERAS_SUITE_RESULTS"
 MARKERS = ("requires_trainable_backend", "multi_device")
+# All tests of these modules are run, also those that train nothing.
+ALL_OF = ("keras.src.trainers", "keras.src.callbacks")
+# Keras' check of a layer trains it for a step.
+CALLS_FIT = re.compile(r"\.fit\(|\.run_layer_test\(")
 
 _results: dict[str, dict[str, Any]] = {}
 
@@ -29,7 +35,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
     # Some of Keras' tests import these at their top, for other backends. Keras itself looks for
     # the first, so it must be loaded by now.
-    for name, values in {"jax": {}, "conftest": {"skip_if_backend": _skip_if_backend}}.items():
+    for name, values in {
+        "jax": {},
+        "grain": {},
+        "conftest": {"skip_if_backend": _skip_if_backend},
+    }.items():
         if name not in sys.modules:
             sys.modules[name] = _module(name, **values)
     hvd.init()
@@ -46,6 +56,20 @@ def _module(name: str, **values: Any) -> types.ModuleType:
 
 def _skip_if_backend(backend: str, reason: str) -> Callable[[Any], Any]:
     return pytest.mark.skipif(backend == "tensorflow", reason=reason)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
+    """Leave out, of tests of other things than training, those that train nothing."""
+    left_out = [item for item in items if not is_of_training(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if is_of_training(item)]
+
+
+def is_of_training(item: Any) -> bool:
+    """Tell whether a test is of the trainer or of callbacks, or calls ``fit``."""
+    if item.module.__name__.startswith(ALL_OF):
+        return True
+    return bool(CALLS_FIT.search(inspect.getsource(item.function)))
 
 
 def name_of(item: Any) -> str:
