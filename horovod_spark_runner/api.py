@@ -27,14 +27,17 @@ def run_training(
     model_fn: Callable[[], Any] | str | Path,
     *,
     feature_cols: ColumnNames,
-    label_cols: ColumnNames,
+    label_cols: ColumnNames | None = None,
     num_workers: int,
     batch_size: int = 32,
     epochs: int = 1,
+    steps_per_epoch: int | None = None,
     run_dir: str | None = None,
     validation: float | str | DataFrame | None = None,
+    validation_freq: int | Sequence[int] = 1,
     stratify: str | None = None,
     sample_weight_col: str | None = None,
+    class_weight: Mapping[int, float] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     dtypes: Mapping[str, str] | None = None,
     transforms: Mapping[str, Transform] | None = None,
@@ -84,17 +87,29 @@ def run_training(
         model_fn: function without arguments that returns a compiled ``keras.Model``, called on
             every worker; or the path of a ``.keras`` file, or of the ``.json`` of a compiled model.
         feature_cols: columns that feed the model's inputs: a list, in the inputs' order or by
-            their names, or a dictionary from input name to column.
-        label_cols: columns the model's outputs are compared with, likewise.
+            their names, or a dictionary from input name to column. A list in place of a column
+            (``[["age", "height"]]``) joins several into one input. A subclassed model's ``call``
+            gets the only column as it is, those of a list as a tuple, those of a dictionary as
+            one.
+        label_cols: columns the model's outputs are compared with, likewise; a feature column may
+            be a label too (autoencoders), and one column the label of several outputs. An output
+            without a loss is left out, or ``None``. ``None`` (default) for a model that needs no
+            labels.
         num_workers: ranks, one per Spark task.
         batch_size: rows per rank and step (32); a global batch is ``num_workers`` times as large.
         epochs: epochs the run is to have in the end (1); a resumed run trains those that lack.
+        steps_per_epoch: steps of an epoch; the next one goes on in the data where it ended. By
+            default, an epoch is all rows once.
         run_dir: folder or URL for checkpoints and the model, reached by the driver and all
             executors. On a ``local`` master ``runs/<time>`` by default; required elsewhere.
         validation: fraction of the rows, name of a boolean or integer column that is true for
             validation rows, another DataFrame, or ``None`` (default).
+        validation_freq: validate after every so many epochs (1), or after those of these numbers,
+            counted from 1.
         stratify: column of whose values both parts get the same proportions; with a fraction.
         sample_weight_col: column of weights of the rows in the loss.
+        class_weight: weights of the classes in the loss, such as ``{0: 1.0, 1: 5.0}``; 1 where
+            not given. For a model with one output, and not beside ``sample_weight_col``.
         shapes: shapes of columns, such as ``{"image": (8, 8, 1)}``; by default that of the
             (nested) arrays. Encoded images are resized to it, (height, width, channels).
         dtypes: NumPy dtypes to train columns in, such as ``{"price": "float64"}``. By default real
@@ -165,6 +180,7 @@ def run_training(
         InvalidInputError: another argument cannot be right (the three above are kinds of it).
         NotEnoughSlotsError: Spark cannot run ``num_workers`` tasks at once.
         RankFailedError: a rank raised, exited, was killed or lost.
+        RanksDivergedError: a callback or train_step made the ranks' models differ.
         CheckpointError: a checkpoint could not be written.
         PreemptedError: a rank got SIGTERM; a checkpoint was saved.
         StalledError: no rank made progress for ``stall_timeout``.
@@ -194,6 +210,9 @@ def run_training(
         lr_scaling=lr_scaling,
         warmup_epochs=warmup_epochs,
         window_bytes=window_bytes,
+        steps_per_epoch=steps_per_epoch,
+        validation_freq=validation_freq,
+        class_weight=class_weight,
     )
     request = TrainingRequest(
         frame=df,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
 
@@ -191,6 +192,11 @@ class FitOptions:
         warmup_epochs: epochs over which the learning rate rises to its scaled value.
         window_bytes: memory of the shuffle window of one rank, in bytes; rows that take no more
             than this in all are read from storage only once.
+        steps_per_epoch: steps of an epoch, which goes on in the data where the last one ended;
+            ``None`` for all rows once.
+        validation_freq: validate after every so many epochs, or after those of these numbers,
+            counted from 1.
+        class_weight: what each class (a whole number) counts for in the loss; 1 where not given.
     """
 
     batch_size: int = 32
@@ -200,8 +206,22 @@ class FitOptions:
     lr_scaling: str = "none"
     warmup_epochs: float = 0.0
     window_bytes: int = 256 * 1024 * 1024
+    steps_per_epoch: int | None = None
+    validation_freq: int | Sequence[int] = 1
+    class_weight: Mapping[int, float] | None = None
 
     def __post_init__(self) -> None:
+        if self.steps_per_epoch is not None:
+            check_count("steps_per_epoch", self.steps_per_epoch)
+        if self.class_weight is not None:
+            check_class_weight(self.class_weight)
+            object.__setattr__(self, "class_weight", dict(self.class_weight))
+        if isinstance(self.validation_freq, (list, tuple)):
+            for epoch in self.validation_freq:
+                check_count("validation_freq", epoch)
+            object.__setattr__(self, "validation_freq", tuple(self.validation_freq))
+        else:
+            check_count("validation_freq", self.validation_freq)
         check_count("batch_size", self.batch_size)
         check_count("epochs", self.epochs)
         check_count("seed", self.seed, minimum=0)
@@ -215,6 +235,32 @@ class FitOptions:
                 f"warmup_epochs={self.warmup_epochs} needs lr_scaling='linear' or 'sqrt': the "
                 "warm-up rises from the model's learning rate to the scaled one"
             )
+
+
+    def validates(self, epoch: int) -> bool:
+        """Tell whether the epoch of this number, from 0, is followed by a validation."""
+        if isinstance(self.validation_freq, int):
+            return (epoch + 1) % self.validation_freq == 0
+        return epoch + 1 in self.validation_freq
+
+
+def check_class_weight(weights: object) -> None:
+    """Check that ``weights`` maps classes to what they count for.
+
+    Raises:
+        InvalidInputError: it does not.
+    """
+    if not isinstance(weights, Mapping) or not all(
+        isinstance(label, Integral)
+        and isinstance(weight, Real)
+        and math.isfinite(weight)
+        and weight >= 0
+        for label, weight in weights.items()
+    ):
+        raise InvalidInputError(
+            "class_weight must map classes (whole numbers) to weights of at least 0, such as "
+            f"{{0: 1.0, 1: 5.0}}, got {weights!r}"
+        )
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@
         ├── StalledError                        no rank made any progress
         ├── RunCancelledError                   someone cancelled its Spark job
         ├── LaunchError                         the ranks could not be started or lost Spark
+        ├── RanksDivergedError                  ranks hold different models
         ├── CheckpointError                     a checkpoint could not be written
         └── PreemptedError                      a rank was asked to end (SIGTERM); all is saved
 
@@ -93,6 +94,10 @@ class StalledError(RunFailedError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), str(self), {"stacks": self.stacks})
+
+
+class RanksDivergedError(RunFailedError):
+    """The ranks no longer hold the same model; the message names the variables that differ."""
 
 
 class CheckpointError(RunFailedError):

@@ -40,7 +40,10 @@ from .training.warm_start import read_warm_start
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-ColumnNames = Sequence[str] | Mapping[str, str]
+# By input or output: a column, several that are joined, or (labels only) none.
+ColumnNames = (
+    Sequence[str | Sequence[str] | None] | Mapping[str, str | Sequence[str] | None]
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class TrainingRequest:
     model: Any
     custom_objects: Mapping[str, Any]
     feature_cols: ColumnNames
-    label_cols: ColumnNames
+    label_cols: ColumnNames | None
     sample_weight_col: str | None
     data: DataOptions
     launching: LaunchOptions
@@ -120,6 +123,8 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     )
     inputs = _binding(request.feature_cols, "feature_cols")
     outputs = _binding(request.label_cols, "label_cols")
+    if request.fit.class_weight is not None:
+        _check_class_weight(request, outputs)
     roles = Roles(inputs.columns, outputs.columns, request.sample_weight_col)
     check_data(request.frame, roles, request.data)
     directory = RunDirectory(request.run_dir or _default_run_dir(spark))
@@ -214,17 +219,46 @@ def _run_id(checked: CheckedRequest) -> str:
     return known
 
 
-def _binding(columns: ColumnNames, title: str) -> Binding:
+def _binding(columns: ColumnNames | None, title: str) -> Binding:
+    if columns is None and title == "label_cols":
+        return Binding(())
     if isinstance(columns, str) or not isinstance(columns, (Sequence, Mapping)):
         raise InvalidInputError(
             f"{title} must be a list of column names or a dictionary from the model's names to "
             f"columns, got {columns!r}"
         )
-    values = list(columns.values()) if isinstance(columns, Mapping) else list(columns)
-    if not all(isinstance(name, str) for name in values):
-        raise InvalidInputError(f"{title} must hold column names, got {values!r}")
-    names = tuple(columns) if isinstance(columns, Mapping) else None
-    return Binding(tuple(values), names)
+    mapped = isinstance(columns, Mapping)
+    slots = [_slot(given, title) for given in (columns.values() if mapped else columns)]
+    names = tuple(columns) if mapped else None
+    if names is not None and not all(isinstance(name, str) for name in names):
+        raise InvalidInputError(f"{title} must name the model's inputs or outputs, got {names!r}")
+    return Binding(tuple(slots), names)
+
+
+def _check_class_weight(request: TrainingRequest, outputs: Binding) -> None:
+    if request.sample_weight_col is not None:
+        raise InvalidInputError(
+            "class_weight and sample_weight_col cannot both be given; multiply the weights in the "
+            "column"
+        )
+    if len(outputs.slots) != 1:
+        raise InvalidInputError(
+            "class_weight is for a model with one output, but label_cols gives "
+            f"{len(outputs.slots)}: {outputs.describe()}"
+        )
+
+
+def _slot(given: Any, title: str) -> tuple[str, ...]:
+    """Return the columns of one input or output."""
+    if isinstance(given, str):
+        return (given,)
+    if given is None and title == "label_cols":  # an output without a loss
+        return ()
+    if isinstance(given, (list, tuple)) and given and all(isinstance(n, str) for n in given):
+        return tuple(given)
+    raise InvalidInputError(
+        f"{title} must hold column names, or lists of those that are joined into one, got {given!r}"
+    )
 
 
 def _default_run_dir(spark: Any) -> str:

@@ -19,6 +19,7 @@ from ..errors import (
     NotEnoughSlotsError,
     PreemptedError,
     RankFailedError,
+    RanksDivergedError,
     RunCancelledError,
     RunFailedError,
 )
@@ -97,6 +98,7 @@ def classify(error: HorovodSparkError) -> str:
         return KILLED if lost else USER_ERROR
     for cls, ending in (
         (RunCancelledError, CANCELLED),
+        (RanksDivergedError, USER_ERROR),
         (PreemptedError, PREEMPTED),
         (CheckpointError, STORAGE),
         (RunFailedError, LOST),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from ..data.reader import Batch
 from ..storage.arrays import Arrays
-from .model import InputBinding, averages_by_weight, bind_outputs
+from .binding import InputBinding, bind_outputs
 from .spec import TrainingSpec
 from .tensors import as_tensor
 
@@ -22,37 +23,60 @@ class BatchBinding:
         spec: the training.
 
     Raises:
-        ModelError: the model does not fit the columns.
+        ModelError: the model's inputs do not fit the columns.
     """
 
     def __init__(self, model: Any, spec: TrainingSpec) -> None:
+        self._model = model
+        self._spec = spec
         self._inputs = InputBinding(model, spec.inputs, spec.train)
-        self._labels = bind_outputs(model, spec.outputs)
-        self._weight = spec.weight
-        # The column that the rows of a batch count by, if they do not all count the same.
-        self.counts_by = spec.weight if averages_by_weight(model) else None
-        self.columns = [*spec.inputs.columns, *spec.outputs.columns]
-        if spec.weight is not None:
+        self._labels: Any = None
+        self.columns = list(dict.fromkeys([*spec.inputs.columns, *spec.outputs.columns]))
+        if spec.weight is not None and spec.weight not in self.columns:
             self.columns.append(spec.weight)
-        columns = [spec.train.column(name) for name in dict.fromkeys(self.columns)]
+        columns = [spec.train.column(name) for name in self.columns]
         # Stands in where a rank has no row of its own.
         self.blank: Arrays = {c.name: np.zeros((1, *c.shape), c.dtype) for c in columns}
 
+    def bind_labels(self, outputs: Any | None) -> None:
+        """Take note of what the model's call gives, ``None`` if it has none.
+
+        Raises:
+            ModelError: it does not fit the label columns.
+        """
+        self._labels = bind_outputs(self._model, self._spec.outputs, self._spec.train, outputs)
+
     @property
     def example(self) -> Any:
-        """One row of inputs, all zeros."""
-        return self._inputs(self.blank)
+        """One row of inputs, all zeros, as tensors."""
+        return tf.nest.map_structure(as_tensor, self._inputs(self.blank))
 
-    def data(self, arrays: Arrays) -> tuple[Any, ...]:
+    def data(self, arrays: Arrays) -> Any:
         """Return what the model's ``train_step`` and ``test_step`` take."""
-        values: tuple[Any, ...] = (self._inputs(arrays), self._labels(arrays))
-        if self._weight is not None:
-            values = (*values, arrays[self._weight])
-        data: tuple[Any, ...] = tf.nest.map_structure(as_tensor, values)
-        return data
+        x, y = self._inputs(arrays), self._labels(arrays)
+        weight = None if self._spec.weight is None else arrays[self._spec.weight]
+        values = keras.utils.pack_x_y_sample_weight(x, y, weight)
+        return tf.nest.map_structure(as_tensor, values)
 
-    def weight_of(self, batch: Batch) -> float:
-        """Return what the batch counts for in the mean over the global batch."""
-        if self.counts_by is not None:
-            return float(np.sum(batch.arrays[self.counts_by], dtype=np.float64))
-        return float(batch.rows)
+    def training_data(self, arrays: Arrays) -> Any:
+        """Return `data`, with the weights of classes."""
+        data = self.data(arrays)
+        if self._spec.fit.class_weight is None:
+            return data
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        weight = class_weights(np.asarray(keras.tree.flatten(y)[0]), self._spec.fit.class_weight)
+        return (x, y, tf.convert_to_tensor(weight))
+
+
+def class_weights(labels: np.ndarray, weights: Mapping[int, float]) -> np.ndarray:
+    """Return the weight of each row's class. Pure.
+
+    Args:
+        labels: whole numbers, or one-hot rows.
+        weights: by class; 1 for those not in it.
+    """
+    if labels.ndim > 1:
+        labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
+    classes, places = np.unique(np.round(labels).astype(np.int64), return_inverse=True)
+    by_class = np.array([weights.get(int(c), 1.0) for c in classes], keras.config.floatx())
+    return by_class[places.reshape(labels.shape)]

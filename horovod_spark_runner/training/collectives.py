@@ -1,4 +1,4 @@
-"""Sums over the ranks."""
+"""Sums and means over the ranks, and handing out what rank 0 has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,56 @@ from collections.abc import Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
+from mpi4py import MPI
+
+# Types that MPI has no sum for; they are added up as float32.
+_NARROW = (tf.bfloat16,)
+# MPI counts in 32 bits.
+_BROADCAST_BYTES = 1 << 30
+
+
+class Part:
+    """This rank's part of a global batch.
+
+    Args:
+        size: number of ranks.
+        fraction: scalar tensor: its rows over those of the global batch; ``None`` where all ranks
+            have equally many.
+    """
+
+    def __init__(self, size: int, fraction: Any | None = None) -> None:
+        self.size = size
+        self._fraction = fraction
+
+    @property
+    def equal(self) -> bool:
+        """Whether all ranks are known to have equally many rows."""
+        return self._fraction is None
+
+    def fraction(self, dtype: Any) -> Any:
+        """Return the fraction as a tensor of ``dtype``."""
+        if self._fraction is None:
+            return tf.constant(1.0 / self.size, dtype)
+        return tf.cast(self._fraction, dtype)
+
+    def term(self, tensor: Any) -> Any:
+        """Return this rank's term of a mean over the rows of all ranks (`total` ends it)."""
+        if self._fraction is None:
+            return tensor
+        # 0 · NaN is 0 here: a rank without rows has no say, whatever its stand-in row gives.
+        return tf.math.multiply_no_nan(tensor, tf.cast(self._fraction, tensor.dtype))
+
+    def total(self, summed: Any) -> Any:
+        """Return the mean, given the sum of all ranks' terms."""
+        return summed / tf.cast(self.size, summed.dtype) if self._fraction is None else summed
+
+    def present(self, dtype: Any) -> Any:
+        """Return 1 if this rank has rows, else 0."""
+        if self._fraction is None:
+            return tf.constant(1.0, dtype)
+        return tf.cast(self._fraction > 0, dtype)
 
 
 def sum_over_ranks(tensors: Sequence[Any], name: str) -> list[Any]:
@@ -18,18 +67,56 @@ def sum_over_ranks(tensors: Sequence[Any], name: str) -> list[Any]:
         tensors: dense tensors or variables.
         name: the same on all ranks, and different for every call within one step.
     """
-    groups: dict[Any, list[int]] = {}
     values = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if hvd.size() == 1:
+        return values
+    groups: dict[Any, list[int]] = {}
     for place, value in enumerate(values):
-        groups.setdefault(value.dtype, []).append(place)
+        dtype = tf.float32 if value.dtype in _NARROW else value.dtype
+        groups.setdefault(dtype, []).append(place)
     result: list[Any] = [None] * len(values)
     for dtype, places in groups.items():
         summed = hvd.grouped_allreduce(
-            [values[place] for place in places],
+            [tf.cast(values[place], dtype) for place in places],
             op=hvd.Sum,
             name=f"{name}.{dtype.name}",
             ignore_name_scope=True,
         )
         for place, value in zip(places, summed, strict=True):
-            result[place] = value
+            result[place] = tf.cast(value, values[place].dtype)
     return result
+
+
+def differentiable_sum(tensor: Any, part: Part, name: str) -> Any:
+    """Return the sum over all ranks of what those with rows give, inside a loss.
+
+    The gradients of all ranks are averaged by `Part` afterwards; so the one that comes back to a
+    rank is the sum of all ranks' by their fractions, over the rank's own.
+    """
+
+    @tf.custom_gradient
+    def summed(value: Any) -> tuple[Any, Any]:
+        present = part.present(value.dtype)
+
+        def gradient(upstream: Any) -> Any:
+            own = part.fraction(upstream.dtype)
+            (total,) = sum_over_ranks([upstream * own], f"{name}.gradient")
+            return tf.math.divide_no_nan(total, own) * part.present(upstream.dtype)
+
+        return sum_over_ranks([value * present], name)[0], gradient
+
+    return summed(tensor)
+
+
+def broadcast(variables: Sequence[Any], world: MPI.Comm) -> None:
+    """Give ``variables`` of every rank the values they have on rank 0."""
+    if world.Get_size() == 1:
+        return
+    for variable in variables:
+        value = np.array(tf.convert_to_tensor(variable))
+        # As bytes, in pieces: MPI knows neither all types nor counts beyond 32 bits.
+        flat = value.reshape(-1).view(np.uint8)
+        for begin in range(0, flat.size, _BROADCAST_BYTES):
+            world.Bcast(flat[begin : begin + _BROADCAST_BYTES], root=0)
+        if world.Get_rank():
+            variable.assign(value)

@@ -1,137 +1,228 @@
 """The gradient exchange: what makes N ranks train one model.
 
-Horovod's own Keras optimizer silently does nothing under Keras 3. Here every optimizer of the
-model gets an ``apply`` that first adds the gradients of all ranks up with one grouped allreduce,
-inside the compiled step, and then goes on as before: clipping, loss scaling, gradient
-accumulation and moving averages see the reduced gradients, as in a single process.
+Horovod's own Keras optimizer silently does nothing under Keras 3. Here the ``apply`` of Keras's
+optimizers, while a step runs, first adds the gradients of all ranks up with one grouped allreduce,
+inside the compiled step, and then goes on as before: clipping, loss scaling, gradient accumulation
+and moving averages see the reduced gradients, as in a single process. It does so for every
+optimizer that the step uses, wherever the model keeps it.
 
-Each rank's gradient is the mean over its own rows, so it counts by the rows it stands for: the
-sum of ``rows · gradient`` over the ranks, divided by the sum of the rows, is the gradient of the
-global batch, also when the last one is partial and spread unevenly.
+Each rank's gradient is the mean over its own rows, so it counts by the rows it stands for: the sum
+of ``rows · gradient`` over the ranks, divided by the sum of the rows, is the gradient of the global
+batch, also when the last one is partial and spread unevenly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
+import keras
 import tensorflow as tf
 
 from ..config import AllreduceOptions
-from .collectives import sum_over_ranks
-from .model import find_optimizers
+from ..errors import ModelError
+from .collectives import Part, sum_over_ranks
+from .losses import parts_of_a_whole, replaced
+from .metrics import StepMetrics
 
 
 class GradientExchange:
-    """Connects a model's optimizers to the other ranks.
+    """Runs the steps of a model as part of the world.
 
     Args:
-        model: a compiled model; its optimizers are changed in place until `detach`.
+        model: a compiled model.
         options: compression of what is sent.
+        share_logs: whether the logs of each step are to be those of all ranks.
     """
 
-    def __init__(self, model: Any, options: AllreduceOptions) -> None:
+    def __init__(self, model: Any, options: AllreduceOptions, *, share_logs: bool = False) -> None:
         self._model = model
         self._compression = (
             hvd.Compression.fp16 if options.compression == "fp16" else hvd.Compression.none
         )
-        self._optimizers = find_optimizers(model)
-        self._stateful = _statistics(model)
+        self.share_logs = share_logs
+        # The optimizers that the step was seen to use, in this order.
+        self.applied: list[Any] = []
+        self._part = Part(1)
         self._control: Any = None
-        self._equal = False
+        self._graph: Any = None
         self._reduced: Any = None
+        self._inside = False
         self._calls = 0
 
-    def attach(self) -> None:
-        """Make the optimizers reduce gradients before they apply them."""
-        for optimizer in self._optimizers:
-            original = optimizer.apply
-            # An attribute of the object, not another class: a saved model is a plain Keras model.
-            optimizer.apply = _Apply(self, original)
-
-    def detach(self) -> None:
-        """Give the optimizers their own ``apply`` back."""
-        for optimizer in self._optimizers:
-            vars(optimizer).pop("apply", None)
-
-    def step(self, data: Any, control: Any) -> tuple[Any, Any]:
+    def step(self, data: Any, control: Any, fraction: Any) -> tuple[Any, Any]:
         """Run the model's ``train_step`` as part of the world; may be traced.
 
         Args:
             data: what ``train_step`` takes.
-            control: float32 vector: what this rank's part counts for relative to a full batch,
-                then what it asks of all, 1 for each request and 0 else.
+            control: float32 vector of what this rank asks of all: 1 for each request and 0 else.
+            fraction: float64 scalar: its rows over those of the global batch.
 
         Returns:
             The step's logs, and how many ranks made each request.
         """
-        return self._step(data, control, equal=False)
+        return self._step(data, control, Part(hvd.size(), fraction))
 
     def equal_step(self, data: Any, control: Any) -> tuple[Any, Any]:
-        """Run a `step` where every rank's part is known to count 1."""
-        return self._step(data, control, equal=True)
+        """Run a `step` where every rank is known to have equally many rows."""
+        return self._step(data, control, Part(hvd.size()))
 
-    def _step(self, data: Any, control: Any, *, equal: bool) -> tuple[Any, Any]:
-        self._control = control
-        self._equal = equal
+    def test_step(self, data: Any, fraction: Any) -> Any:
+        """Run the model's ``test_step`` as part of the world; may be traced."""
+        part = Part(hvd.size(), fraction)
+        metrics = StepMetrics(self._model, part)
+        with parts_of_a_whole(part):
+            logs = self._model.test_step(data)
+        return metrics.finish(logs, share=self.share_logs)
+
+    def _step(self, data: Any, control: Any, part: Part) -> tuple[Any, Any]:
+        self._part, self._control = part, control
+        self._graph = _graph()
         self._reduced = None
         self._calls = 0
-        logs = self._model.train_step(data)
-        if self._reduced is None:  # train_step applied no gradients
-            self._reduced = sum_over_ranks([self._control], "control")[0]
-        self._average_statistics()
-        return logs, self._reduced[1:]
+        metrics = StepMetrics(self._model, part)
+        statistics = _Statistics(self._model, part)
+        with parts_of_a_whole(part), self._reducing_optimizers():
+            logs = self._model.train_step(data)
+            self._end_applying()
+        if self._reduced is None:
+            # No gradients were applied, or in a graph of their own, whose tensors stay there.
+            self._reduced = sum_over_ranks([control], "control")[0]
+        statistics.average()
+        return metrics.finish(logs, share=self.share_logs), self._reduced
 
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return the gradients of the global batch; ``None`` entries stay."""
+        """Return the gradients of the global batch; ``None`` entries stay.
+
+        Raises:
+            ModelError: it depends on a tensor whether they are applied, so that ranks could part.
+        """
+        self._check_unconditional()
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        scaled = [self._scale(tf.convert_to_tensor(gradients[i])) for i in present]
         packed, contexts = [], []
-        for tensor in scaled:
-            small, context = self._compression.compress(tensor)
+        for i in present:
+            term = self._part.term(tf.convert_to_tensor(gradients[i]))
+            small, context = self._compression.compress(term)
             packed.append(small)
             contexts.append(context)
-        summed = sum_over_ranks([*packed, self._control], f"gradients.{self._calls}")
+        # What the ranks ask of each other goes along, where its sum can be used outside.
+        along = [self._control] if _graph() is self._graph else []
+        summed = sum_over_ranks([*packed, *along], f"gradients.{self._calls}")
         self._calls += 1
-        self._reduced = summed[-1]
+        if along:
+            self._reduced = summed[-1]
         result: list[Any] = [None] * len(gradients)
         for i, tensor, context in zip(present, summed, contexts, strict=False):
-            result[i] = self._unscale(self._compression.decompress(tensor, context))
+            result[i] = self._part.total(self._compression.decompress(tensor, context))
         return result
 
-    def _scale(self, tensor: Any) -> Any:
-        if self._equal:
-            return tensor
-        # 0 · NaN is 0 here: a rank without rows has no say, whatever its stand-in row gives.
-        return tf.math.multiply_no_nan(tensor, tf.cast(self._control[0], tensor.dtype))
+    @contextlib.contextmanager
+    def _reducing_optimizers(self) -> Iterator[None]:
+        """Make all optimizers reduce gradients before they apply them."""
+        with contextlib.ExitStack() as stack:
+            for cls in _classes_that_apply(keras.optimizers.Optimizer):
+                stack.enter_context(replaced(cls, "apply", self._reducing))
+            yield
 
-    def _unscale(self, tensor: Any) -> Any:
-        total = tf.cast(hvd.size() if self._equal else self._reduced[0], tensor.dtype)
-        return tensor / total
+    def _reducing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+            if self._inside:  # an optimizer that wraps others, or calls its base class
+                return original(optimizer, grads, trainable_variables)
+            if not any(optimizer is known for known in self.applied):
+                self.applied.append(optimizer)
+            self._inside = True
+            try:
+                return original(optimizer, self.reduce(list(grads)), trainable_variables)
+            finally:
+                self._inside = False
 
-    def _average_statistics(self) -> None:
-        """Average what training changes besides weights, such as batch normalisation's moments."""
-        if not self._stateful:
+        return apply
+
+    def _check_unconditional(self) -> None:
+        if self._part.size == 1:
             return
-        values = [self._scale(tf.convert_to_tensor(v)) for v in self._stateful]
-        summed = sum_over_ranks(values, "statistics")
-        for variable, value in zip(self._stateful, summed, strict=True):
-            variable.assign(self._unscale(value))
+        if tf.executing_eagerly():
+            self._agree_to_apply(True)
+            return
+        graph = _graph()
+        while graph is not None and graph is not self._graph:
+            if type(graph).__name__ in _CONDITIONAL_GRAPHS:
+                raise ModelError(
+                    f"the train_step of model {self._model.name!r} applies gradients inside a "
+                    "condition or loop on a tensor: ranks could decide differently and wait for "
+                    "each other for ever. Apply them in every step (multiply them by 0 where they "
+                    "are not to count), and repeat steps with Python's range"
+                )
+            graph = getattr(graph, "outer_graph", None)
+
+    def _end_applying(self) -> None:
+        if tf.executing_eagerly() and self._part.size > 1:
+            self._agree_to_apply(False)
+
+    def _agree_to_apply(self, applying: bool) -> None:
+        """Check, where Python decides it, that all ranks apply gradients now or none does."""
+        name = f"applying.{self._calls}"
+        (count,) = sum_over_ranks([tf.constant(float(applying))], name)
+        if int(count) not in (0, self._part.size) or bool(int(count)) != applying:
+            raise ModelError(
+                f"the train_step of model {self._model.name!r} applied gradients on {int(count)} "
+                f"of {self._part.size} ranks; apply them in every step (multiply them by 0 where "
+                "they are not to count)"
+            )
 
 
-class _Apply:
-    """An optimizer's ``apply`` behind the exchange."""
-
-    def __init__(self, exchange: GradientExchange, original: Any) -> None:
-        self._exchange = exchange
-        self._original = original
-
-    def __call__(self, grads: Any, trainable_variables: Any = None) -> Any:
-        return self._original(self._exchange.reduce(list(grads)), trainable_variables)
+_CONDITIONAL_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
 
 
-def _statistics(model: Any) -> list[Any]:
+def _graph() -> Any | None:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def _classes_that_apply(cls: type) -> list[type]:
+    """Return ``cls``, its bases and all classes derived from it that define ``apply``."""
+    found = [base for base in cls.__mro__ if "apply" in vars(base)]
+    pending = [cls]
+    while pending:
+        current = pending.pop()
+        for derived in current.__subclasses__():
+            pending.append(derived)
+            if "apply" in vars(derived) and derived not in found:
+                found.append(derived)
+    return found
+
+
+class _Statistics:
+    """What training changes besides weights, such as batch normalisation's moments.
+
+    Their changes are averaged, not their values: what did not change stays as it is, to the bit.
+
+    Args:
+        model: the model, before a step.
+        part: this rank's part of the step.
+    """
+
+    def __init__(self, model: Any, part: Part) -> None:
+        self._part = part
+        self._variables = changing_statistics(model) if part.size > 1 else []
+        self._before = [tf.identity(tf.convert_to_tensor(v)) for v in self._variables]
+
+    def average(self) -> None:
+        if not self._variables:
+            return
+        terms = [
+            self._part.term(tf.convert_to_tensor(variable) - before)
+            for variable, before in zip(self._variables, self._before, strict=True)
+        ]
+        changes = sum_over_ranks(terms, "statistics")
+        for variable, before, change in zip(self._variables, self._before, changes, strict=True):
+            variable.assign(before + self._part.total(change))
+
+
+def changing_statistics(model: Any) -> list[Any]:
     """Return the float variables that layers change while they are trained.
 
     Those of frozen layers do not change and need not be sent.
@@ -144,10 +235,3 @@ def _statistics(model: Any) -> list[Any]:
                 if tf.as_dtype(variable.dtype).is_floating:
                     found[id(variable)] = variable
     return list(found.values())
-
-
-def broadcast(variables: Sequence[Any]) -> None:
-    """Give ``variables`` of every rank the values they have on rank 0."""
-    values = [tf.convert_to_tensor(variable) for variable in variables]
-    for number, (variable, value) in enumerate(zip(variables, values, strict=True)):
-        variable.assign(hvd.broadcast(value, root_rank=0, name=f"broadcast.{number}"))

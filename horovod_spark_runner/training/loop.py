@@ -1,8 +1,13 @@
-"""The training of one rank, from the spec to the report."""
+"""The training of one rank, from the spec to the report.
+
+It follows ``Model.fit``, hook by hook; `tests/conformance` compares the two.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -11,27 +16,28 @@ import tensorflow as tf
 from mpi4py import MPI
 
 from ..data.manifest import Manifest
-from ..data.reader import Batch, DatasetReader
-from ..data.sharding import EpochPlan, plan_epoch
+from ..data.reader import DatasetReader
 from ..storage.checkpoint import CheckpointInfo
 from ..storage.filesystem import Location
 from ..storage.run_directory import RunDirectory
+from .agreement import check_ranks_agree
 from .artifact import save_model
-from .batches import BatchBinding
+from .build import BuiltModel
 from .callback_state import CallbackStates
-from .callbacks import make_callbacks
-from .exchange import GradientExchange, broadcast
+from .callbacks import Callbacks, check_callbacks, overrides
+from .collectives import broadcast
+from .epochs import Epochs, Step
 from .keeper import Keeper
 from .learning_rate import LearningRate
-from .metrics import MetricsGuard, plain, reduce_metrics
-from .model import build_model, check_trainable, find_optimizers
+from .metrics import check_additive, epoch_logs, numbers, plain, reduce_metrics
+from .model import finalize_layers
 from .preemption import PreemptionWatch
 from .progress import Progress, ProgressReporter
-from .random_state import make_generators
+from .random_state import make_generators, separate_generators
 from .rank_state import RankState, restore_rank
 from .spec import TrainingReport, TrainingSpec
 from .state import TrainingVariables
-from .step import PREEMPT, SAVE, STOP, TrainStep
+from .step import PREEMPT, SAVE, STOP
 from .warm_start import load_initial_weights
 
 
@@ -42,6 +48,7 @@ def train(spec: TrainingSpec) -> TrainingReport:
         ModelError: the model cannot be trained on these columns.
         RunDirectoryError: the checkpoint to go on from is another model's.
         CheckpointError: a checkpoint could not be written.
+        RanksDivergedError: a callback or train_step made the ranks' models differ.
     """
     hvd.init()
     for device in tf.config.list_physical_devices("GPU"):
@@ -70,28 +77,48 @@ class Training:
         self._world = world
         self._watch = watch
         self._rank, self._size = world.Get_rank(), world.Get_size()
-        self._model = build_model(spec.model)
-        check_trainable(self._model)
-        self._batches = BatchBinding(self._model, spec)
-        self._reader = self._read(spec.train)
-        self._validation = None if spec.validation is None else self._read(spec.validation)
-        self._exchange = GradientExchange(self._model, spec.allreduce)
+        self._given = check_callbacks(spec.callbacks)
+        watched = ("on_train_batch_end", "on_batch_end", "on_test_batch_end")
+        self._built = BuiltModel(spec, world, share_logs=overrides(self._given, *watched))
+        self._model, self._batches = self._built.model, self._built.batches
+        self._steps = self._built.steps
+        self._readers: list[DatasetReader] = []
+        self._epochs = self._read(spec.train)
+        self._validation = (
+            None if spec.validation is None else self._read(spec.validation, training=False)
+        )
         self._progress = Progress()
         self._reporter = ProgressReporter(self._rank, spec.fit.epochs)
         self._preempted = False
+        self._checked = False
 
-    def _read(self, data: Manifest) -> DatasetReader:
+    @property
+    def model(self) -> Any:
+        """The model that is trained."""
+        return self._model
+
+    def _read(self, data: Manifest, *, training: bool = True) -> Epochs:
+        spec = self._spec
         # The window may take as much, so a dataset that fits into it can just as well be kept.
-        keep = self._spec.fit.window_bytes
-        return DatasetReader(data, self._batches.columns, self._spec.transforms, keep)
+        keep = spec.fit.window_bytes
+        reader = DatasetReader(data, self._batches.columns, spec.transforms, keep)
+        self._readers.append(reader)
+        return Epochs(
+            reader,
+            data,
+            spec.fit,
+            spec.global_batch,
+            self._rank,
+            self._size,
+            training=training,
+        )
 
     # -- before the first step -----------------------------------------------------------------
 
     def prepare(self) -> None:
         """Bring all ranks to the same state: built, restored or broadcast."""
-        self._build()
         make_generators()
-        self._variables = TrainingVariables(self._model)
+        self._variables = TrainingVariables(self._model, self._built.optimizers)
         self._keeper = Keeper(self._spec, self._world, self._model, self._variables)
         self._restored = self._keeper.load()
         state: dict[str, Any] = {}
@@ -103,64 +130,84 @@ class Training:
             )
         elif self._spec.warm_start is not None and self._rank == 0:
             load_initial_weights(self._model, self._spec.warm_start)
-        broadcast(self._variables.shared)
+        self._share_variables()
         self._variables.separate_seeds(self._rank)
+        separate_generators(self._rank)
         self._rate = LearningRate(
-            self._model.optimizer, self._spec.fit, self._spec.workers, state.get("learning_rate")
+            self._built.optimizers, self._spec.fit, self._spec.workers, state.get("learning_rate")
         )
-        self._callbacks, named = make_callbacks(
-            self._spec.callbacks,
+        params = {"verbose": 2 if self._rank == 0 else 0, "epochs": self._spec.fit.epochs}
+        self._callbacks = Callbacks(
+            self._given,
             self._model,
             self._rank,
-            self._spec.fit.epochs,
+            {**params, "steps": self._epochs.steps},
             resumed=self._restored is not None,
         )
-        self._named_callbacks = named
-        self._exchange.attach()
-        eager = self._model.run_eagerly
-        self._train_step = TrainStep(self._exchange, self._spec.fit.batch_size, eager=eager)
-        test_step = self._model.test_step
-        self._test_step = test_step if eager else tf.function(test_step, reduce_retracing=True)
         # Before the first collective of the training: all ranks have come this far, or none goes.
         self._world.Barrier()
 
-    def close(self) -> None:
-        self._exchange.detach()
-        self._keeper.close()
-        self._reader.close()
-        if self._validation is not None:
-            self._validation.close()
+    def _share_variables(self) -> None:
+        broadcast(self._variables.shared, self._world)
+        finalize_layers(self._model)
 
-    def _build(self) -> None:
-        if not self._model.built:
-            self._model(self._batches.example)
-        for optimizer in find_optimizers(self._model):
-            if not optimizer.built and optimizer is self._model.optimizer:
-                optimizer.build(self._model.trainable_variables)
+    def close(self) -> None:
+        self._keeper.close()
+        for reader in self._readers:
+            reader.close()
 
     # -- the epochs ----------------------------------------------------------------------------
 
     def run(self) -> TrainingReport:
         """Train the epochs that are left and save the model."""
         self._model.stop_training = False
-        self._callbacks.on_train_begin()
-        self._states = CallbackStates(self._named_callbacks)
-        resumed_in_epoch = self._progress.epoch_step > 0
-        if self._restored is not None:
-            self._resume(*self._restored)
-            self._restored = None
+        resumed_in_epoch = self._begin()
+        logs: Mapping[str, Any] | None = None
         while not self._finished:
-            self._run_epoch(begun=resumed_in_epoch)
+            logs = self._run_epoch(begun=resumed_in_epoch)
             resumed_in_epoch = False
             if self._preempted:
                 self._keeper.finish()
                 return self._report()
-        self._callbacks.on_train_end()
+        optimizer = self._model.optimizer
+        if isinstance(optimizer, keras.optimizers.Optimizer):
+            optimizer.finalize_variable_values(self._model.trainable_weights)
+        self._callbacks.list.on_train_end(logs)
+        self._check_agreement("at the end of the training")
         self._keeper.finish()
         if self._rank == 0:
             directory = RunDirectory(Location(self._spec.run_dir))
             save_model(directory, self._model, self._spec, self._batches.example)
         return self._report()
+
+    def _begin(self) -> bool:
+        """Begin the training, or go on with it; return whether within an epoch."""
+        if self._restored is None:
+            self._callbacks.list.on_train_begin()
+            # Keras's BackupAndRestore, on rank 0, may have loaded weights, and says the epoch.
+            initial = self._world.bcast(self._model._initial_epoch)
+            if initial:
+                self._progress.epoch = int(initial)
+                self._progress.step = int(initial) * self._epochs.steps
+            self._share_variables()
+            self._states = CallbackStates(self._callbacks.named)
+            return False
+        info, own = self._restored
+        self._restored = None
+        # The hooks set up what callbacks do not keep; what they change is put back.
+        values = self._variables.capture()
+        self._callbacks.list.on_train_begin()
+        self._states = CallbackStates(self._callbacks.named)
+        self._callbacks.restore_history(info.history)
+        if info.epoch_step:
+            self._begin_epoch()
+            if self._model.run_eagerly:  # Keras makes the compiled metrics at their first use
+                self._model.test_step(self._batches.data(self._batches.blank))
+                self._model.reset_metrics()
+        self._variables.restore(values)
+        self._share_variables()
+        restore_rank(own, self._model, self._variables, self._states)
+        return info.epoch_step > 0
 
     @property
     def _finished(self) -> bool:
@@ -178,113 +225,140 @@ class Training:
             preempted_at=self._progress.step if self._preempted else None,
         )
 
-    def _resume(self, info: CheckpointInfo, own: RankState) -> None:
-        """Bring callbacks, metrics and generators to where the checkpoint was taken."""
-        if info.epoch_step:
-            # The hooks set up what callbacks do not keep; what they change is put back.
-            values = self._variables.capture()
-            self._begin_epoch(self._plan())
-            # Keras makes the compiled metrics at their first use.
-            self._model.test_step(self._batches.data(self._batches.blank))
-            self._model.reset_metrics()
-            self._variables.restore(values)
-        restore_rank(own, self._model, self._variables, self._states)
-
-    def _begin_epoch(self, plan: EpochPlan) -> None:
-        self._callbacks.set_params(
-            {"epochs": self._spec.fit.epochs, "steps": plan.steps, "verbose": 0}
-        )
+    def _begin_epoch(self) -> None:
         self._model.reset_metrics()
-        self._callbacks.on_epoch_begin(self._progress.epoch)
+        self._callbacks.list.on_epoch_begin(self._progress.epoch)
 
-    def _run_epoch(self, begun: bool) -> None:
-        plan, progress = self._plan(), self._progress
+    def _run_epoch(self, begun: bool) -> Mapping[str, Any]:
+        progress, steps = self._progress, self._epochs.steps
         if not begun:
-            self._begin_epoch(plan)
+            self._begin_epoch()
         time_before, rows_before = time.monotonic(), progress.rows
-        for batch in self._reader.epoch(plan, self._rank, self._size, progress.epoch_step):
-            if self._run_step(plan, batch):
-                break
+        last: tuple[Any, float] = ({}, 1.0)
+        with contextlib.closing(
+            self._epochs.steps_from(progress.epoch, progress.epoch_step)
+        ) as reading:
+            for step in reading:
+                logs, leave = self._run_step(step)
+                last = logs, step.fraction
+                if leave:
+                    break
         seconds = time.monotonic() - time_before
         progress.seconds += seconds
         if self._preempted:
-            return
-        logs = reduce_metrics(self._model)
-        if self._validation is not None:
-            logs.update(self._evaluate())
-        self._callbacks.on_epoch_end(progress.epoch, logs)
+            return {}
+        reduce_metrics(self._model)
+        results = epoch_logs(self._model, *last)
+        if self._validation is not None and self._spec.fit.validates(progress.epoch):
+            results.update(self._evaluate(self._validation))
+        results = self._callbacks.end_epoch(progress.epoch, results)
         self._agree()
-        progress.history.append(logs)
+        self._check_agreement(f"at the end of epoch {progress.epoch + 1}")
+        progress.history.append(plain(results))
         progress.epoch += 1
         progress.epoch_step = 0
         rate = self._world.allreduce(progress.rows - rows_before) / max(seconds, 1e-9)
-        self._reporter.epoch(progress, plan.steps, rate)
+        self._reporter.epoch(progress, steps, rate)
         self._save()
+        return results
 
-    def _plan(self) -> EpochPlan:
-        fit = self._spec.fit
-        return plan_epoch(
-            [(group.rows, group.size) for group in self._spec.train.row_groups],
-            global_batch=self._spec.global_batch,
-            seed=fit.seed,
-            epoch=self._progress.epoch,
-            window_bytes=fit.window_bytes,
-            shuffle=fit.shuffle,
-        )
-
-    def _run_step(self, plan: EpochPlan, batch: Batch) -> bool:
-        """Run one step; return whether the ranks have agreed to leave the epoch."""
-        progress = self._progress
+    def _run_step(self, step: Step) -> tuple[Any, bool]:
+        """Run one step; return its logs, and whether the ranks have agreed to leave the epoch."""
+        progress, steps = self._progress, self._epochs.steps
         self._keeper.poll()
-        self._rate.before_step(progress.epoch + batch.step / plan.steps)
-        self._callbacks.on_train_batch_begin(batch.step)
-        logs, requests = self._exchange_step(plan, batch)
+        self._rate.before_step(progress.epoch + step.number / steps)
+        begins, ends, end = self._execution(step.number, steps)
+        if begins and self._callbacks.watch_begin:
+            self._callbacks.list.on_train_batch_begin(step.number)
+        logs, requests = self._train_step(step)
         progress.step += 1
-        progress.epoch_step = batch.step + 1
-        self._keeper.check_metric(logs)
-        self._callbacks.on_train_batch_end(batch.step, logs)
-        self._reporter.step(progress, plan.steps, logs)
-        if requests[STOP]:
+        progress.epoch_step = step.number + 1
+        if not self._checked:
+            self._check_first(step, logs)
+        if ends and self._callbacks.watch_end:
+            self._callbacks.list.on_train_batch_end(end, logs)
+        self._reporter.step(progress, steps, logs)
+        if requests[STOP] or (ends and self._callbacks.watch_end and self._stop_is_asked()):
             self._model.stop_training = True
-            return True
+            return logs, True
         self._preempted = bool(requests[PREEMPT])
-        last = progress.epoch_step == plan.steps  # the epoch's own checkpoint follows
+        last = progress.epoch_step == steps  # the epoch's own checkpoint follows
         due = requests[SAVE] or self._keeper.wants(progress.step)
         if self._preempted or (due and not last):
             self._save()
-        return self._preempted
+        return logs, self._preempted
 
-    def _exchange_step(self, plan: EpochPlan, batch: Batch) -> tuple[dict[str, float], Any]:
+    def _execution(self, number: int, steps: int) -> tuple[bool, bool, int]:
+        """Tell whether a step begins and ends what Keras calls an execution, and its last step."""
+        length = self._model.steps_per_execution
+        end = number - number % length + length - 1
+        return number % length == 0, number in (end, steps - 1), end
+
+    def _stop_is_asked(self) -> bool:
+        # Callbacks may look at their own clock: what one rank decides, all do.
+        return bool(self._world.allreduce(int(bool(self._model.stop_training)), op=MPI.MAX))
+
+    def _check_first(self, step: Step, logs: Any) -> None:
+        """Check, after the first step, what only then can be told."""
+        self._checked = True
+        self._keeper.check_metric(numbers(plain(logs)))
+        self._check_agreement("after the first step")
+
+    def _train_step(self, step: Step) -> tuple[Any, Any]:
         asked = (self._model.stop_training, self._keeper.clock_is_due(), self._watch.requested)
-        if batch.rows == 0:
+        if not self._checked and self._size > 1:
+            self._check_metrics(step)
+        if step.batch.rows == 0:
             # Fewer rows than ranks: take part in the exchange with a row that counts for nothing.
-            guard = MetricsGuard(self._model)
-            data = self._batches.data(self._batches.blank)
-            logs, counts = self._train_step.weighted(data, 0.0, asked)
-            guard.restore()
-            return plain(logs), counts.numpy()
-        data = self._batches.data(batch.arrays)
-        partial = plan.batch_rows(batch.step) < plan.global_batch
-        if partial or self._batches.counts_by is not None:
-            weight = self._batches.weight_of(batch)
-            logs, counts = self._train_step.weighted(data, weight, asked)
+            data = self._batches.training_data(self._batches.blank)
         else:
-            logs, counts = self._train_step.full(data, asked)
-        self._progress.rows += batch.rows
-        return plain(logs), counts.numpy()
+            data = self._batches.training_data(step.batch.arrays)
+        if step.equal:
+            logs, counts = self._steps.train_full(data, asked)
+        else:
+            logs, counts = self._steps.train(data, step.fraction, asked)
+        self._progress.rows += step.batch.rows
+        return logs, counts.numpy()
 
-    def _evaluate(self) -> dict[str, float]:
-        assert self._validation is not None
+    def _check_metrics(self, step: Step) -> None:
+        def predict(x: Any) -> Any:
+            return self._model(x, training=False)
+
+        error: Exception | None = None
+        if self._rank == 0 and step.batch.rows:
+            try:
+                check_additive(self._model, self._batches.data(step.batch.arrays), predict)
+            except Exception as raised:
+                error = raised
+        error = self._world.bcast(error)
+        if error is not None:
+            raise error
+
+    def _evaluate(self, epochs: Epochs) -> dict[str, Any]:
+        callbacks = self._callbacks.list
+        self._model.stop_evaluating = False
+        callbacks.on_test_begin()
         self._model.reset_metrics()
-        self._callbacks.on_test_begin()
-        share = self._validation.share(self._rank, self._size, self._spec.fit.batch_size)
-        for batch in share:
-            self._callbacks.on_test_batch_begin(batch.step)
-            logs = self._test_step(self._batches.data(batch.arrays))
-            self._callbacks.on_test_batch_end(batch.step, plain(logs))
-        logs = reduce_metrics(self._model)
-        self._callbacks.on_test_end(logs)
-        return {f"val_{name}": value for name, value in logs.items()}
+        last: tuple[Any, float] = ({}, 1.0)
+        with contextlib.closing(epochs.steps_from(0)) as reading:
+            for step in reading:
+                begins, ends, end = self._execution(step.number, epochs.steps)
+                if begins and self._callbacks.watch_test:
+                    callbacks.on_test_batch_begin(step.number)
+                arrays = step.batch.arrays if step.batch.rows else self._batches.blank
+                logs = self._steps.test(self._batches.data(arrays), step.fraction)
+                last = logs, step.fraction
+                if ends and self._callbacks.watch_test:
+                    callbacks.on_test_batch_end(end, logs)
+                    if self._world.allreduce(int(self._model.stop_evaluating), op=MPI.MAX):
+                        break
+        reduce_metrics(self._model)
+        results = epoch_logs(self._model, *last)
+        callbacks.on_test_end(results)
+        return {f"val_{name}": value for name, value in results.items()}
+
+    def _check_agreement(self, when: str) -> None:
+        check_ranks_agree(self._variables.shared, self._world, when)
 
     def _agree(self) -> None:
         """Agree with all ranks whether to stop, and whether one was asked to end soon."""

@@ -7,43 +7,222 @@ whole epoch, weighted by samples, instead of a mean of means.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from .collectives import sum_over_ranks
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ..errors import ModelError
+from .collectives import Part, sum_over_ranks
 
 
-def reduce_metrics(model: Any) -> dict[str, float]:
-    """Return the model's metrics over all ranks; every rank must call it.
+def metric_variables(model: Any) -> list[Any]:
+    """Return the variables in which the model's metrics keep their sums."""
+    found = {id(v): v for metric in model.metrics for v in metric.variables}
+    return list(found.values())
 
-    The metrics of each rank keep the sums of all of them afterwards: reset them before the next
-    epoch.
+
+def reduce_metrics(model: Any) -> None:
+    """Give the model's metrics the sums of all ranks; every rank must call it.
+
+    Reset them before the next epoch.
     """
-    variables = [variable for metric in model.metrics for variable in metric.variables]
-    if variables:
-        summed = sum_over_ranks(variables, "metrics")
-        for variable, value in zip(variables, summed, strict=True):
-            variable.assign(value)
-    return plain(model.get_metrics_result())
+    variables = metric_variables(model)
+    for variable, value in zip(variables, _combined(variables), strict=True):
+        variable.assign(value)
 
 
-def plain(logs: dict[str, Any]) -> dict[str, float]:
-    """Return ``logs`` as Python numbers, nested ones under joined names."""
-    result: dict[str, float] = {}
-    for name, value in logs.items():
-        if isinstance(value, dict):
-            result.update(plain({f"{name}_{inner}": v for inner, v in value.items()}))
+def epoch_logs(model: Any, logs: Any, fraction: float) -> dict[str, Any]:
+    """Return the logs of an epoch as ``Model.fit`` makes them; every rank must call it.
+
+    Those are the results of the model's metrics, or, where a step of the model's own returns logs
+    under other names, the logs of the last step.
+
+    Args:
+        model: the model, its metrics reduced.
+        logs: what its last step returned on this rank.
+        fraction: this rank's part of the last step's rows.
+    """
+    results = model.get_metrics_result()
+    if isinstance(logs, Mapping) and set(logs) != set(results):
+        return _mean_logs(logs, results, Part(hvd.size(), tf.constant(fraction, tf.float64)))
+    return dict(results)
+
+
+def plain(logs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return ``logs`` as JSON: numbers, and lists where a metric gives several."""
+    result: dict[str, Any] = {}
+    for name, value in sorted((logs or {}).items()):
+        if isinstance(value, Mapping):
+            result.update(plain(value))
         else:
-            result[name] = float(value)
+            result[name] = _plain_value(value)
     return result
 
 
-class MetricsGuard:
-    """Keeps a step from leaving traces in the metrics (`restore`)."""
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, (str, bool)) or value is None:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(item) for item in value]
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        return str(value)
+    return float(array) if array.size == 1 and array.ndim <= 1 else array.tolist()
 
-    def __init__(self, model: Any) -> None:
-        self._variables = [v for metric in model.metrics for v in metric.variables]
-        self._values = [v.numpy() for v in self._variables]
 
-    def restore(self) -> None:
-        for variable, value in zip(self._variables, self._values, strict=True):
+def numbers(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the entries of plain ``logs`` that are one number."""
+    return {name: value for name, value in logs.items() if isinstance(value, float)}
+
+
+class StepMetrics:
+    """The metrics of a model through one step; may be traced.
+
+    Args:
+        model: the model, before the step.
+        part: this rank's part of the step.
+    """
+
+    def __init__(self, model: Any, part: Part) -> None:
+        self._model = model
+        self._part = part
+        self._before: list[tuple[Any, Any]] = []
+        if not part.equal and part.size > 1:
+            self._before = [
+                (v, tf.identity(tf.convert_to_tensor(v))) for v in metric_variables(model)
+            ]
+
+    def finish(self, logs: Any, *, share: bool) -> Any:
+        """Take back what a row that stands in for none left; return the step's logs.
+
+        Args:
+            logs: what the step returned.
+            share: whether they are to be those of all ranks; every rank must say the same.
+        """
+        for variable, before in self._before:
+            value = tf.convert_to_tensor(variable)
+            variable.assign(tf.where(self._part.present(tf.float32) > 0, value, before))
+        if not share or self._part.size == 1 or not isinstance(logs, Mapping):
+            return logs
+        local = self._model.get_metrics_result()
+        variables = metric_variables(self._model)
+        kept = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
+        for variable, value in zip(variables, _combined(variables), strict=True):
             variable.assign(value)
+        results = self._model.get_metrics_result()
+        for variable, value in zip(variables, kept, strict=True):
+            variable.assign(value)
+        return _choose(logs, local, results, _mean_logs(logs, {}, self._part))
+
+
+def _choose(
+    logs: Mapping[str, Any],
+    local: Mapping[str, Any],
+    results: Mapping[str, Any],
+    means: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the metrics' results where the step logged those, else the means over the ranks."""
+    known = [name for name in logs if name in results and not isinstance(logs[name], Mapping)]
+    own = [
+        tf.reduce_any(tf.not_equal(tf.convert_to_tensor(logs[n]), tf.cast(local[n], logs[n].dtype)))
+        if tf.is_tensor(logs[n])
+        else tf.constant(True)
+        for n in known
+    ]
+    flags = sum_over_ranks([tf.cast(flag, tf.float32) for flag in own], "logs.own")
+    chosen = dict(means)
+    for name, flag in zip(known, flags, strict=True):
+        result = tf.convert_to_tensor(results[name])
+        chosen[name] = tf.where(flag > 0, tf.cast(means[name], result.dtype), result)
+    return chosen
+
+
+def _mean_logs(logs: Mapping[str, Any], known: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    """Return the logs of a step as means over its rows; those ``known`` are taken as they are."""
+    result: dict[str, Any] = {name: known.get(name, value) for name, value in logs.items()}
+    names, terms = [], []
+    for name, value in logs.items():
+        if name in known or isinstance(value, Mapping):
+            continue
+        try:
+            number = tf.convert_to_tensor(value)
+        except (TypeError, ValueError):
+            continue
+        if number.dtype.is_floating or number.dtype.is_integer:
+            number = number if number.dtype.is_floating else tf.cast(number, tf.float32)
+            names.append(name)
+            terms.append(part.term(number))
+    if part.size > 1:
+        for name, value in zip(names, sum_over_ranks(terms, "logs"), strict=True):
+            result[name] = part.total(value)
+    return result
+
+
+def _combined(variables: list[Any]) -> list[Any]:
+    """Return the values over all ranks, combined as each variable says."""
+    if hvd.size() == 1:
+        return [tf.convert_to_tensor(v) for v in variables]
+    first = hvd.rank() == 0
+    terms = []
+    for variable in variables:
+        value = tf.convert_to_tensor(variable)
+        keep = first or variable.aggregation in ("sum", "mean")
+        terms.append(value if keep else tf.zeros_like(value))
+    summed = sum_over_ranks(terms, "metrics")
+    return [
+        value / tf.cast(hvd.size(), value.dtype) if variable.aggregation == "mean" else value
+        for variable, value in zip(variables, summed, strict=True)
+    ]
+
+
+def check_additive(model: Any, data: tuple[Any, ...], predict: Callable[[Any], Any]) -> None:
+    """Check that the user's own metrics can be added up over the ranks.
+
+    Each is tried on the two halves of a batch: apart, their sums must add up to those of both.
+
+    Args:
+        model: the model, all its metrics built.
+        data: one batch, as its steps take it.
+        predict: gives the model's outputs.
+
+    Raises:
+        ModelError: a metric keeps something else than sums.
+    """
+    compiled = getattr(model, "_compile_metrics", None)
+    own = [m for m in getattr(compiled, "metrics", ()) if _keeps_its_own(m)]
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+    rows = len(keras.tree.flatten(x)[0])
+    if not own or y is None or rows < 2:
+        return
+    outputs = predict(x)
+    halves = (slice(0, rows // 2), slice(rows // 2, rows))
+
+    def state_after(*parts: slice) -> list[list[np.ndarray]]:
+        compiled.reset_state()
+        for part in parts:
+            take = [keras.tree.map_structure(lambda v, p=part: v[p], z) for z in (y, outputs)]
+            compiled.update_state(*take)
+        return [[np.array(v) for v in metric.variables] for metric in own]
+
+    first, second, both = state_after(halves[0]), state_after(halves[1]), state_after(*halves)
+    compiled.reset_state()
+    for metric, one, other, whole in zip(own, first, second, both, strict=True):
+        for variable, a, b, c in zip(metric.variables, one, other, whole, strict=True):
+            if variable.aggregation == "sum" and not np.allclose(a + b, c, rtol=1e-3, atol=1e-5):
+                raise ModelError(
+                    f"metric {metric.name!r} ({type(metric).__name__}) cannot be computed over "
+                    f"several ranks: its variable {variable.name!r} is not a sum over rows "
+                    "(a maximum or a running value, say). Keep sums, give the variable another "
+                    "aggregation ('mean', 'only_first_replica'), or train with num_workers=1"
+                )
+
+
+def _keeps_its_own(metric: Any) -> bool:
+    """Tell whether a metric's updates are written by the user."""
+    update = type(metric).update_state
+    return not str(getattr(update, "__module__", "")).startswith("keras.")

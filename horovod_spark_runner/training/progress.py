@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..launch.reporting import send
+from .metrics import numbers, plain
 
 PROGRESS_SECONDS = 0.2
 
@@ -28,7 +29,7 @@ class Progress:
     step: int = 0
     epoch: int = 0
     epoch_step: int = 0
-    history: list[dict[str, float]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
     stopped_at: int | None = None
     rows: int = 0
     seconds: float = 0.0
@@ -47,17 +48,17 @@ class ProgressReporter:
         self._epochs = epochs
         self._last = 0.0
 
-    def step(self, progress: Progress, steps: int, logs: dict[str, float]) -> None:
+    def step(self, progress: Progress, steps: int, logs: Any) -> None:
         """Tell of a step of an epoch of ``steps``, unless the epoch's own report follows."""
         now = time.monotonic()
         if now - self._last >= PROGRESS_SECONDS and progress.epoch_step < steps:
             self._last = now
-            self._send(progress.epoch, progress, progress.epoch_step, steps, logs)
+            self._send(progress.epoch, progress, progress.epoch_step, steps, numbers(plain(logs)))
 
     def epoch(self, progress: Progress, steps: int, rate: float) -> None:
         """Tell of the epoch just completed, at ``rate`` samples per second."""
         self._last = time.monotonic()
-        logs = progress.history[-1]
+        logs = numbers(progress.history[-1])
         self._send(progress.epoch - 1, progress, steps, steps, logs, samples_per_second=rate)
 
     def _send(

@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 
 from ..storage.arrays import Arrays
+from .state import separate_seed
 
 
 def capture_random() -> tuple[dict[str, Any], Arrays]:
@@ -57,3 +58,12 @@ def make_generators() -> None:
     global_seed_generator()
     tf.random.get_global_generator()
     random.setstate(before)
+
+
+def separate_generators(rank: int) -> None:
+    """Give Keras's global generator a stream of this rank's own.
+
+    Code that draws from it without a seed would draw the same numbers on every rank.
+    """
+    generator = global_seed_generator()
+    generator.state.assign(separate_seed(generator.state.numpy(), rank))

@@ -93,15 +93,29 @@ def _file_source(path: Path, custom_objects: dict[str, Any]) -> ModelSource:
 
 @dataclass(frozen=True)
 class Binding:
-    """Which column feeds which input, or is compared with which output, of the model.
+    """Which columns feed which input, or are compared with which output, of the model.
 
     Attributes:
-        columns: column names, in the order given.
+        slots: the columns of each input or output, in the order given. Several are joined along
+            their last axis; an output without any has no label. One column may stand in several.
         names: names of the model's inputs or outputs, in the same order, if given.
     """
 
-    columns: tuple[str, ...]
+    slots: tuple[tuple[str, ...], ...]
     names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        slots = tuple((slot,) if isinstance(slot, str) else tuple(slot) for slot in self.slots)
+        object.__setattr__(self, "slots", slots)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns, each once."""
+        return tuple(dict.fromkeys(name for slot in self.slots for name in slot))
+
+    def describe(self) -> list[str]:
+        """Return what feeds each slot, for messages."""
+        return [" + ".join(slot) or "nothing" for slot in self.slots]
 
 
 @dataclass(frozen=True)
@@ -178,6 +192,7 @@ class TrainingSpec:
             "seed": self.fit.seed,
             "shuffle": self.fit.shuffle,
             "window_bytes": self.fit.window_bytes,
+            "steps_per_epoch": self.fit.steps_per_epoch,
         }
 
 
@@ -208,7 +223,7 @@ class TrainingReport:
             a training that came to its end.
     """
 
-    history: list[dict[str, float]]
+    history: list[dict[str, Any]]
     samples_per_second: float
     train_seconds: float
     preempted_at: int | None = None

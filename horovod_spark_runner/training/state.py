@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from ..errors import RunDirectoryError
 from ..storage.arrays import Arrays
-from .model import find_optimizers
 
 
 class TrainingVariables:
@@ -21,15 +20,16 @@ class TrainingVariables:
 
     Args:
         model: the built model.
+        optimizers: its optimizers.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, optimizers: Sequence[Any]) -> None:
         self.weights = list(model.weights)
         ids = {id(variable) for variable in self.weights}
         # What is a variable but no weight is the state of a random layer (dropout and the like).
         self.seeds = [v for v in model.non_trainable_variables if id(v) not in ids]
         self.optimizer: list[Any] = []
-        for optimizer in find_optimizers(model):
+        for optimizer in optimizers:
             self.optimizer += optimizer.variables
 
     @property

@@ -1,4 +1,4 @@
-"""One step of the training on this rank, as TensorFlow runs it."""
+"""The steps of the training on this rank, as TensorFlow runs them."""
 
 from __future__ import annotations
 
@@ -14,31 +14,40 @@ STOP, SAVE, PREEMPT = range(3)
 NOTHING = (False, False, False)
 
 
-class TrainStep:
-    """Runs a model's ``train_step`` together with all other ranks.
+class Steps:
+    """Runs a model's ``train_step`` and ``test_step`` together with all other ranks.
 
-    Nearly all steps have a full batch on every rank. Their graph knows that all ranks count the
-    same, and is called as it is: that ``tf.function`` looks through the arguments for the graph
-    that fits them takes about as long as a small layer.
+    As `Model.fit` does, the steps are compiled for batches of any size, and not converted by
+    AutoGraph. Nearly all training steps have a full batch on every rank. Their graph knows that all
+    ranks count the same, and is called as it is: that ``tf.function`` looks through the arguments
+    for the graph that fits them takes about as long as a small layer.
 
     Args:
         exchange: connects the model to the other ranks.
-        batch_size: rows of a full batch of one rank.
+        data: one batch, as the steps take it.
         eager: whether the model is not to be compiled.
     """
 
-    def __init__(self, exchange: GradientExchange, batch_size: int, *, eager: bool) -> None:
-        self._batch_size = batch_size
-        self._full: Callable[..., Any] = exchange.equal_step
-        self._any: Callable[..., Any] = exchange.step
+    def __init__(self, exchange: GradientExchange, data: Any, *, eager: bool) -> None:
+        self._nothing_asked = _control(NOTHING)
+        self._train: Callable[..., Any] = exchange.step
+        self._train_full: Callable[..., Any] = exchange.equal_step
+        self._test: Callable[..., Any] = exchange.test_step
         if not eager:
-            self._compiled = tf.function(exchange.equal_step)
-            self._full = self._first
-            self._any = tf.function(exchange.step, reduce_retracing=True)
-        self._nothing_asked = _control(1.0, NOTHING)
+            kind = tf.nest.map_structure(_any_batch, data)
+            control = tf.TensorSpec(self._nothing_asked.shape, tf.float32)
+            fraction = tf.TensorSpec((), tf.float64)
+            full = tf.function(exchange.equal_step, autograph=False)
+            self._train_full = full.get_concrete_function(kind, control)
+            self._train = tf.function(
+                exchange.step, autograph=False, input_signature=(kind, control, fraction)
+            )
+            self._test = tf.function(
+                exchange.test_step, autograph=False, input_signature=(kind, fraction)
+            )
 
-    def full(self, data: Any, asked: Sequence[bool]) -> tuple[Any, Any]:
-        """Run a step where every rank has a full batch and its rows count the same.
+    def train_full(self, data: Any, asked: Sequence[bool]) -> tuple[Any, Any]:
+        """Run a step where every rank has a full batch.
 
         Args:
             data: what ``train_step`` takes.
@@ -47,20 +56,25 @@ class TrainStep:
         Returns:
             The step's logs, and how many ranks asked for each.
         """
-        control = _control(1.0, asked) if any(asked) else self._nothing_asked
-        result: tuple[Any, Any] = self._full(data, control)
+        control = _control(asked) if any(asked) else self._nothing_asked
+        result: tuple[Any, Any] = self._train_full(data, control)
         return result
 
-    def weighted(self, data: Any, weight: float, asked: Sequence[bool]) -> tuple[Any, Any]:
-        """Run a step where this rank's part stands for ``weight`` rows, or sum of weights."""
-        result: tuple[Any, Any] = self._any(data, _control(weight / self._batch_size, asked))
+    def train(self, data: Any, fraction: float, asked: Sequence[bool]) -> tuple[Any, Any]:
+        """Run a step where this rank has ``fraction`` of the rows of all."""
+        result: tuple[Any, Any] = self._train(
+            data, _control(asked), tf.constant(fraction, tf.float64)
+        )
         return result
 
-    def _first(self, data: Any, control: Any) -> Any:
-        result = self._compiled(data, control)  # makes what variables are still missing
-        self._full = self._compiled.get_concrete_function(data, control)
-        return result
+    def test(self, data: Any, fraction: float) -> Any:
+        """Run a test step where this rank has ``fraction`` of the rows of all."""
+        return self._test(data, tf.constant(fraction, tf.float64))
 
 
-def _control(weight: float, asked: Sequence[bool]) -> Any:
-    return tf.constant([weight, *(float(request) for request in asked)])
+def _any_batch(tensor: Any) -> tf.TensorSpec:
+    return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)
+
+
+def _control(asked: Sequence[bool]) -> Any:
+    return tf.constant([float(request) for request in asked])

@@ -1,0 +1,69 @@
+"""A model on a rank, from the spec to variables that are the same on all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+from mpi4py import MPI
+
+from .batches import BatchBinding
+from .exchange import GradientExchange
+from .model import build_and_watch, check_trainable, switch_off_jit
+from .optimizers import check_optimizers, find_optimizers
+from .spec import TrainingSpec
+from .step import Steps
+
+
+class BuiltModel:
+    """A model, its optimizers and its steps, all variables made.
+
+    ``Model.fit`` makes what a model lacks when it traces its first step. So does this, with no
+    rows: weights of subclassed models, optimizers, metrics and the names of outputs are known
+    before a checkpoint is restored or anything is sent.
+
+    Args:
+        spec: the training.
+        world: communicator of all ranks.
+        share_logs: whether the steps' logs are to be those of all ranks.
+
+    Raises:
+        ModelError: the model cannot be trained here, or not on these columns.
+    """
+
+    def __init__(self, spec: TrainingSpec, world: MPI.Comm, *, share_logs: bool) -> None:
+        self.model, asked_for_jit = build_and_watch(spec.model)
+        parts = [spec.train] if spec.validation is None else [spec.train, spec.validation]
+        rows = [part.rows for part in parts]
+        check_trainable(self.model, spec.fit.batch_size, rows, world.Get_size())
+        check_optimizers(find_optimizers(self.model))
+        switch_off_jit(self.model, asked_for_jit)
+        # Ops without a seed of their own must not draw the same numbers on all ranks; what they
+        # draw for weights is replaced by rank 0's.
+        tf.random.set_seed(spec.fit.seed + world.Get_rank())
+        self.batches = BatchBinding(self.model, spec)
+        self.batches.bind_labels(call_outputs(self.model, self.batches.example))
+        self.exchange = GradientExchange(self.model, spec.allreduce, share_logs=share_logs)
+        eager = bool(self.model.run_eagerly)
+        data = self.batches.training_data(self.batches.blank)
+        self.steps = Steps(self.exchange, data, eager=eager)
+        optimizer = self.model.optimizer
+        if eager and optimizer is not None and not optimizer.built:
+            optimizer.build(self.model.trainable_variables)
+        self.optimizers = find_optimizers(self.model, self.exchange.applied)
+        check_optimizers(self.optimizers)
+
+
+def call_outputs(model: Any, example: Any) -> Any | None:
+    """Return what a model's call gives in training, as tensors, or ``None`` if it has no call."""
+    if getattr(model, "outputs", None):
+        return model.output
+    if type(model).call is keras.Model.call:
+        return None
+    arguments = {"training": True} if model._call_has_training_arg else {}
+    if model.run_eagerly:
+        return model(example, **arguments)
+    kind = tf.nest.map_structure(lambda v: tf.TensorSpec((None, *v.shape[1:]), v.dtype), example)
+    traced = tf.function(lambda x: model(x, **arguments), autograph=False)
+    return traced.get_concrete_function(kind).structured_outputs

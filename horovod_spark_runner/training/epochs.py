@@ -1,0 +1,99 @@
+"""Which global batches an epoch consists of, and this rank's part of each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from ..config import FitOptions
+from ..data.manifest import Manifest
+from ..data.reader import Batch, DatasetReader
+from ..data.sharding import EpochPlan, plan_epoch
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an epoch.
+
+    Attributes:
+        number: its number in the epoch, from 0.
+        batch: this rank's part of the global batch.
+        rows: rows of the global batch.
+        equal: whether all ranks have equally many of them.
+    """
+
+    number: int
+    batch: Batch
+    rows: int
+    equal: bool
+
+    @property
+    def fraction(self) -> float:
+        """This rank's part of the rows."""
+        return self.batch.rows / self.rows
+
+
+class Epochs:
+    """The epochs of a dataset, as one rank reads them.
+
+    With ``steps_per_epoch``, an epoch is so many global batches, and goes on in the data where the
+    last one ended; the rows are shuffled anew whenever all have been seen.
+
+    Args:
+        reader: reads the dataset.
+        manifest: the dataset.
+        fit: batch size, shuffle and the like.
+        global_batch: rows of a global batch.
+        rank: this rank.
+        size: number of ranks.
+        training: ``False`` for the order of storage, every row once.
+    """
+
+    def __init__(
+        self,
+        reader: DatasetReader,
+        manifest: Manifest,
+        fit: FitOptions,
+        global_batch: int,
+        rank: int,
+        size: int,
+        *,
+        training: bool = True,
+    ) -> None:
+        self._reader = reader
+        self._groups = [(group.rows, group.size) for group in manifest.row_groups]
+        self._fit = fit
+        self._global_batch = global_batch
+        self._rank, self._size = rank, size
+        self._training = training
+        self._steps_of_pass = -(-manifest.rows // global_batch)
+        self.steps = (fit.steps_per_epoch if training else None) or self._steps_of_pass
+
+    def steps_from(self, epoch: int, first: int = 0) -> Generator[Step, None, None]:
+        """Yield the steps of ``epoch``, from the ``first`` on, read ahead by a thread."""
+        number = first
+        while number < self.steps:
+            # The run's place in the data, counted in global batches, and the pass it is in.
+            passed, begin = divmod(epoch * self.steps + number, self._steps_of_pass)
+            plan = self._plan(passed if self._training else 0)
+            with contextlib.closing(
+                self._reader.epoch(plan, self._rank, self._size, begin)
+            ) as batches:
+                for batch in batches:
+                    if number == self.steps:
+                        return
+                    rows = plan.batch_rows(batch.step)
+                    equal = rows == self._global_batch and rows % self._size == 0
+                    yield Step(number, batch, rows, equal)
+                    number += 1
+
+    def _plan(self, passed: int) -> EpochPlan:
+        return plan_epoch(
+            self._groups,
+            global_batch=self._global_batch,
+            seed=self._fit.seed,
+            epoch=passed,
+            window_bytes=self._fit.window_bytes,
+            shuffle=self._fit.shuffle and self._training,
+        )

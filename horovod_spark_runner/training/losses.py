@@ -1,0 +1,120 @@
+"""Losses and means of one rank's rows as parts of those of the global batch.
+
+A step averages the ranks' gradients by their rows. That is the gradient of the global batch where
+a loss is a mean over rows. Keras also has losses that are sums, or means over what is not masked or
+over the sum of sample weights; their denominators are those of the global batch here. With
+fraction f of the rows, and the local loss S/d of the sum S over the denominator d, a rank takes
+S/(f·D), D being the sum of all ranks' d: the mean of the ranks' losses by f is then sum(S)/D.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from .collectives import Part, differentiable_sum, sum_over_ranks
+
+_MEANS = ("sum_over_batch_size", "mean")
+
+
+@contextlib.contextmanager
+def parts_of_a_whole(part: Part) -> Iterator[None]:
+    """Let Keras's losses, means and synchronised layers count for all ranks, while in a step."""
+    if part.size == 1:
+        yield
+        return
+    names = _names()
+    context = tf.distribute.get_replica_context()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(keras.losses.Loss, "__call__", _loss_of(part, names)))
+        if not part.equal:
+            stack.enter_context(replaced(keras.metrics.Mean, "update_state", _mean_of(part)))
+        if context is not None:
+            # What layers call that share their statistics, as synchronised batch normalisation.
+            context.all_reduce = functools.partial(_all_reduce, part, names)
+            stack.callback(vars(context).pop, "all_reduce", None)
+        yield
+
+
+@contextlib.contextmanager
+def replaced(owner: type, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace method ``name`` of a class by ``wrap(method)`` for a while."""
+    original = vars(owner)[name]
+    setattr(owner, name, wrap(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _names() -> Iterator[str]:
+    number = 0
+    while True:
+        yield f"within.{number}"
+        number += 1
+
+
+def _loss_of(part: Part, names: Iterator[str]) -> Callable[[Any], Any]:
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            loss = original(self, y_true, y_pred, sample_weight)
+            if self.reduction == "sum":
+                return tf.math.divide_no_nan(loss, part.fraction(loss.dtype))
+            mask = getattr(y_pred, "_keras_mask", None)
+            count = _denominator(self.reduction, mask, sample_weight, loss.dtype)
+            if count is None:
+                return loss
+            count = tf.stop_gradient(count) * part.present(loss.dtype)
+            (total,) = sum_over_ranks([count], next(names))
+            return loss * tf.math.divide_no_nan(count, part.fraction(loss.dtype) * total)
+
+        return call
+
+    return wrap
+
+
+def _denominator(reduction: str | None, mask: Any, sample_weight: Any, dtype: Any) -> Any | None:
+    """Return what a loss divides by, where that is not the number of rows times a constant."""
+    if mask is not None and reduction in _MEANS:
+        return tf.reduce_sum(tf.cast(mask, dtype))
+    if reduction != "mean_with_sample_weight":
+        return None
+    if sample_weight is None:
+        return None if mask is None else tf.reduce_sum(tf.cast(mask, dtype))
+    weight = tf.cast(sample_weight, dtype)
+    if mask is not None:
+        mask = tf.cast(mask, dtype)
+        if mask.shape.rank == (weight.shape.rank or 0) + 1:
+            weight = tf.expand_dims(weight, -1)
+        elif weight.shape.rank == (mask.shape.rank or 0) + 1:
+            mask = tf.expand_dims(mask, -1)
+        weight *= mask
+    return tf.reduce_sum(weight)
+
+
+def _mean_of(part: Part) -> Callable[[Any], Any]:
+    """Let a mean over steps count a step by the rank's part of it."""
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+            if sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
+                sample_weight = part.fraction(tf.float32) * part.size
+            return original(self, values, sample_weight)
+
+        return update_state
+
+    return wrap
+
+
+def _all_reduce(part: Part, names: Iterator[str], reduce_op: Any, value: Any, *_: Any) -> Any:
+    summed = tf.nest.map_structure(lambda v: differentiable_sum(v, part, next(names)), value)
+    if str(getattr(reduce_op, "name", reduce_op)).upper().endswith("MEAN"):
+        return tf.nest.map_structure(lambda v: v / tf.cast(part.size, v.dtype), summed)
+    return summed

@@ -1,0 +1,75 @@
+"""The optimizers of a model, wherever it keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from ..errors import ModelError
+
+
+def find_optimizers(model: Any, applied: Sequence[Any] = ()) -> list[Any]:
+    """Return the model's optimizers, in the same order on all ranks.
+
+    The compiled one comes first, then what is kept in attributes of the model and of its layers
+    and inner models, also in lists and dictionaries. One that wraps others stands for them.
+
+    Args:
+        model: the model.
+        applied: optimizers that its step was seen to use, wherever they are kept.
+    """
+    found: list[Any] = []
+    _collect(model.optimizer, found, set())
+    seen: set[int] = set()
+    for layer in model._flatten_layers(include_self=True, recursive=True):
+        _collect(vars(layer), found, seen)
+    _collect(list(applied), found, seen)
+    inner = {id(part) for optimizer in found for part in inner_optimizers(optimizer)}
+    return [optimizer for optimizer in found if id(optimizer) not in inner]
+
+
+def _collect(value: Any, found: list[Any], seen: set[int]) -> None:
+    if isinstance(value, keras.optimizers.Optimizer):
+        if not any(value is optimizer for optimizer in found):
+            found.append(value)
+    elif isinstance(value, (Mapping, list, tuple)) and id(value) not in seen:
+        seen.add(id(value))
+        for item in list(value.values() if isinstance(value, Mapping) else value):
+            _collect(item, found, seen)
+
+
+def inner_optimizers(optimizer: Any) -> list[Any]:
+    """Return the optimizers that one wraps, as loss scaling and ``MultiOptimizer`` do."""
+    inner = [getattr(optimizer, "inner_optimizer", None)]
+    inner += list(getattr(optimizer, "optimizers", None) or ())
+    return [part for part in inner if isinstance(part, keras.optimizers.Optimizer)]
+
+
+def leaf_optimizers(optimizers: Sequence[Any]) -> list[Any]:
+    """Return the optimizers that update variables themselves."""
+    leaves: list[Any] = []
+    for optimizer in optimizers:
+        inner = inner_optimizers(optimizer)
+        leaves += leaf_optimizers(inner) if inner else [optimizer]
+    return leaves
+
+
+def check_optimizers(optimizers: Sequence[Any]) -> None:
+    """Check that none was made by Horovod's own Keras integration.
+
+    Raises:
+        ModelError: one was.
+    """
+    for optimizer in leaf_optimizers(optimizers):
+        if any(
+            str(getattr(member, "__module__", "")).startswith("horovod.")
+            for cls in type(optimizer).__mro__
+            for member in vars(cls).values()
+        ):
+            raise ModelError(
+                f"optimizer {optimizer.name!r} was made by Horovod's Keras DistributedOptimizer, "
+                "which does not average gradients under Keras 3; compile the model with the plain "
+                "Keras optimizer: run_training exchanges the gradients itself"
+            )
