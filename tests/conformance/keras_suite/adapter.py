@@ -17,7 +17,7 @@ from horovod_spark_runner.config import AllreduceOptions, CheckpointOptions, Fit
 from horovod_spark_runner.storage.lock import RunLock
 from horovod_spark_runner.storage.run_directory import RunDirectory
 from horovod_spark_runner.training.loop import train
-from horovod_spark_runner.training.spec import Binding, ModelSource, TrainingReport, TrainingSpec
+from horovod_spark_runner.training.spec import Binding, ModelSource, TrainingSpec
 
 from .rows import NotRowsError, Part, Rows, rows_of, write_rows
 
@@ -94,24 +94,11 @@ def _fit(
         "class_weight": class_weight,
         "steps_per_epoch": steps_per_epoch,
         "validation_freq": validation_freq,
-        "verbose": verbose,
     }
     calls.trained += 1
     with tempfile.TemporaryDirectory() as folder, _as_model(model):
-        report = _train(model, rows, validation, settings, callbacks, Path(folder))
-    return _history(model, report)
-
-
-# What is asked for in vain, unless it is this.
-_DEFAULTS = {"class_weight": None, "steps_per_epoch": None, "validation_freq": 1}
-
-
-def _options(wanted: dict[str, Any]) -> FitOptions:
-    known = {option.name for option in dataclasses.fields(FitOptions)}
-    lacking = [n for n, usual in _DEFAULTS.items() if n not in known and wanted[n] != usual]
-    if lacking:
-        raise NotRowsError(f"{', '.join(lacking)}: not in our training")
-    return FitOptions(**{name: value for name, value in wanted.items() if name in known})
+        _train(model, rows, validation, settings, callbacks, Path(folder))
+    return model.history
 
 
 def _train(
@@ -121,20 +108,19 @@ def _train(
     settings: dict[str, Any],
     callbacks: Any,
     folder: Path,
-) -> TrainingReport:
-    options = _options(settings)
+) -> None:
     directory = RunDirectory(str(folder / "run"))
     directory.location.make_folder()
     data = write_rows(rows, folder / "train")
     held_out = None if validation is None else write_rows(validation, folder / "validation")
     with RunLock(directory) as lock:
-        return train(
+        train(
             TrainingSpec(
                 model=ModelSource(function=lambda: model),
                 inputs=_binding(rows.inputs),
                 outputs=_binding(rows.labels),
                 weight=next(iter(rows.weights.names), None),
-                fit=options,
+                fit=FitOptions(**settings),
                 allreduce=AllreduceOptions(),
                 train=data,
                 validation=held_out,
@@ -152,7 +138,7 @@ def _train(
 
 
 def _binding(part: Part) -> Binding:
-    return Binding(columns=part.names, names=part.keys)
+    return Binding(slots=tuple((name,) for name in part.names), names=part.keys)
 
 
 def _callbacks(given: Any) -> list[Any]:
@@ -181,12 +167,3 @@ def _as_model(model: Any) -> Iterator[None]:
 
 def _set_class(model: Any, cls: type) -> None:
     object.__setattr__(model, "__class__", cls)  # Keras' own keeps track of attributes
-
-
-def _history(model: Any, report: TrainingReport) -> Any:
-    history = keras.callbacks.History()
-    history.set_model(model)
-    history.on_train_begin()
-    for epoch, logs in enumerate(report.history):
-        history.on_epoch_end(epoch, logs)
-    return history
