@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def run_training(
-    df: DataFrame | str,
+    df: DataFrame | str | Path,
     model_fn: Callable[[], Any] | str | Path,
     *,
     feature_cols: ColumnNames,
@@ -38,7 +38,7 @@ def run_training(
     stratify: str | None = None,
     sample_weight_col: str | None = None,
     class_weight: Mapping[int, float] | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int] | int] | None = None,
     dtypes: Mapping[str, str] | None = None,
     transforms: Mapping[str, Transform] | None = None,
     allow_nan: bool = False,
@@ -51,6 +51,7 @@ def run_training(
     callbacks: Sequence[Any] | Callable[[], Sequence[Any]] = (),
     resume: str = "auto",
     initial_weights: str | Path | None = None,
+    initial_weights_skip_mismatch: bool = False,
     checkpoint_every_steps: int | None = None,
     checkpoint_every_minutes: float | None = None,
     keep_checkpoints: int = 3,
@@ -65,7 +66,7 @@ def run_training(
     data_dir: str | None = None,
     keep_data: bool | None = None,
     window_bytes: int = 256 * 1024 * 1024,
-    prediction_col: str = "prediction",
+    prediction_col: str | Mapping[str, str] | Sequence[str] | None = None,
     resources: Any = None,
     share_gpus: bool = False,
     start_timeout: float | None = None,
@@ -80,12 +81,15 @@ def run_training(
     """Train a Keras model on a DataFrame with Horovod, and return it as a transformer.
 
     Args:
-        df: the rows to train on, or the path or URL of a folder of Parquet files, which are read
-            as they are if their types allow. Features and labels are numbers, booleans, decimals,
-            Spark ML vectors, arrays (also nested) of numbers, or bytes: encoded images (PNG, JPEG,
-            GIF), NumPy arrays as Petastorm's codecs write them, or the raw elements of an array.
+        df: the rows to train on, or the path or URL of Parquet files (a folder, or one file), which
+            are read as they are if their types allow. Features and labels are numbers, booleans,
+            decimals, Spark ML vectors, arrays (also nested) of numbers, or bytes: encoded images
+            (PNG, JPEG, GIF, WebP, BMP, TIFF), NumPy arrays as Petastorm's codecs write them, or the
+            raw elements of an array. Features may be strings or arrays of strings, for models that
+            begin with ``StringLookup``, ``TextVectorization`` or ``Hashing``.
         model_fn: function without arguments that returns a compiled ``keras.Model``, called on
-            every worker; or the path of a ``.keras`` file, or of the ``.json`` of a compiled model.
+            every worker; or the path or URL of a ``.keras`` file, or of the ``.json`` of a compiled
+            model.
         feature_cols: columns that feed the model's inputs: a list, in the inputs' order or by
             their names, or a dictionary from input name to column. A list in place of a column
             (``[["age", "height"]]``) joins several into one input. A subclassed model's ``call``
@@ -107,16 +111,20 @@ def run_training(
         validation_freq: validate after every so many epochs (1), or after those of these numbers,
             counted from 1.
         stratify: column of whose values both parts get the same proportions; with a fraction.
-        sample_weight_col: column of weights of the rows in the loss.
+        sample_weight_col: column of weights of the rows in the loss, none of them negative.
         class_weight: weights of the classes in the loss, such as ``{0: 1.0, 1: 5.0}``; 1 where
             not given. For a model with one output, and not beside ``sample_weight_col``.
         shapes: shapes of columns, such as ``{"image": (8, 8, 1)}``; by default that of the
             (nested) arrays. Encoded images are resized to it, (height, width, channels).
         dtypes: NumPy dtypes to train columns in, such as ``{"price": "float64"}``. By default real
-            numbers are float32, integers keep their size and bytes are uint8.
-        transforms: functions that vary decoded images, by column: called on threads with the
-            image (a NumPy array of the column's shape) and a ``numpy.random.Generator`` that
-            depends on seed, epoch and sample only (``None`` in validation and prediction).
+            numbers are float32, integers keep their size, strings stay strings and bytes are uint8;
+            images of 16 bits are uint16, those of real numbers float32. Values are never scaled.
+        transforms: functions that vary a column's values, such as images, by column: called on
+            threads, once per row, with the value (a NumPy array of its own in the column's shape,
+            ``()`` for a single number or string) and a ``numpy.random.Generator`` that depends on
+            seed, epoch and sample only (``None`` in validation and prediction), so that all columns
+            of a row get equal ones. The result has the column's shape and fits its type: to make
+            real numbers of an image of uint8, give ``dtypes={"image": "float32"}`` too.
         allow_nan: let NaN and infinite values pass (refused by default).
         seed: seed of the order of rows, the split and the model's initial weights (0).
         shuffle: take the rows in another order every epoch (default).
@@ -129,8 +137,23 @@ def run_training(
             returns them. Those that write files run on rank 0 only.
         resume: ``"auto"`` (default) goes on from the newest checkpoint in ``run_dir`` if there is
             one; ``"never"`` refuses a ``run_dir`` that has some; ``"required"`` one that has none.
+            What may change from call to call: ``epochs``, callbacks, checkpoints, restarts,
+            metrics, settings of the optimizer other than its rate (clipping, decay, schedules),
+            and, from an epoch's end on, ``num_workers``, ``batch_size``, ``shuffle`` and
+            ``window_bytes``. A new loss is trained with, and warned of. What the checkpoint
+            decides is kept, with a warning that names both values: the learning rate that
+            ``compile`` gave, ``lr_scaling``, ``warmup_epochs``, ``initial_weights``, and of
+            ``seed`` all but the order of rows. Refused by name: other training rows (also by
+            another ``validation``), columns, layers or settings of layers, optimizer classes.
+            Automatic names (``dense_3``) do not count.
         initial_weights: weights to begin a new run with: another run's directory or one of its
             checkpoints, a ``.keras`` or ``.weights.h5`` file, or a SavedModel written by Keras.
+            They must fit, weight by weight, in the model's order.
+        initial_weights_skip_mismatch: take over only the weights that are there and fit, such as
+            all but a new head's (false by default); the others keep their initial values. Weights
+            go by their paths (layer and variable names), those of Keras files as
+            ``load_weights(skip_mismatch=True)`` finds them. Which were taken is reported; it is
+            an error if none was.
         checkpoint_every_steps: take a checkpoint after every so many steps too; by default, at
             every epoch's end only.
         checkpoint_every_minutes: take one whenever so many minutes have passed, too.
@@ -153,7 +176,8 @@ def run_training(
             (see ``horovod-spark-runner data``), in ``run_dir`` until the run has succeeded.
         window_bytes: memory of the shuffle window of one rank, in bytes (256 MiB). Rows that take
             no more than this in all are read from storage only once.
-        prediction_col: column the transformer adds.
+        prediction_col: columns the transformer adds: ``None`` (default) for "prediction", or, of
+            a model with several outputs, their names; see `TFTransformer`.
         resources: what each task of the training asks of Spark in place of the session's
             settings: amounts by name, such as ``{"cpus": 4, "gpu": 1}``, or a ``ResourceProfile``.
         share_gpus: allow several ranks on one device.
@@ -222,9 +246,9 @@ def run_training(
         label_cols=label_cols,
         sample_weight_col=sample_weight_col,
         data=DataOptions(
-            shapes={name: tuple(shape) for name, shape in (shapes or {}).items()},
-            dtypes=dict(dtypes or {}),
-            transforms=dict(transforms or {}),
+            shapes=shapes or {},
+            dtypes=dtypes or {},
+            transforms=transforms or {},
             allow_nan=allow_nan,
             validation=validation,
             stratify=stratify,
@@ -238,6 +262,7 @@ def run_training(
         run_dir=run_dir,
         resume=resume,
         initial_weights=initial_weights,
+        skip_mismatch=initial_weights_skip_mismatch,
         checkpoints=CheckpointOptions(
             every_steps=checkpoint_every_steps,
             every_minutes=checkpoint_every_minutes,

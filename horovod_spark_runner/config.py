@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -23,29 +24,51 @@ ON_CHECKPOINT_ERROR = ("raise", "warn")
 
 
 def check_count(name: str, value: object, minimum: int = 1) -> int:
-    """Return ``value`` if it is a whole number of at least ``minimum``.
+    """Return ``value``, which may be NumPy's, as a whole number of at least ``minimum``.
 
     Raises:
         InvalidInputError: it is not.
     """
-    # bool is an int to Python, but num_workers=True is a mistake.
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+    number = whole_number(value)
+    if number is None or number < minimum:
         raise InvalidInputError(
             f"{name} must be a whole number of at least {minimum}, got {value!r}"
         )
-    return value
+    return number
+
+
+def whole_number(value: object) -> int | None:
+    """Return ``value`` as an integer; ``None`` if it is of another kind."""
+    # bool is an int to Python, but num_workers=True is a mistake.
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # an array of several
+        return None
+
+
+def check_number(name: str, value: object, *, unit: str = "") -> float:
+    """Return ``value``, which may be NumPy's, as a finite number of at least 0.
+
+    Args:
+        name: what it is, for the message.
+        value: the number.
+        unit: what it counts, for the message.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else -1.0
+    if not math.isfinite(number) or number < 0:
+        kind = f"a number of {unit}" if unit else "a number"
+        raise InvalidInputError(f"{name} must be {kind}, at least 0, got {value!r}")
+    return number
 
 
 def check_seconds(name: str, value: object) -> float:
     """Return ``value`` in seconds if it is a finite number of at least 0, else raise."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not math.isfinite(value)
-        or value < 0
-    ):
-        raise InvalidInputError(f"{name} must be a number of seconds, at least 0, got {value!r}")
-    return float(value)
+    return check_number(name, value, unit="seconds")
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
@@ -53,6 +76,11 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise InvalidInputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
     return value
+
+
+def _set(settings: object, name: str, value: object) -> None:
+    """Give a field of frozen ``settings``, while they are made, its checked value."""
+    object.__setattr__(settings, name, value)
 
 
 @dataclass(frozen=True)
@@ -80,14 +108,15 @@ class AllreduceOptions:
     def __post_init__(self) -> None:
         check_choice("allreduce algorithm", self.algorithm, ALLREDUCE_ALGORITHMS)
         check_choice("allreduce compression", self.compression, COMPRESSIONS)
-        check_count("allreduce segment_bytes", self.segment_bytes, minimum=0)
-        check_count("allreduce fusion_bytes", self.fusion_bytes, minimum=0)
+        for name in ("segment_bytes", "fusion_bytes"):
+            _set(self, name, check_count(f"allreduce {name}", getattr(self, name), minimum=0))
         if self.segment_bytes and self.algorithm != "segmented_ring":
             raise InvalidInputError(
                 f"segment_bytes={self.segment_bytes} applies to algorithm='segmented_ring' only, "
                 f"got algorithm={self.algorithm!r}"
             )
-        if not self.cycle_ms > 0:
+        _set(self, "cycle_ms", check_number("allreduce cycle_ms", self.cycle_ms))
+        if not self.cycle_ms:
             raise InvalidInputError(f"allreduce cycle_ms must be above 0, got {self.cycle_ms!r}")
 
 
@@ -135,11 +164,12 @@ class LaunchOptions:
     log_dir: str | None = None
 
     def __post_init__(self) -> None:
-        check_count("num_workers", self.num_workers)
-        check_count("gpus_per_worker", self.gpus_per_worker, minimum=0)
+        _set(self, "num_workers", check_count("num_workers", self.num_workers))
+        gpus = check_count("gpus_per_worker", self.gpus_per_worker, minimum=0)
+        _set(self, "gpus_per_worker", gpus)
         for name in ("start_timeout", "stall_timeout", "heartbeat_timeout"):
             if getattr(self, name) is not None:
-                check_seconds(name, getattr(self, name))
+                _set(self, name, check_seconds(name, getattr(self, name)))
         # Slots show themselves every 5 seconds; less than three times that ends healthy runs.
         if self.heartbeat_timeout < MIN_HEARTBEAT_TIMEOUT:
             raise InvalidInputError(
@@ -150,10 +180,15 @@ class LaunchOptions:
             raise InvalidInputError("network_interface must name an interface, got ''")
         if isinstance(self.resources, Mapping):
             check_resources(self.resources)
+            plain = {
+                name: float(amount) if whole_number(amount) is None else int(amount)
+                for name, amount in self.resources.items()
+            }
+            _set(self, "resources", plain)
         for name, mapping in (("env", self.env), ("mpi_parameters", self.mpi_parameters)):
             if not all(isinstance(k, str) and isinstance(v, str) for k, v in mapping.items()):
                 raise InvalidInputError(f"{name} must map text to text, got {dict(mapping)!r}")
-            object.__setattr__(self, name, MappingProxyType(dict(mapping)))
+            _set(self, name, MappingProxyType(dict(mapping)))
 
     def __reduce__(self) -> tuple[object, ...]:
         # A mapping proxy does not pickle; the settings travel to the workers, where the
@@ -170,7 +205,7 @@ def check_resources(resources: Mapping[str, float]) -> None:
         InvalidInputError: it does not.
     """
     for name, amount in resources.items():
-        number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
+        number = isinstance(amount, Real) and not isinstance(amount, bool)
         if not isinstance(name, str) or not number or amount <= 0:
             raise InvalidInputError(
                 "resources must map names to amounts above 0, such as {'cpus': 4, 'gpu': 1}, got "
@@ -211,31 +246,27 @@ class FitOptions:
     class_weight: Mapping[int, float] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("batch_size", "epochs", "window_bytes"):
+            _set(self, name, check_count(name, getattr(self, name)))
+        _set(self, "seed", check_count("seed", self.seed, minimum=0))
         if self.steps_per_epoch is not None:
-            check_count("steps_per_epoch", self.steps_per_epoch)
-        if self.class_weight is not None:
-            check_class_weight(self.class_weight)
-            object.__setattr__(self, "class_weight", dict(self.class_weight))
+            _set(self, "steps_per_epoch", check_count("steps_per_epoch", self.steps_per_epoch))
         if isinstance(self.validation_freq, (list, tuple)):
-            for epoch in self.validation_freq:
-                check_count("validation_freq", epoch)
-            object.__setattr__(self, "validation_freq", tuple(self.validation_freq))
+            chosen = tuple(check_count("validation_freq", n) for n in self.validation_freq)
+            _set(self, "validation_freq", chosen)
         else:
-            check_count("validation_freq", self.validation_freq)
-        check_count("batch_size", self.batch_size)
-        check_count("epochs", self.epochs)
-        check_count("seed", self.seed, minimum=0)
+            _set(self, "validation_freq", check_count("validation_freq", self.validation_freq))
+        if self.class_weight is not None:
+            _set(self, "class_weight", check_class_weight(self.class_weight))
         if self.seed >= 2**32:
             raise InvalidInputError(f"seed must be below 2**32, got {self.seed}")
         check_choice("lr_scaling", self.lr_scaling, LR_SCALINGS)
-        check_seconds("warmup_epochs", self.warmup_epochs)
-        check_count("window_bytes", self.window_bytes)
+        _set(self, "warmup_epochs", check_number("warmup_epochs", self.warmup_epochs))
         if self.warmup_epochs and self.lr_scaling == "none":
             raise InvalidInputError(
                 f"warmup_epochs={self.warmup_epochs} needs lr_scaling='linear' or 'sqrt': the "
                 "warm-up rises from the model's learning rate to the scaled one"
             )
-
 
     def validates(self, epoch: int) -> bool:
         """Tell whether the epoch of this number, from 0, is followed by a validation."""
@@ -244,8 +275,8 @@ class FitOptions:
         return epoch + 1 in self.validation_freq
 
 
-def check_class_weight(weights: object) -> None:
-    """Check that ``weights`` maps classes to what they count for.
+def check_class_weight(weights: object) -> dict[int, float]:
+    """Return ``weights`` if it maps classes to what they count for.
 
     Raises:
         InvalidInputError: it does not.
@@ -254,13 +285,14 @@ def check_class_weight(weights: object) -> None:
         isinstance(label, Integral)
         and isinstance(weight, Real)
         and math.isfinite(weight)
-        and weight >= 0
+        and float(weight) >= 0
         for label, weight in weights.items()
     ):
         raise InvalidInputError(
             "class_weight must map classes (whole numbers) to weights of at least 0, such as "
             f"{{0: 1.0, 1: 5.0}}, got {weights!r}"
         )
+    return {int(label): float(weight) for label, weight in weights.items()}
 
 
 @dataclass(frozen=True)
@@ -286,14 +318,15 @@ class CheckpointOptions:
 
     def __post_init__(self) -> None:
         if self.every_steps is not None:
-            check_count("checkpoint_every_steps", self.every_steps)
-        if self.every_minutes is not None and not (
-            check_seconds("checkpoint_every_minutes", self.every_minutes) > 0
-        ):
-            raise InvalidInputError(
-                f"checkpoint_every_minutes must be above 0, got {self.every_minutes!r}"
-            )
-        check_count("keep_checkpoints", self.keep)
+            _set(self, "every_steps", check_count("checkpoint_every_steps", self.every_steps))
+        if self.every_minutes is not None:
+            minutes = check_number("checkpoint_every_minutes", self.every_minutes, unit="minutes")
+            if not minutes:
+                raise InvalidInputError(
+                    f"checkpoint_every_minutes must be above 0, got {self.every_minutes!r}"
+                )
+            _set(self, "every_minutes", minutes)
+        _set(self, "keep", check_count("keep_checkpoints", self.keep))
         check_choice("best_mode", self.best_mode, BEST_MODES)
         check_choice("on_checkpoint_error", self.on_error, ON_CHECKPOINT_ERROR)
         if self.best_metric is not None and not isinstance(self.best_metric, str):
@@ -322,10 +355,10 @@ class RestartOptions:
     backoff_seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        check_count("max_restarts", self.max_restarts, minimum=0)
+        _set(self, "max_restarts", check_count("max_restarts", self.max_restarts, minimum=0))
         if self.min_workers is not None:
-            check_count("min_workers", self.min_workers)
-        check_seconds("restart_backoff", self.backoff_seconds)
+            _set(self, "min_workers", check_count("min_workers", self.min_workers))
+        _set(self, "backoff_seconds", check_seconds("restart_backoff", self.backoff_seconds))
 
 
 def check_workers(launching: LaunchOptions, restarts: RestartOptions) -> None:

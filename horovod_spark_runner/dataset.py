@@ -7,6 +7,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class Dataset:
 
     Attributes:
         manifest: where the rows lie, and in which types and shapes.
-        transforms: what to do with decoded images, by column.
+        transforms: what to do with each row's value, by column.
     """
 
     manifest: Manifest
@@ -52,8 +53,13 @@ class Dataset:
         return self.manifest.rows
 
     def steps(self, batch_size: int, size: int) -> int:
-        """Return the steps of an epoch of ``size`` ranks with ``batch_size`` rows each."""
-        return -(-self.rows // (batch_size * size))
+        """Return the steps of an epoch of ``size`` ranks with ``batch_size`` rows each.
+
+        Raises:
+            InvalidInputError: a number is not at least 1.
+        """
+        global_batch = check_count("batch_size", batch_size) * check_count("size", size)
+        return -(-self.rows // global_batch)
 
     def epoch(
         self,
@@ -87,15 +93,16 @@ class Dataset:
             as_tensors: TensorFlow tensors, without a copy, in place of NumPy arrays.
 
         Yields:
-            By column, an array of shape ``(rows, *shape)``.
+            By column, an array of shape ``(rows, *shape)``; of strings, an array of objects.
 
         Raises:
             InvalidInputError: ``rank`` is not below ``size``, or a number is out of range.
         """
-        _check_share(rank, size, batch_size)
-        check_count("first_step", first_step, minimum=0)
-        plan = self._plan(epoch, batch_size * size, seed, shuffle, window_bytes)
-        return self._read(plan, rank, size, first_step, as_tensors)
+        share = _Share.of(rank, size, batch_size)
+        order = _Order.of(seed, shuffle, window_bytes)
+        first_step = check_count("first_step", first_step, minimum=0)
+        plan = self._plan(check_count("epoch", epoch, minimum=0), share, order)
+        return self._read(plan, share, first_step, as_tensors)
 
     def tf_dataset(
         self,
@@ -136,8 +143,9 @@ class Dataset:
         """
         from .training.tensors import blocks_to_dataset
 
-        _check_share(rank, size, batch_size)
-        if self.rows < batch_size * size:
+        share = _Share.of(rank, size, batch_size)
+        order = _Order.of(seed, shuffle, window_bytes)
+        if self.rows < share.global_batch:
             raise InvalidInputError(
                 f"a global batch of {batch_size} x {size} rows is more than the {self.rows} there "
                 "are; lower batch_size"
@@ -147,56 +155,52 @@ class Dataset:
         known = [column.name for column in self.manifest.columns]
         if unknown := sorted(set(names) - set(known)):
             raise InvalidInputError(f"no column {unknown[0]!r}; there are {known}")
-        plan_of = functools.partial(
-            self._plan,
-            global_batch=batch_size * size,
-            seed=seed,
-            shuffle=shuffle,
-            window_bytes=window_bytes,
-        )
-        blocks = functools.partial(
-            self._full_blocks, plan_of, names, rank, size, first_epoch, keep_bytes=window_bytes
-        )
+        first = check_count("first_epoch", first_epoch, minimum=0)
+        blocks = functools.partial(self._full_blocks, names, share, order, first)
         columns = {name: self.manifest.column(name) for name in names}
-        return blocks_to_dataset(blocks, columns, tuple(roles), batch_size)
+        return blocks_to_dataset(blocks, columns, tuple(roles), share.batch_size)
 
     def share(self, *, rank: int, size: int, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
         """Yield one rank's share of all rows in the order of storage, for evaluation.
 
         Ranks may get different numbers of batches. Transforms get no random generator.
+
+        Raises:
+            InvalidInputError: ``rank`` is not below ``size``, or a number is out of range.
         """
-        with (
-            self._reader() as reader,
-            contextlib.closing(reader.share(rank, size, batch_size)) as batches,
-        ):
-            for batch in batches:
-                yield batch.arrays
+        return self._read_share(_Share.of(rank, size, batch_size))
 
     def delete(self) -> None:
         """Delete the rows from storage, unless they are the caller's own Parquet files."""
         delete_dataset(self.manifest)
 
-    def _plan(
-        self, epoch: int, global_batch: int, seed: int, shuffle: bool, window_bytes: int
-    ) -> EpochPlan:
+    def _plan(self, epoch: int, share: _Share, order: _Order) -> EpochPlan:
         return plan_epoch(
             [(group.rows, group.size) for group in self.manifest.row_groups],
-            global_batch=global_batch,
-            seed=seed,
+            global_batch=share.global_batch,
+            seed=order.seed,
             epoch=epoch,
-            window_bytes=window_bytes,
-            shuffle=shuffle,
+            window_bytes=order.window_bytes,
+            shuffle=order.shuffle,
         )
 
+    def _read_share(self, share: _Share) -> Iterator[dict[str, np.ndarray]]:
+        with (
+            self._reader() as reader,
+            contextlib.closing(reader.share(share.rank, share.size, share.batch_size)) as batches,
+        ):
+            for batch in batches:
+                yield batch.arrays
+
     def _read(
-        self, plan: EpochPlan, rank: int, size: int, first_step: int, as_tensors: bool
+        self, plan: EpochPlan, share: _Share, first_step: int, as_tensors: bool
     ) -> Iterator[dict[str, Any]]:
         convert: Callable[[Arrays], dict[str, Any]] = dict
         if as_tensors:
             from .training.tensors import as_tensors as convert
         with (
             self._reader() as reader,
-            contextlib.closing(reader.epoch(plan, rank, size, first_step)) as batches,
+            contextlib.closing(reader.epoch(plan, share.rank, share.size, first_step)) as batches,
         ):
             for batch in batches:
                 yield convert(batch.arrays)
@@ -208,19 +212,14 @@ class Dataset:
         return contextlib.closing(reader)
 
     def _full_blocks(
-        self,
-        plan_of: Callable[[int], EpochPlan],
-        columns: Sequence[str],
-        rank: int,
-        size: int,
-        first_epoch: int,
-        keep_bytes: int,
+        self, columns: Sequence[str], share: _Share, order: _Order, first_epoch: int
     ) -> Iterator[dict[str, np.ndarray]]:
         """Yield arrays of shape ``(batches, batch_size, *shape)``, by column."""
-        with self._reader(columns, keep_bytes) as reader:
-            for plan in map(plan_of, itertools.count(first_epoch)):
+        with self._reader(columns, keep_bytes=order.window_bytes) as reader:
+            for epoch in itertools.count(first_epoch):
+                plan = self._plan(epoch, share, order)
                 full = plan.rows // plan.global_batch
-                with contextlib.closing(reader.chunks(plan, rank, size)) as chunks:
+                with contextlib.closing(reader.chunks(plan, share.rank, share.size)) as chunks:
                     for chunk in chunks:
                         if chunk.step < full:
                             steps = len(chunk.counts)
@@ -230,20 +229,48 @@ class Dataset:
                             }
 
 
-def _check_share(rank: int, size: int, batch_size: int) -> None:
-    check_count("batch_size", batch_size)
-    check_count("size", size)
-    check_count("rank", rank, minimum=0)
-    if rank >= size:
-        raise InvalidInputError(f"rank must be below size={size}, got {rank}")
+@dataclass(frozen=True)
+class _Share:
+    """Which rows of every global batch are one rank's; plain, checked numbers."""
+
+    rank: int
+    size: int
+    batch_size: int
+
+    @classmethod
+    def of(cls, rank: int, size: int, batch_size: int) -> _Share:
+        batch_size = check_count("batch_size", batch_size)
+        size = check_count("size", size)
+        rank = check_count("rank", rank, minimum=0)
+        if rank >= size:
+            raise InvalidInputError(f"rank must be below size={size}, got {rank}")
+        return cls(rank, size, batch_size)
+
+    @property
+    def global_batch(self) -> int:
+        return self.batch_size * self.size
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What the order of rows follows from, besides the epoch; plain, checked numbers."""
+
+    seed: int
+    shuffle: bool
+    window_bytes: int
+
+    @classmethod
+    def of(cls, seed: int, shuffle: bool, window_bytes: int) -> _Order:
+        seed = check_count("seed", seed, minimum=0)
+        return cls(seed, bool(shuffle), check_count("window_bytes", window_bytes))
 
 
 def prepare_dataset(
-    df: DataFrame | str,
+    df: DataFrame | str | Path,
     columns: Sequence[str],
     *,
     data_dir: str | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int] | int] | None = None,
     dtypes: Mapping[str, str] | None = None,
     transforms: Mapping[str, Transform] | None = None,
     allow_nan: bool = False,
@@ -252,8 +279,8 @@ def prepare_dataset(
     """Make a DataFrame readable by the ranks of a `HorovodRunner`.
 
     Args:
-        df: the rows, or the path or URL of a folder of Parquet files.
-        columns: the columns to read.
+        df: the rows, or the path or URL of Parquet files (a folder, or one file).
+        columns: the columns to read: of numbers, arrays, vectors, bytes or strings.
         data_dir: cache directory that the driver and all executors reach; by default Spark's
             setting ``spark.horovod.dataDir``, else, on a ``local`` master, ``runs/data``. Rows that
             are there already, of the same data, are used again.
@@ -264,22 +291,23 @@ def prepare_dataset(
         materializer: see `run_training`.
 
     Raises:
-        DataError: the columns or values cannot be read as arrays of numbers.
-        InvalidInputError: ``data_dir`` is missing on a cluster.
+        DataError: the columns or values cannot be read as arrays.
+        InvalidInputError: ``data_dir`` is missing on a cluster, or cannot be written to.
     """
     options = DataOptions(
-        shapes={name: tuple(shape) for name, shape in (shapes or {}).items()},
-        dtypes=dict(dtypes or {}),
-        transforms=dict(transforms or {}),
+        shapes=shapes or {},
+        dtypes=dtypes or {},
+        transforms=transforms or {},
         allow_nan=allow_nan,
         materializer=materializer,
         data_dir=data_dir,
     )
-    if isinstance(columns, str):
+    listed = isinstance(columns, Sequence) and not isinstance(columns, str)
+    if not listed or not all(isinstance(name, str) for name in columns):
         raise InvalidInputError(f"columns must be a list of column names, got {columns!r}")
+    spark = session_of(df)
     roles = Roles(tuple(columns), (), labelled=False)
     check_data(df, roles, options)
-    spark = session_of(df)
     folder = data_folder(options, Location(DEFAULT_FOLDER), spark)
     if folder.is_local and not options.data_dir and not runs_on_this_machine(spark):
         raise InvalidInputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 import uuid
@@ -28,12 +29,15 @@ from .launch.capacity import check_slots
 from .launch.driver import RunResult
 from .launch.encryption import check_encryption
 from .launch.restart import Attempt
-from .ml.transformer import TFTransformer, read_trained_model
+from .ml.naming import PredictionCol, check_prediction_col
+from .ml.trained import read_trained_model
+from .ml.transformer import TFTransformer
 from .serialize import check_picklable
 from .session import runs_on_this_machine
 from .storage.checkpoint import CheckpointInfo, newest_checkpoint
 from .storage.lock import RunLock
 from .storage.run_directory import RunDirectory
+from .training.changes import check_same_data, settings_to_go_on_with
 from .training.spec import Binding, ModelSource, TrainingSpec, WarmStart, model_source
 from .training.warm_start import read_warm_start
 
@@ -41,16 +45,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 # By input or output: a column, several that are joined, or (labels only) none.
-ColumnNames = (
-    Sequence[str | Sequence[str] | None] | Mapping[str, str | Sequence[str] | None]
-)
+ColumnNames = Sequence[str | Sequence[str] | None] | Mapping[str, str | Sequence[str] | None]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TrainingRequest:
     """What `run_training` was asked for; its docstring explains each field."""
 
-    frame: DataFrame | str
+    frame: DataFrame | str | Path
     model: Any
     custom_objects: Mapping[str, Any]
     feature_cols: ColumnNames
@@ -63,9 +67,10 @@ class TrainingRequest:
     run_dir: str | None
     resume: str
     initial_weights: str | Path | None
+    skip_mismatch: bool
     checkpoints: CheckpointOptions
     restarts: RestartOptions
-    prediction_col: str
+    prediction_col: PredictionCol
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class CheckedRequest:
         directory: the run directory.
         warm_start: weights to begin with.
         checkpoint: what the checkpoint to go on from is.
+        begun_with: the ``initial_weights`` the run was begun with.
     """
 
     request: TrainingRequest
@@ -89,6 +95,7 @@ class CheckedRequest:
     directory: RunDirectory
     warm_start: WarmStart | None
     checkpoint: CheckpointInfo | None
+    begun_with: str | None
 
     @property
     def roles(self) -> Roles:
@@ -102,9 +109,11 @@ class CheckedRequest:
             "fit": asdict(self.request.fit),
             "num_workers": self.request.launching.num_workers,
             "checkpoints": asdict(self.request.checkpoints),
-            "feature_cols": list(self.inputs.columns),
-            "label_cols": list(self.outputs.columns),
+            "feature_cols": _recorded(self.inputs),
+            "label_cols": _recorded(self.outputs),
             "sample_weight_col": self.request.sample_weight_col,
+            "data": _recorded_data(self.request.data),
+            "initial_weights": self.begun_with,
         }
 
 
@@ -113,6 +122,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     spark = session_of(request.frame)
     check_choice("resume", request.resume, RESUMES)
     check_workers(request.launching, request.restarts)
+    check_prediction_col(request.prediction_col)
     source = model_source(request.model, request.custom_objects)
     check_picklable(
         {
@@ -132,9 +142,24 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     check_slots(spark, request.launching)
     directory.check_writable()
     checkpoint = find_checkpoint(directory, request.resume)
-    start = request.initial_weights
-    warm_start = None if start is None or checkpoint is not None else read_warm_start(start)
-    return CheckedRequest(request, source, inputs, outputs, directory, warm_start, checkpoint)
+    warm_start = None
+    if request.skip_mismatch and request.initial_weights is None:
+        raise InvalidInputError(
+            "initial_weights_skip_mismatch=True needs initial_weights: it says what becomes of "
+            "those that do not fit"
+        )
+    start = None if request.initial_weights is None else str(request.initial_weights)
+    if checkpoint is not None:
+        workers = request.launching.num_workers
+        fit, start, warnings = settings_to_go_on_with(checkpoint, request.fit, workers, start)
+        request = replace(request, fit=fit)
+        for text in warnings:
+            logger.warning("going on with run_dir %s: %s", directory.location, text)
+    elif request.initial_weights is not None:
+        warm_start = read_warm_start(request.initial_weights, request.skip_mismatch)
+    return CheckedRequest(
+        request, source, inputs, outputs, directory, warm_start, checkpoint, start
+    )
 
 
 def train_request(checked: CheckedRequest) -> TFTransformer:
@@ -150,7 +175,8 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
         seconds = time.monotonic() - began
         _check_enough_rows(data.train, request.launching.num_workers)
         if checked.checkpoint is not None:
-            _check_same_data(checked.checkpoint, data.train, directory)
+            where = str(directory.location)
+            check_same_data(checked.checkpoint, data.train.fingerprint, checked.settings, where)
         spec = _training_spec(checked, data.train, data.validation)
         # The script's name only: its arguments may hold secrets.
         program = {"program": sys.argv[0]} if Path(sys.argv[0]).is_file() else {}
@@ -194,8 +220,10 @@ def _transformer(
     attempts: Sequence[Attempt],
 ) -> TFTransformer:
     report = result.result
+    transforms = checked.request.data.transforms
+    model = read_trained_model(checked.directory, checked.source, report.saved, transforms)
     return TFTransformer(
-        read_trained_model(checked.directory, checked.source, {}, checked.request.data.transforms),
+        model,
         run_dir=str(checked.directory.location),
         history=report.history,
         placement=result.placement,
@@ -227,9 +255,9 @@ def _binding(columns: ColumnNames | None, title: str) -> Binding:
             f"{title} must be a list of column names or a dictionary from the model's names to "
             f"columns, got {columns!r}"
         )
-    mapped = isinstance(columns, Mapping)
-    slots = [_slot(given, title) for given in (columns.values() if mapped else columns)]
-    names = tuple(columns) if mapped else None
+    names = tuple(columns) if isinstance(columns, Mapping) else None
+    given = columns.values() if isinstance(columns, Mapping) else columns
+    slots = [_slot(one, title) for one in given]
     if names is not None and not all(isinstance(name, str) for name in names):
         raise InvalidInputError(f"{title} must name the model's inputs or outputs, got {names!r}")
     return Binding(tuple(slots), names)
@@ -259,6 +287,23 @@ def _slot(given: Any, title: str) -> tuple[str, ...]:
     raise InvalidInputError(
         f"{title} must hold column names, or lists of those that are joined into one, got {given!r}"
     )
+
+
+def _recorded(binding: Binding) -> list[str] | dict[str, str]:
+    if binding.names is None:
+        return list(binding.columns)
+    return dict(zip(binding.names, binding.columns, strict=True))
+
+
+def _recorded_data(options: DataOptions) -> dict[str, Any]:
+    validation = options.validation
+    plain = validation is None or isinstance(validation, (str, float, int))
+    return {
+        "validation": validation if plain else "a DataFrame",
+        "stratify": options.stratify,
+        "shapes": {name: list(shape) for name, shape in options.shapes.items()},
+        "dtypes": {name: str(dtype) for name, dtype in options.dtypes.items()},
+    }
 
 
 def _default_run_dir(spark: Any) -> str:
@@ -297,14 +342,4 @@ def _check_enough_rows(train: Manifest, num_workers: int) -> None:
         raise DataError(
             f"the training data have {train.rows} rows, fewer than the {num_workers} ranks asked "
             "for; lower num_workers"
-        )
-
-
-def _check_same_data(info: CheckpointInfo, train: Manifest, directory: RunDirectory) -> None:
-    if info.data_fingerprint != train.fingerprint:
-        columns = [*info.settings.get("feature_cols", []), *info.settings.get("label_cols", [])]
-        raise RunDirectoryError(
-            f"run_dir {directory.location} holds a run on other data (fingerprint "
-            f"{info.data_fingerprint}, columns {columns}; these have {train.fingerprint}, columns "
-            f"{[column.name for column in train.columns]}); give another run_dir to train anew"
         )

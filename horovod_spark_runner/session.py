@@ -38,6 +38,11 @@ def runs_on_this_machine(spark: SparkSession) -> bool:
     return master_of(spark).startswith("local")
 
 
+def is_case_sensitive(spark: SparkSession) -> bool:
+    """Tell whether Spark tells columns apart whose names differ in case only."""
+    return str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+
+
 def use_own_python(spark: SparkSession) -> None:
     """Let executors on this machine run the driver's Python, unless another one was chosen.
 

@@ -1,4 +1,4 @@
-"""Arrow columns as NumPy arrays, without a detour through Python objects."""
+"""Arrow columns as NumPy arrays, numbers without a detour through Python objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def column_to_numpy(values: pa.ChunkedArray, column: Column) -> np.ndarray:
     """Return a Parquet column as one array of shape ``(rows, *column.shape)``.
 
     Raises:
-        DataError: it holds nulls, or lists of another length.
+        DataError: it holds nulls, lists of another length, or what does not fit its type.
     """
     array = values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
     rows = len(array)
@@ -21,7 +21,7 @@ def column_to_numpy(values: pa.ChunkedArray, column: Column) -> np.ndarray:
         raise DataError(f"column {column.name!r} holds {array.null_count} null values")
     if column.encoding == "raw":
         return _raw_to_numpy(array, column)
-    if column.encoding:
+    if column.is_encoded:
         encoded: np.ndarray = array.to_numpy(zero_copy_only=False)
         return encoded
     if column.shape:
@@ -38,8 +38,25 @@ def column_to_numpy(values: pa.ChunkedArray, column: Column) -> np.ndarray:
         array = array.values.slice(offsets[0] if rows else 0, rows * column.width)
         if array.null_count:
             raise DataError(f"column {column.name!r} holds arrays with null elements")
-    flat: np.ndarray = array.to_numpy(zero_copy_only=False)
-    return _cast(flat, column).reshape(rows, *column.shape)
+    flat = _strings(array, column) if column.is_text else _cast(_numbers(array, column), column)
+    return flat.reshape(rows, *column.shape)
+
+
+def _strings(array: pa.Array, column: Column) -> np.ndarray:
+    if not pa.types.is_string(array.type) and not pa.types.is_large_string(array.type):
+        raise DataError(f"column {column.name!r} holds {array.type}, not strings")
+    try:
+        strings: np.ndarray = array.to_numpy(zero_copy_only=False)
+    except pa.ArrowException as error:
+        raise DataError(f"column {column.name!r} holds strings that are not UTF-8") from error
+    return strings
+
+
+def _numbers(array: pa.Array, column: Column) -> np.ndarray:
+    numbers: np.ndarray = array.to_numpy(zero_copy_only=False)
+    if numbers.dtype.kind not in "biuf":
+        raise DataError(f"column {column.name!r} holds {array.type}, not numbers")
+    return numbers
 
 
 def _raw_to_numpy(array: pa.Array, column: Column) -> np.ndarray:
@@ -59,6 +76,10 @@ def _cast(values: np.ndarray, column: Column) -> np.ndarray:
     """Return ``values`` in the column's dtype, in which all of them must fit."""
     if values.dtype == column.dtype:
         return values
+    if values.dtype.kind == "f" and np.dtype(column.dtype).kind in "iu":
+        raise DataError(
+            f"column {column.name!r} holds real numbers, which do not fit {column.dtype}"
+        )
     if values.dtype.kind in "iu" and np.dtype(column.dtype).kind in "iu" and values.size:
         bounds = np.iinfo(column.dtype)
         if values.min() < bounds.min or values.max() > bounds.max:
@@ -73,10 +94,12 @@ def _cast(values: np.ndarray, column: Column) -> np.ndarray:
 
 
 def empty_rows(rows: int, column: Column) -> np.ndarray:
-    """Return an empty array for ``rows`` of ``column``, in memory that TensorFlow can share.
+    """Return an array to fill with ``rows`` of ``column``; numbers in memory TensorFlow can share.
 
     Arrow's memory is aligned to 64 bytes, and was mostly in use before: pages that the system has
     to provide first cost more than filling them.
     """
+    if column.is_text:
+        return np.empty((rows, *column.shape), object)
     buffer = pa.allocate_buffer(rows * column.size, resizable=False)
     return np.frombuffer(buffer, column.dtype).reshape(rows, *column.shape)

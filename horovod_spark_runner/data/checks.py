@@ -13,22 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
 from .columns import SPARK_TYPES, Source, elements, sizes
+from .places import locate
 from .schema import quoted
+from .signatures import HEAD_BYTES, SIGNATURES, TITLES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
 
-# What bytes begin with, in hexadecimal. "npy" and "npz" are NumPy's own formats, in which
-# Petastorm's NdarrayCodec and CompressedNdarrayCodec write.
-SIGNATURES = {
-    "image": ("89504E470D0A1A0A", "FFD8FF", "474946383"),
-    "npy": ("934E554D5059",),
-    "npz": ("504B0304",),
-}
 _FLOAT32_MAX = 3.4028234663852886e38
-# Columns of a faulty row that its error shows, and characters of each.
-_SHOWN_COLUMNS, _SHOWN_LENGTH = 4, 40
 
 
 @dataclass(frozen=True)
@@ -39,11 +32,13 @@ class Footer:
         nulls: null values, null elements and empty arrays; ``None`` if unknown.
         finite: whether all its values are known to be finite.
         infinite: whether some are known not to be.
+        minimum: the smallest value, or a smaller one; ``None`` if unknown.
     """
 
     nulls: int | None
     finite: bool = True
     infinite: bool = False
+    minimum: float | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,7 @@ class Layout:
     Attributes:
         sizes: sizes of a row's value, nested arrays from the outside in; ``()`` for a scalar.
         encoding: how bytes are to be understood: ``"image"``, ``"npy"``, ``"npz"``, ``"raw"``;
-            ``""`` for numbers.
+            ``""`` for numbers and strings.
     """
 
     sizes: tuple[int, ...] = ()
@@ -83,7 +78,21 @@ def observations(sources: Sequence[Source]) -> list[SparkColumn]:
                 F.min(F.size(column)).alias(f"min{number}_1"),
                 F.max(F.size(column)).alias(f"max{number}_1"),
             ]
+        if source.is_text:  # likewise
+            columns.append(F.count_if(_holds_null(source)).alias(f"null{number}"))
+        if source.weight:
+            columns.append(F.count_if(column < 0).alias(f"negative{number}"))
     return columns
+
+
+def _holds_null(source: Source) -> SparkColumn:
+    """Return whether a stored value is null, or an array with a null element."""
+    from pyspark.sql import functions as F
+
+    column = F.col(quoted(source.name))
+    if source.kind != "array":
+        return column.isNull()
+    return F.coalesce(F.exists(column, lambda value: value.isNull()), F.lit(True))
 
 
 def nested_observations(sources: Sequence[Source]) -> list[SparkColumn]:
@@ -126,14 +135,15 @@ def check_values(
 
     Raises:
         DataError: there are no rows, nulls, values that are not finite or do not fit their type,
-            or arrays of differing sizes.
+            negative sample weights, or arrays of differing sizes.
     """
     if not facts["rows"]:
         raise DataError("the DataFrame has no rows: there is nothing to train on")
     for number, source in enumerate(sources):
         footer = footers[source.name]
         nulls = facts.get(f"null{number}", footer.nulls)
-        if nulls != 0 or not (footer.finite or allow_nan):
+        negative = facts.get(f"negative{number}", 0)
+        if nulls != 0 or negative or not (footer.finite or allow_nan):
             for fault in _faults(source, allow_nan):
                 _raise_if_found(frame, source, fault)
     return {
@@ -168,9 +178,8 @@ def _encoding(
         if count == rows:
             return encoding
         if count and 2 * count > rows:  # it is meant to be, but some are not
-            meant = "PNG, JPEG or GIF images" if encoding == "image" else f"{encoding} arrays"
             fault = _Fault(
-                f"values that are no {meant}, as {count} rows are,",
+                f"values that are no {TITLES[encoding]}, as {count} rows are,",
                 "leave those rows out",
                 _NotEncoded(encoding),
             )
@@ -199,7 +208,7 @@ def _faults(source: Source, allow_nan: bool) -> Iterator[_Fault]:
     if source.kind == "array":
         yield _Fault("arrays with null elements", drop, _has_inner_null)
         yield _Fault("empty arrays", "all rows need the same number of elements", _is_empty)
-    if source.kind != "binary":
+    if source.kind != "binary" and not source.is_text:
         wider = "float64" if source.dtype.startswith("float") else "int64"
         title = f"values that are too large for {source.dtype}"
         advice = f"keep them with dtypes={{{source.name!r}: '{wider}'}}, or scale them"
@@ -207,6 +216,9 @@ def _faults(source: Source, allow_nan: bool) -> Iterator[_Fault]:
         if not allow_nan:
             advice = f"{drop}, or let them pass with allow_nan=True"
             yield _Fault("values that are NaN or infinite", advice, _is_not_finite)
+    if source.weight:
+        advice = "a sample weight is at least 0; leave those rows out"
+        yield _Fault("negative sample weights", advice, _is_negative)
 
 
 def _is_null(source: Source) -> SparkColumn:
@@ -250,6 +262,12 @@ def _is_not_finite(source: Source) -> SparkColumn:
     return F.exists(elements(source), lambda v: F.abs(v.cast("double")) >= infinite)
 
 
+def _is_negative(source: Source) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    return F.col(quoted(source.name)) < 0
+
+
 @dataclass(frozen=True)
 class _NotEncoded:
     encoding: str
@@ -263,11 +281,8 @@ class _NotEncoded:
 def _begins(column: SparkColumn, encoding: str) -> SparkColumn:
     from pyspark.sql import functions as F
 
-    head = F.hex(F.substring(column, 1, 8))
-    condition = F.lit(False)
-    for signature in SIGNATURES[encoding]:
-        condition = condition | head.startswith(signature)
-    return condition
+    head = F.hex(F.substring(column, 1, HEAD_BYTES))
+    return head.rlike(f"^(?:{SIGNATURES[encoding]})")
 
 
 def _byte_size(source: Source) -> SparkColumn:
@@ -292,10 +307,13 @@ def _ragged(
     where = ""
     if frame is not None:
         found = _byte_size(source) if source.kind == "binary" else sizes(source, level)
-        first = frame.select(found[0]).first()
-        wanted = first[0] if first is not None else low
-        place = locate(frame, F.exists(found, lambda size: size != F.lit(wanted)))
-        where = f"; row 0 has {wanted}, {place.describe()} has not"
+        first = frame.select(found).first()
+        head = first[0] if first is not None else [low]
+        if min(head) != max(head):
+            where = f"; in row 0 alone, of {min(head)} to {max(head)}"
+        else:
+            place = locate(frame, F.exists(found, lambda size: size != F.lit(head[0])))
+            where = f"; row 0 has {head[0]}, {place.describe()} has not"
     return DataError(
         f"column {source.name!r} holds {what} of {low} to {high} {unit}{where}; all rows need the "
         "same number (pad or cut them)"
@@ -311,66 +329,3 @@ def _raise_if_found(frame: DataFrame | None, source: Source, fault: _Fault) -> N
             f"column {source.name!r} has {place.count} {fault.title} in {place.rows} rows, first "
             f"in {place.describe()}; {fault.advice}"
         )
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a condition holds in a DataFrame.
-
-    Attributes:
-        rows: rows of the DataFrame.
-        count: rows in which it holds.
-        row: number of the first, from 0, in the DataFrame's order; -1 if there is none.
-        shown: some of that row's values.
-    """
-
-    rows: int
-    count: int
-    row: int
-    shown: Mapping[str, Any]
-
-    def describe(self) -> str:
-        """Return "row 12 (id=3, name='x')"."""
-        values = ", ".join(f"{k}={repr(v)[:_SHOWN_LENGTH]}" for k, v in self.shown.items())
-        return f"row {self.row}" + (f" ({values})" if values else "")
-
-
-def locate(frame: DataFrame, condition: SparkColumn) -> Place:
-    """Return in how many rows of ``frame`` ``condition`` holds, and the first of them."""
-    from pyspark.sql import functions as F
-
-    names = _shown_columns(frame)
-    bad = F.coalesce(condition, F.lit(False))
-    marked = frame.select(
-        F.monotonically_increasing_id().alias("__id"),
-        bad.alias("__bad"),
-        *(F.col(quoted(name)).alias(f"__shown{i}") for i, name in enumerate(names)),
-    )
-    # The upper bits of the identifier are the partition, the lower ones the row in it.
-    faulty = F.when(F.col("__bad"), F.col("__id"))
-    values = F.struct(F.lit(1), *(F.col(f"__shown{i}") for i in range(len(names))))
-    parts = (
-        marked.groupBy(F.shiftright("__id", 33).alias("part"))
-        .agg(
-            F.count(F.lit(1)).alias("rows"),
-            F.count(faulty).alias("count"),
-            F.min(faulty).alias("first"),
-            F.min_by(values, faulty).alias("shown"),
-        )
-        .orderBy("part")
-        .collect()
-    )
-    before, row, shown = 0, -1, {}
-    for part in parts:
-        if part["count"] and row < 0:
-            row = before + (part["first"] & ((1 << 33) - 1))
-            shown = dict(zip(names, list(part["shown"])[1:], strict=True))
-        before += part["rows"]
-    return Place(before, sum(part["count"] for part in parts), row, shown)
-
-
-def _shown_columns(frame: DataFrame) -> list[str]:
-    """Return the columns by which a row is recognised: the first that hold one short value."""
-    short = ("boolean", "byte", "short", "integer", "long", "float", "double", "string", "date")
-    names = [f.name for f in frame.schema.fields if f.dataType.typeName() in short]
-    return [name for name in names if frame.columns.count(name) == 1][:_SHOWN_COLUMNS]

@@ -1,16 +1,19 @@
 """The columns of a DataFrame as they are materialized, and the Spark expressions that do it.
 
-Each column becomes one Parquet column of numbers, of lists of numbers or of bytes, in the JVM.
+Each column becomes one Parquet column of numbers, of strings, of lists of either, or of bytes, in
+the JVM.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import DataError
-from .schema import Roles, check_roles, quote_all, quoted
+from ..session import is_case_sensitive
+from .manifest import TEXT
+from .schema import Roles, check_roles, check_unambiguous, quote_all, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -37,8 +40,10 @@ SPARK_TYPES = {
     "float32": "float",
     "float64": "double",
 }
+_REAL_TYPES = ("float", "double", "decimal")
+_TEXT_TYPES = ("string", "char", "varchar")
+_INDEX = "index it first with pyspark.ml.feature.StringIndexer (and OneHotEncoder)"
 _ADVICE = {
-    "string": "index it first with pyspark.ml.feature.StringIndexer (and OneHotEncoder)",
     "map": "take its values out into columns of numbers",
     "struct": "select its fields as columns of their own",
     "binary": "only a column of its own can hold bytes, not an array",
@@ -56,9 +61,11 @@ class Source:
     Attributes:
         name: its name.
         kind: ``"scalar"``, ``"array"``, ``"vector"`` or ``"binary"``.
-        given: Spark's name for the type of its numbers.
-        dtype: NumPy dtype they are trained in; ``""`` for bytes, until their encoding is known.
+        given: Spark's name for the type of its elements.
+        dtype: NumPy dtype they are trained in; ``"string"`` for strings, ``""`` for bytes, until
+            their encoding is known.
         depth: how deep arrays are nested; 0 for what is no array.
+        weight: whether they are sample weights, which are not negative.
     """
 
     name: str
@@ -66,6 +73,12 @@ class Source:
     given: str
     dtype: str
     depth: int = 0
+    weight: bool = False
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds strings."""
+        return self.dtype == TEXT
 
 
 def sources_of(
@@ -79,9 +92,9 @@ def sources_of(
         dtypes: NumPy dtypes to train them in, where the defaults are not wanted.
 
     Raises:
-        DataError: a column's type cannot be trained on, or not in the dtype asked for.
+        DataError: a column's type cannot be trained on, or not in its part or the dtype asked for.
     """
-    check_roles(roles, frame.columns)
+    check_roles(roles, frame.columns, case_sensitive=is_case_sensitive(frame.sparkSession))
     asked = dict(dtypes or {})
     unknown = [name for name in asked if name not in roles.columns]
     if unknown:
@@ -89,16 +102,20 @@ def sources_of(
     types = {field.name: field.dataType for field in frame.schema.fields}
     sources = tuple(_source(name, types[name], asked.get(name)) for name in roles.columns)
     for source in sources:
-        if source.name == roles.weight and source.kind != "scalar":
+        if source.name == roles.weight and (source.kind != "scalar" or source.is_text):
             raise DataError(f"sample_weight_col {roles.weight!r} must hold one number per row")
-    return sources
+        if source.name in roles.labels and source.is_text:
+            raise DataError(
+                f"column {source.name!r} is of type string, which cannot be a label; {_INDEX}"
+            )
+    return tuple(replace(source, weight=source.name == roles.weight) for source in sources)
 
 
 def sources_of_features(frame: DataFrame, names: Sequence[str]) -> tuple[Source, ...]:
     """Return the named columns of a DataFrame that is to be predicted on.
 
     Raises:
-        DataError: a column is missing, or its type is none a model takes.
+        DataError: a column is missing or ambiguous, or its type is none a model takes.
     """
     missing = [name for name in names if name not in frame.columns]
     if missing:
@@ -106,6 +123,8 @@ def sources_of_features(frame: DataFrame, names: Sequence[str]) -> tuple[Source,
             f"the DataFrame has no column {quote_all(missing)}, which the model takes; it has "
             + quote_all(frame.columns)
         )
+    case_sensitive = is_case_sensitive(frame.sparkSession)
+    check_unambiguous(names, frame.columns, case_sensitive=case_sensitive)
     types = {field.name: field.dataType for field in frame.schema.fields}
     return tuple(_source(name, types[name], None) for name in names)
 
@@ -123,17 +142,25 @@ def _source(name: str, data_type: DataType, asked: str | None) -> Source:
     while isinstance(element, ArrayType):
         depth, element = depth + 1, element.elementType
     given = element.typeName()
+    kind = "array" if depth else "scalar"
+    if given in _TEXT_TYPES:
+        if asked not in (None, TEXT):
+            raise DataError(
+                f"dtypes gives column {name!r} the type {asked!r}, but it holds strings, which can "
+                f"only stay strings; {_INDEX}"
+            )
+        return Source(name, kind, TEXT, TEXT, depth)
     if given not in _DEFAULT_DTYPES:
         advice = _ADVICE.get(given, "turn it into numbers or arrays of numbers")
         raise DataError(
             f"column {name!r} is of type {data_type.simpleString()}, which cannot be trained on; "
             + advice
         )
-    if given in ("float", "double", "decimal"):
+    if given in _REAL_TYPES:
         dtype = _real(name, asked)
     else:
         dtype = _asked(name, asked, _DEFAULT_DTYPES[given], tuple(SPARK_TYPES))
-    return Source(name, "array" if depth else "scalar", given, dtype, depth)
+    return Source(name, kind, given, dtype, depth)
 
 
 def _real(name: str, asked: str | None) -> str:
@@ -160,21 +187,33 @@ def expression(source: Source) -> SparkColumn:
     """Return the Spark expression that gives ``source`` in its stored form, under its name.
 
     What cannot be represented becomes null or infinite, which the checks find.
+
+    Raises:
+        DataError: strings were to become numbers, or numbers strings, or real numbers integers.
     """
     column = _column(source)
+    if source.kind == "binary":
+        return column.alias(source.name)
+    integers = not source.dtype.startswith("float")
+    if (source.given == TEXT) != source.is_text or (source.given in _REAL_TYPES and integers):
+        raise DataError(
+            f"column {source.name!r} holds values of type {source.given}, but {source.dtype} is "
+            "what the model was trained on; cast it to that first"
+        )
+    stored = "string" if source.is_text else SPARK_TYPES[source.dtype]
     if source.kind == "array":
         for _ in range(source.depth - 1):
             column = _flatten(column)
-        column = column.try_cast(f"array<{SPARK_TYPES[source.dtype]}>")
+        column = column.try_cast(f"array<{stored}>")
     elif source.kind == "vector":
         column = vector_elements(source, source.dtype)
-    elif source.kind == "scalar":
-        column = column.try_cast(SPARK_TYPES[source.dtype])
+    else:
+        column = column.try_cast(stored)
     return column.alias(source.name)
 
 
 def elements(source: Source) -> SparkColumn:
-    """Return all numbers of a row, as they are given, as one array."""
+    """Return all elements of a row, as they are given, as one array."""
     from pyspark.sql import functions as F
 
     if source.kind == "vector":

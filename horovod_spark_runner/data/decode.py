@@ -1,4 +1,4 @@
-"""Bytes to arrays: encoded images, NumPy's own formats, raw elements.
+"""Stored values to what is trained on: bytes decoded, the user's transforms applied.
 
 Petastorm's codecs write the same formats (``CompressedImageCodec`` PNG or JPEG, ``NdarrayCodec``
 npy, ``CompressedNdarrayCodec`` npz), which say themselves what they hold: a Petastorm dataset is
@@ -16,63 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError, EnvironmentProblem
+from ..errors import DataError
 from .arrow_to_numpy import empty_rows
+from .images import decode_image
 from .manifest import Column
 
-# Called with a decoded, resized image and a random generator (``None`` outside training); returns
-# an array of the column's shape and type.
+# Called with one row's value (an array of its own; images decoded and resized) and a random
+# generator (``None`` outside training); returns an array of the column's shape that fits its type.
 Transform = Callable[[np.ndarray, np.random.Generator | None], np.ndarray]
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _MAX_THREADS = 8
 # Rows a thread takes at once.
 _TASK_ROWS = 16
-
-
-def image_mode(name: str, shape: Sequence[int]) -> str:
-    """Return Pillow's mode for images of ``shape``.
-
-    Raises:
-        DataError: no image has that shape.
-    """
-    channels = shape[2] if len(shape) == 3 else 1
-    if len(shape) not in (2, 3) or channels not in _MODES:
-        raise DataError(
-            f"shapes gives image column {name!r} the shape {tuple(shape)}; it must be (height, "
-            "width) or (height, width, channels) with 1, 3 or 4 channels"
-        )
-    return _MODES[channels]
-
-
-def decode_image(column: Column, data: bytes) -> np.ndarray:
-    """Return an encoded image in the shape of ``column``, resized to it if it is of another size.
-
-    Raises:
-        DataError: the bytes are no image.
-        EnvironmentProblem: Pillow is not installed.
-    """
-    pillow = _pillow()
-    try:
-        with pillow.open(io.BytesIO(data)) as image:
-            if column.dtype != "uint16" or image.mode in ("RGB", "RGBA", "P", "1", "L"):
-                image = image.convert(image_mode(column.name, column.shape))
-            height, width = column.shape[:2]
-            if image.size != (width, height):
-                image = image.resize((width, height), pillow.Resampling.BILINEAR, reducing_gap=3.0)
-            array = np.asarray(image)
-    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-        raise DataError(f"column {column.name!r}: an image cannot be decoded: {error}") from error
-    return array.reshape(column.shape)
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise EnvironmentProblem(
-            "columns of encoded images need Pillow: pip install 'horovod_spark_runner[images]'"
-        ) from error
-    return Image
 
 
 def decode_array(name: str, encoding: str, data: bytes) -> np.ndarray:
@@ -92,37 +46,118 @@ def decode_array(name: str, encoding: str, data: bytes) -> np.ndarray:
 
 
 def decode_value(
-    column: Column, data: bytes, transform: Transform | None, rng: np.random.Generator | None
+    column: Column, stored: Any, transform: Transform | None, rng: np.random.Generator | None
 ) -> np.ndarray:
-    """Return one row's value.
+    """Return one row's value, in the column's shape and type.
+
+    Args:
+        column: the column.
+        stored: bytes that are to be decoded, or the value itself.
+        transform: what to do with the value.
+        rng: random generator for the transform.
 
     Raises:
-        DataError: it cannot be decoded, or has not the column's shape.
+        DataError: it cannot be decoded, or has not the column's shape or fits not its type.
     """
     if column.encoding == "image":
-        array = decode_image(column, data)
-        if transform is not None:
-            array = np.asarray(transform(array, rng))
+        array = decode_image(column, stored)
+    elif column.is_encoded:
+        array = decode_array(column.name, column.encoding, stored)
     else:
-        array = decode_array(column.name, column.encoding, data)
+        array = np.array(stored, column.numpy_dtype)  # a copy: what was read may be read again
+    if transform is None:
+        return fit_value(column, array, "a row holds")
+    if column.encoding != "image":  # images stay as they are, for the transform to scale
+        array = fit_value(column, array, "a row holds")
+    result = transform(array if array.flags.writeable else array.copy(), rng)
+    return fit_value(column, _as_array(column, result), "its transform returned")
+
+
+def _as_array(column: Column, result: Any) -> np.ndarray:
+    if result is None:
+        raise DataError(
+            f"column {column.name!r}: its transform returned None (is its return statement "
+            "missing?)"
+        )
+    try:
+        return np.asarray(result)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"column {column.name!r}: its transform returned what is no array: {error}"
+        ) from error
+
+
+def fit_value(column: Column, array: np.ndarray, made: str) -> np.ndarray:
+    """Return ``array`` in the type of ``column``, if it has its shape and all its values fit.
+
+    Real numbers may lose precision, but never become integers.
+
+    Args:
+        column: the column.
+        array: one row's value.
+        made: where it comes from, for the message.
+
+    Raises:
+        DataError: it does not fit; the message names a type that would.
+    """
     if array.shape != column.shape:
-        made = "its transform returned" if transform is not None else "a row holds"
         raise DataError(
             f"column {column.name!r}: {made} an array of shape {array.shape}, not {column.shape}"
         )
-    return array
+    wanted, kind = column.numpy_dtype, array.dtype.kind
+    if column.is_text and (kind == "U" or all(isinstance(text, str) for text in array.flat)):
+        return array.astype(object)
+    if array.dtype == wanted and kind != "O":
+        return array
+    if column.is_text or kind not in "biuf":
+        meant = "strings" if column.is_text else "numbers"
+        raise DataError(f"column {column.name!r}: {made} values of {array.dtype}, not {meant}")
+    if wanted.kind == "f":
+        return _to_real(column, array, made)
+    if kind == "f":
+        advice = _advice(column, "float32")
+        raise DataError(
+            f"column {column.name!r}: {made} real numbers ({array.dtype}), but the column is "
+            f"{column.dtype}; {advice}"
+        )
+    bounds = np.iinfo(wanted)
+    low, high = int(array.min()), int(array.max())
+    if low < bounds.min or high > bounds.max:
+        advice = _advice(column, "int32" if low >= -(2**31) and high < 2**31 else "int64")
+        raise DataError(
+            f"column {column.name!r}: {made} values from {low} to {high}, which {column.dtype} "
+            f"cannot hold; {advice}"
+        )
+    return array.astype(wanted)
+
+
+def _to_real(column: Column, array: np.ndarray, made: str) -> np.ndarray:
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(column.numpy_dtype)
+    except FloatingPointError as error:
+        raise DataError(
+            f"column {column.name!r}: {made} values too large for {column.dtype}; "
+            + _advice(column, "float64")
+        ) from error
+
+
+def _advice(column: Column, dtype: str) -> str:
+    if column.encoding == "raw":  # there, dtypes says how the bytes are to be read
+        return f"return values that {column.dtype} holds"
+    return f"keep them with dtypes={{{column.name!r}: {dtype!r}}}"
 
 
 class RowDecoder:
-    """Decodes the values of many rows on threads.
+    """Makes each row's values what they are trained on: decoded and transformed, on threads.
 
     Args:
-        columns: the columns to decode; others pass through.
-        transforms: what to do with decoded images, by column.
+        columns: the columns; those that need neither pass through.
+        transforms: what to do with each row's value, by column.
     """
 
     def __init__(self, columns: Sequence[Column], transforms: Mapping[str, Transform]) -> None:
-        self._columns = [c for c in columns if c.encoding not in ("", "raw")]
+        self._columns = [c for c in columns if c.is_encoded or c.name in transforms]
         self._transforms = dict(transforms)
         self._pool: ThreadPoolExecutor | None = None
 
@@ -131,14 +166,14 @@ class RowDecoder:
         arrays: dict[str, np.ndarray],
         random: Callable[[int], np.random.Generator | None],
     ) -> dict[str, np.ndarray]:
-        """Return ``arrays`` with all bytes decoded.
+        """Return ``arrays`` decoded and transformed.
 
         Args:
             arrays: values by column; bytes objects where they are to be decoded.
-            random: gives the generator for the row of that number.
+            random: gives the generator for the row of that number, equal for all columns.
 
         Raises:
-            UndecodableRow: a row cannot be decoded.
+            UndecodableRow: a row cannot be decoded, or its transform's result does not fit.
         """
         if not self._columns:
             return arrays
@@ -185,6 +220,7 @@ def _decode_into(
     for row in rows:
         rng = random(row) if transform is not None else None
         try:
-            target[row] = decode_value(column, values[row], transform, rng)
+            # A string, not an array that holds one.
+            target[row] = decode_value(column, values[row], transform, rng)[()]
         except DataError as error:
             raise UndecodableRow(row, error) from error

@@ -10,7 +10,8 @@ import numpy as np
 from ..errors import DataError
 from .checks import Layout
 from .columns import Source
-from .decode import decode_array, decode_image, image_mode
+from .decode import decode_array, decode_value, fit_value
+from .images import image_dtype, image_mode
 from .manifest import Column
 from .schema import check_shape_names, check_shapes
 
@@ -56,7 +57,9 @@ def _column(
                 f"shapes gives column {name!r} the shape {given}, but its arrays have the shape "
                 f"{array.shape}"
             )
-        return Column(name, source.dtype or _number(name, array.dtype), given, layout.encoding)
+        column = Column(name, source.dtype or _number(name, array.dtype), given, layout.encoding)
+        fit_value(column, array, "the first row holds")
+        return column
     if layout.encoding == "raw":
         dtype = source.dtype or "uint8"
         (size,) = layout.sizes
@@ -86,8 +89,9 @@ def _image_column(source: Source, shape: tuple[int, ...] | None, data: bytes) ->
             f"shapes={{{source.name!r}: (height, width, channels)}}"
         )
     image_mode(source.name, shape)
-    column = Column(source.name, source.dtype or "uint8", shape, "image")
-    decode_image(column, data)  # Pillow is there, and the first image is one
+    dtype = source.dtype or image_dtype(source.name, data)
+    column = Column(source.name, dtype, shape, "image")
+    decode_value(column, data, None, None)  # Pillow is there, and the first image is one that fits
     return column
 
 

@@ -16,6 +16,10 @@ from typing import Any
 import numpy as np
 
 FORMAT = 3
+# `Column.dtype` of strings, which NumPy holds as Python objects.
+TEXT = "string"
+# What a string takes in memory, about: bytes.
+_TEXT_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -24,10 +28,11 @@ class Column:
 
     Attributes:
         name: column name.
-        dtype: NumPy dtype name of its elements.
+        dtype: NumPy dtype name of its elements; ``"string"`` for strings.
         shape: shape of one row's value; ``()`` for a scalar.
-        encoding: how a column of bytes is decoded: ``"image"`` (PNG, JPEG, GIF), ``"npy"`` or
-            ``"npz"`` (NumPy's formats), ``"raw"`` (the bytes of the elements); ``""`` for numbers.
+        encoding: how a column of bytes is decoded: ``"image"`` (PNG, JPEG and others that Pillow
+            reads), ``"npy"`` or ``"npz"`` (NumPy's formats), ``"raw"`` (the bytes of the
+            elements); ``""`` for numbers and strings.
     """
 
     name: str
@@ -36,14 +41,33 @@ class Column:
     encoding: str = ""
 
     @property
+    def is_text(self) -> bool:
+        """Whether its elements are strings."""
+        return self.dtype == TEXT
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether its values have to be decoded one by one."""
+        return self.encoding not in ("", "raw")
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        """NumPy's type of its elements as they are read; ``object`` for strings."""
+        return np.dtype(object if self.is_text else self.dtype)
+
+    @property
     def width(self) -> int:
         """Elements of one row's value."""
         return math.prod(self.shape)
 
     @property
     def size(self) -> int:
-        """Bytes of one row's value in memory."""
-        return self.width * np.dtype(self.dtype).itemsize
+        """Bytes of one row's value in memory; of strings, about."""
+        return self.width * (_TEXT_BYTES if self.is_text else self.numpy_dtype.itemsize)
+
+    def blank(self) -> np.ndarray:
+        """Return one row of zeros or empty strings."""
+        return np.full((1, *self.shape), "" if self.is_text else 0, self.numpy_dtype)
 
     def describe(self) -> str:
         """Return "'image': float32 of shape (8, 8, 1)" for messages."""
@@ -73,7 +97,7 @@ def in_memory(groups: Sequence[RowGroup], columns: Sequence[Column]) -> tuple[Ro
 
     A few distinct values take far less in a file, also uncompressed.
     """
-    row = sum(column.size for column in columns if column.encoding in ("", "raw"))
+    row = sum(column.size for column in columns if not column.is_encoded)
     return tuple(replace(group, size=max(group.size, group.rows * row)) for group in groups)
 
 

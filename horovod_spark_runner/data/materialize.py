@@ -11,15 +11,17 @@ its plan and input files are the same, or, where plans cannot tell, its checksum
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ..errors import InvalidInputError
 from ..storage.filesystem import Location
 from . import petastorm_compat
 from .checks import check_values, nested_observations, observations
@@ -92,6 +94,7 @@ def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Mat
 
     Raises:
         DataError: the columns or values cannot be trained on; nothing is left behind.
+        InvalidInputError: ``folder`` cannot be written to.
     """
     sources = sources_of(frame, request.roles, request.dtypes)
     # Nobody else may find what is deleted at the end of this run.
@@ -99,14 +102,16 @@ def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Mat
     chosen = frame.select(*(quoted(source.name) for source in sources))
     origin = source_fingerprint(chosen) if request.reuse else ""
     prepared = frame.select(*(expression(source) for source in sources))
-    folder.make_folder()
+    with _writing_to(folder):
+        folder.make_folder()
     if request.reuse:
         known = _find(folder, key, origin, prepared)
         if known is not None:
             mark_used(known)
             return Materialized(known, reused=True)
     sweep_incomplete(folder, INCOMPLETE_AFTER, time.time())
-    target = new_folder(folder, key)
+    with _writing_to(folder):
+        target = new_folder(folder, key)
     try:
         manifest = _write_dataset(frame, prepared, sources, request, target)
         manifest = replace(manifest, source=origin)
@@ -115,6 +120,18 @@ def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Mat
         target.delete_folder()
         raise
     return Materialized(manifest, reused=False)
+
+
+@contextlib.contextmanager
+def _writing_to(folder: Location) -> Iterator[None]:
+    """Say what is wrong with ``folder`` if it cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInputError(
+            f"the rows cannot be written to {folder}: {error}; data_dir must be a folder that the "
+            "driver and all executors can write to"
+        ) from error
 
 
 def _find(folder: Location, key: str, origin: str, prepared: DataFrame) -> Manifest | None:
@@ -151,7 +168,7 @@ def _write_dataset(
     footers = read_footers(target)
     columns_facts = dict(zip((s.name for s in sources), footers.columns, strict=False))
     layouts = check_values(sources, facts, columns_facts, frame, allow_nan=request.allow_nan)
-    first = functools.partial(first_value, target, footers)
+    first = functools.partial(first_value, footers)
     columns = columns_of(sources, layouts, request.shapes, first)
     return Manifest(
         url=str(target),

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..config import MATERIALIZERS, check_choice
-from ..errors import DataError, EnvironmentProblem, RunFailedError
+from ..errors import DataError, EnvironmentProblem, InvalidInputError, RunFailedError
 from ..session import active_session, classic_context
 from ..storage.filesystem import Location
 from .columns import sources_of
 from .decode import Transform
+from .footers import parquet_files, read_metadata
 from .manifest import Manifest
 from .materialize import DataRequest, materialize
 from .parquet import open_parquet
-from .schema import Roles, check_shape_names
+from .schema import (
+    Roles,
+    check_dtype,
+    check_shape,
+    check_shape_names,
+    check_transform,
+    quote_all,
+)
 from .split import check_validation, split_rows
 from .store import delete_dataset
 
@@ -29,9 +41,12 @@ DATA_DIR_SETTING = "spark.horovod.dataDir"
 
 @dataclass(frozen=True)
 class DataOptions:
-    """How data are prepared; `run_training`'s docstring explains each field."""
+    """How data are prepared; `run_training`'s docstring explains each field.
 
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    Shapes become tuples, types their names.
+    """
+
+    shapes: Mapping[str, Any] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
     transforms: Mapping[str, Transform] = field(default_factory=dict)
     allow_nan: bool = False
@@ -43,6 +58,18 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         check_choice("materializer", self.materializer, MATERIALIZERS)
+        for name, check in (
+            ("shapes", check_shape),
+            ("dtypes", check_dtype),
+            ("transforms", check_transform),
+        ):
+            given = getattr(self, name)
+            if not isinstance(given, Mapping):
+                raise InvalidInputError(f"{name} must be a dictionary by column, got {given!r}")
+            checked = {column: check(column, value) for column, value in given.items()}
+            object.__setattr__(self, name, checked)
+        if isinstance(self.validation, Real) and not isinstance(self.validation, bool):
+            object.__setattr__(self, "validation", float(self.validation))
 
     def request(self, roles: Roles, *, reuse: bool) -> DataRequest:
         return DataRequest(
@@ -65,35 +92,48 @@ class Prepared:
     reused: bool
 
 
+def _is_place(data: Any) -> bool:
+    return isinstance(data, (str, os.PathLike))
+
+
 def session_of(data: Any) -> SparkSession:
     """Return the session of a DataFrame; for a path, the active one.
 
     Raises:
         DataError: it is neither.
     """
-    if isinstance(data, str):
+    if _is_place(data):
         return active_session()
     if not hasattr(data, "sparkSession"):
+        kind = f"{type(data).__module__}.{type(data).__qualname__}"
+        advice = "; spark.createDataFrame makes one of it" if kind.startswith("pandas.") else ""
         raise DataError(
-            "the data must be a DataFrame, or the path or URL of a folder of Parquet files, got "
-            f"{data!r}"
+            "the data must be a Spark DataFrame, or the path or URL of Parquet files (a folder, or "
+            f"one file), got an object of type {kind.removeprefix('builtins.')}{advice}"
         )
     return data.sparkSession
 
 
 def frame_of(data: Any) -> DataFrame:
-    """Return ``data`` as a DataFrame: itself, or the Parquet files it names.
+    """Return ``data``, a DataFrame or the place of Parquet files, as a DataFrame.
 
     Raises:
-        DataError: there are no such files.
+        DataError: there are no such files, or they cannot be read.
     """
-    if not isinstance(data, str):
+    if not _is_place(data):
         return data
-    place = Location(data)
-    check_spark_reaches(active_session(), place)
-    if not any(file.name.endswith(".parquet") for file in place.files()):
+    from pyspark.errors import AnalysisException
+
+    place, spark = Location(data), active_session()
+    check_spark_reaches(spark, place)
+    folder, files = parquet_files(place)
+    if not files:
         raise DataError(f"{place} holds no Parquet files")
-    return active_session().read.parquet(place.spark_url)
+    read_metadata(folder.join(files[0].name))  # what Spark says of other files is long
+    try:
+        return spark.read.parquet(place.spark_url)
+    except AnalysisException as error:
+        raise DataError(f"the Parquet files in {place} cannot be read: {error}") from error
 
 
 def check_spark_reaches(spark: SparkSession, place: Location) -> None:
@@ -125,15 +165,13 @@ def check_data(data: Any, roles: Roles, options: DataOptions) -> None:
         DataError: the columns cannot be trained on.
     """
     frame = frame_of(data)
-    sources = sources_of(frame, roles, options.dtypes)
+    sources_of(frame, roles, options.dtypes)
     check_shape_names(options.shapes, roles.columns)
-    kinds = {source.name: source.kind for source in sources}
-    for name in options.transforms:
-        if kinds.get(name) != "binary":
-            raise DataError(
-                f"transforms names {name!r}, which is no column of encoded images among the "
-                "features and labels"
-            )
+    unknown = [name for name in options.transforms if name not in roles.columns]
+    if unknown:
+        raise DataError(
+            f"transforms names {quote_all(unknown)}, which is neither feature nor label"
+        )
     check_validation(frame, options.validation, roles, options.stratify)
 
 
@@ -189,7 +227,7 @@ def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location)
         DataError: the values cannot be read.
     """
     request = options.request(roles, reuse=True)
-    direct = open_parquet(Location(data), request) if isinstance(data, str) else None
+    direct = open_parquet(Location(data), request) if _is_place(data) else None
     return direct or materialize(frame_of(data), request, folder).manifest
 
 
@@ -203,7 +241,7 @@ def _prepare(
     made: list[Manifest],
 ) -> Prepared:
     direct = None
-    if isinstance(data, str) and not isinstance(options.validation, (str, int, float)):
+    if _is_place(data) and not isinstance(options.validation, (str, int, float)):
         direct = open_parquet(Location(data), request)
     reused: list[bool] = []
     parts: list[Manifest] = []
@@ -236,7 +274,10 @@ def _materialize_part(
 def _like(held_out: Manifest, train: Manifest) -> Manifest:
     """Return ``held_out`` if its columns are those of ``train``."""
     for ours, theirs in zip(held_out.columns, train.columns, strict=True):
-        if (ours.shape, ours.encoding) != (theirs.shape, theirs.encoding):
+        same = (ours.shape, ours.encoding) == (theirs.shape, theirs.encoding)
+        # Other sizes of numbers are read as those of the training rows, and have to fit.
+        fits = np.can_cast(ours.numpy_dtype, theirs.numpy_dtype, "same_kind")
+        if not same or not (fits or ours.is_encoded):
             raise DataError(
                 f"the validation rows have column {ours.describe()}, the training rows "
                 + theirs.describe()

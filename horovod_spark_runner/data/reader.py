@@ -77,7 +77,7 @@ class DatasetReader:
     Args:
         manifest: the dataset.
         columns: names of the columns to read; all by default.
-        transforms: what to do with decoded images, by column.
+        transforms: what to do with each row's value, by column.
         keep_bytes: a dataset that takes no more memory than this, as it is stored, is read from
             storage only once.
     """
@@ -235,8 +235,8 @@ class _Lane:
 
 
 def _room(rows: int, column: Column) -> np.ndarray:
-    """Return an empty array for values of ``column`` as they are stored."""
-    if column.encoding not in ("", "raw"):
+    """Return an array to fill with values of ``column`` as they are stored."""
+    if column.is_encoded:
         return np.empty(rows, object)
     return empty_rows(rows, column)
 

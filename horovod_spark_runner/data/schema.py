@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+
+from ..config import whole_number
 from ..errors import DataError
 
 
@@ -14,9 +18,9 @@ class Roles:
 
     Attributes:
         features: the model's inputs.
-        labels: what it is to predict.
+        labels: what it is to predict; none if the model's loss needs none.
         weight: weight of each row in the loss, if any.
-        labelled: whether labels are needed.
+        labelled: whether columns have parts at all; if not, all are features.
     """
 
     features: tuple[str, ...]
@@ -26,48 +30,113 @@ class Roles:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (*self.features, *self.labels, *((self.weight,) if self.weight else ()))
+        """All of them, each once, in the order of their first part."""
+        weight = (self.weight,) if self.weight else ()
+        return tuple(dict.fromkeys((*self.features, *self.labels, *weight)))
 
 
-def check_roles(roles: Roles, available: Sequence[str]) -> None:
-    """Check that every column exists and has one part to play. Pure.
+def check_roles(roles: Roles, available: Sequence[str], *, case_sensitive: bool = False) -> None:
+    """Check that every column exists, under a name of its own. Pure.
+
+    Args:
+        roles: the columns and their parts; a column may have several.
+        available: the columns there are.
+        case_sensitive: whether Spark tells ``a`` and ``A`` apart.
 
     Raises:
-        DataError: a column is missing, named twice, ambiguous, or label and feature at once.
+        DataError: a column is missing or ambiguous, or a feature is named twice.
     """
-    features = "feature_cols" if roles.labelled else "columns"
+    title = "feature_cols" if roles.labelled else "columns"
     if not roles.features:
-        raise DataError(f"{features} names no column")
-    if roles.labelled and not roles.labels:
-        raise DataError("label_cols names no column")
-    for title, names in ((features, roles.features), ("label_cols", roles.labels)):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise DataError(f"{title} names {quote_all(twice)} more than once")
-    both = [name for name in roles.labels if name in roles.features]
-    if both:
-        raise DataError(
-            f"{quote_all(both)} is in label_cols and in feature_cols: the model would be shown "
-            "what it is to predict"
-        )
-    if roles.weight is not None and roles.weight in (*roles.features, *roles.labels):
-        raise DataError(f"sample_weight_col {roles.weight!r} is a feature or label too")
+        raise DataError(f"{title} names no column")
+    twice = sorted({name for name in roles.features if roles.features.count(name) > 1})
+    if twice:
+        raise DataError(f"{title} names {quote_all(twice)} more than once")
     missing = [name for name in roles.columns if name not in available]
     if missing:
         raise DataError(
             f"the DataFrame has no column {quote_all(missing)}; it has {quote_all(available)}"
         )
-    ambiguous = [name for name in roles.columns if list(available).count(name) > 1]
-    if ambiguous:
-        raise DataError(
-            f"the DataFrame has several columns named {quote_all(ambiguous)}; rename them so that "
-            "each name is there once"
-        )
+    check_unambiguous(roles.columns, available, case_sensitive=case_sensitive)
+
+
+def check_unambiguous(
+    names: Sequence[str], available: Sequence[str], *, case_sensitive: bool = False
+) -> None:
+    """Check that Spark finds one column by each of ``names``. Pure.
+
+    Raises:
+        DataError: it finds several.
+    """
+    for name in names:
+        if list(available).count(name) > 1:
+            raise DataError(
+                f"the DataFrame has several columns named {name!r}; rename them so that each name "
+                "is there once"
+            )
+        alike = [other for other in available if other.lower() == name.lower()]
+        if len(alike) > 1 and not case_sensitive:
+            raise DataError(
+                f"the DataFrame has the columns {quote_all(alike)}, which Spark does not tell "
+                "apart; rename all but one of them, or set spark.sql.caseSensitive to true"
+            )
 
 
 def quoted(name: str) -> str:
     """Return a column name that Spark does not read dots or spaces into."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def check_shape(name: str, shape: Any) -> tuple[int, ...]:
+    """Return what ``shapes`` gives column ``name`` as a shape. Pure.
+
+    Args:
+        name: the column.
+        shape: sizes, or one size.
+
+    Raises:
+        DataError: it is something else, or a size is not at least 1.
+    """
+    given = shape if isinstance(shape, (Sequence, np.ndarray)) else (shape,)
+    sizes = [whole_number(size) for size in given]
+    known = [size for size in sizes if size is not None and size > 0]
+    if isinstance(shape, str) or len(known) < len(sizes):
+        raise DataError(
+            f"shapes gives column {name!r} the shape {shape!r}; it must consist of whole numbers "
+            "of at least 1, such as (8, 8, 1), and leave out the rows"
+        )
+    return tuple(known)
+
+
+def check_dtype(name: str, dtype: Any) -> str:
+    """Return what ``dtypes`` gives column ``name`` as the name of a type. Pure.
+
+    Raises:
+        DataError: it names no type.
+    """
+    if isinstance(dtype, str):
+        return dtype
+    try:
+        return "string" if dtype is str else str(np.dtype(dtype).name)
+    except TypeError as error:
+        raise DataError(
+            f"dtypes gives column {name!r} the type {dtype!r}; it must be the name of a NumPy "
+            "type, such as 'float32'"
+        ) from error
+
+
+def check_transform(name: str, transform: Any) -> Any:
+    """Return what ``transforms`` gives column ``name``. Pure.
+
+    Raises:
+        DataError: it is no function.
+    """
+    if not callable(transform):
+        raise DataError(
+            f"transforms gives column {name!r} {transform!r}; it must be a function of a value and "
+            "a random generator"
+        )
+    return transform
 
 
 def check_shape_names(shapes: Mapping[str, object], names: Sequence[str]) -> None:
@@ -96,7 +165,7 @@ def check_shapes(
     check_shape_names(shapes, tuple(widths))
     result: dict[str, tuple[int, ...]] = {}
     for name, width in widths.items():
-        shape = tuple(int(size) for size in shapes.get(name, (width,) if width else ()))
+        shape = shapes.get(name, (width,) if width else ())
         elements = 1
         for size in shape:
             elements *= size

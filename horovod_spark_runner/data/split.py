@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
-from .schema import Roles, quoted
+from ..session import is_case_sensitive
+from .schema import Roles, check_unambiguous, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -37,6 +38,7 @@ def check_validation(
             raise DataError("stratify needs a fraction as validation")
         if stratify not in frame.columns:
             raise DataError(f"stratify={stratify!r}: the DataFrame has no such column")
+        _check_name(frame, stratify)
     if validation is None:
         return
     if isinstance(validation, str):
@@ -62,6 +64,7 @@ def _check_column(frame: DataFrame, name: str, roles: Roles) -> None:
     types = {field.name: field.dataType.typeName() for field in frame.schema.fields}
     if name not in types:
         raise DataError(f"validation={name!r}: the DataFrame has no such column")
+    _check_name(frame, name)
     if name in roles.columns:
         raise DataError(f"validation column {name!r} is a feature, label or weight too")
     if types[name] not in ("boolean", "byte", "short", "integer", "long"):
@@ -69,6 +72,11 @@ def _check_column(frame: DataFrame, name: str, roles: Roles) -> None:
             f"validation column {name!r} is of type {types[name]}; it must be boolean, or an "
             "integer that is 0 for training rows"
         )
+
+
+def _check_name(frame: DataFrame, name: str) -> None:
+    case_sensitive = is_case_sensitive(frame.sparkSession)
+    check_unambiguous([name], frame.columns, case_sensitive=case_sensitive)
 
 
 @contextlib.contextmanager
@@ -129,7 +137,6 @@ def _stratified(
     from pyspark.sql import functions as F
 
     column = F.col(quoted(stratify))
-    names = list(frame.columns)
     ranked = frame.withColumn("__hash", _hash(roles, seed))
     alike = Window.partitionBy(column)
     # rank() gives equal rows the same place, so that they stay on one side.
@@ -138,5 +145,5 @@ def _stratified(
         "__last", F.round(F.count(F.lit(1)).over(alike) * F.lit(fraction))
     )
     chosen = F.col("__place") <= F.col("__last")
-    picked = [F.col(quoted(name)) for name in names]
-    return ranked.filter(~chosen).select(*picked), ranked.filter(chosen).select(*picked)
+    helpers = ("__hash", "__place", "__last")
+    return ranked.filter(~chosen).drop(*helpers), ranked.filter(chosen).drop(*helpers)

@@ -44,6 +44,8 @@ class Console:
             self._print(f"{message['size']} ranks on {message['placement']}")
         elif kind == "progress" and self._show_progress:
             self._progress(message)
+        elif kind == "notice" and self._show_progress and not message.get("warn"):
+            self._print(str(message["text"]))  # warnings are logged by the caller
 
     def close(self) -> None:
         if self._bar is not None:

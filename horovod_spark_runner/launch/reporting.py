@@ -21,6 +21,16 @@ def connect(slot: socket.socket) -> None:
     _slot = slot
 
 
+def notify(text: str, *, warn: bool = True) -> None:
+    """Tell whoever called of something that does not end the run.
+
+    Args:
+        text: what there is to know.
+        warn: whether it is a warning, which is shown also where progress and logs are not.
+    """
+    send({"type": "notice", "text": text, "warn": warn})
+
+
 def send(report: dict[str, Any]) -> None:
     """Send ``report``, a JSON object with a ``type``; does nothing outside a run."""
     global _slot

@@ -6,29 +6,47 @@ all calls of ``transform`` it serves.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from ..data.arrow_to_numpy import column_to_numpy
-from ..data.decode import RowDecoder, Transform, UndecodableRow
-from ..data.manifest import Column, Manifest
-from ..quiet import quiet_imports
-from ..storage.arrays import load_arrays
-from ..training.spec import Binding, ModelSource, OutputSpec
+from ..data.decode import RowDecoder, UndecodableRow
+from ..data.manifest import Column
+from ..errors import DataError, ModelError
+from ..training.spec import OutputSpec
+from .loading import Model, Recipe, load_model
+from .rows import describe_fault, valid_rows, with_nulls
 
 # Models a Python worker keeps loaded.
 _CACHE_SIZE = 4
-_models: OrderedDict[str, Callable[[dict[str, np.ndarray]], list[np.ndarray]]] = OrderedDict()
+_models: OrderedDict[str, Model] = OrderedDict()
 
+# What becomes of rows with invalid values: an error, no row, or a row without prediction.
+ERROR, SKIP, KEEP = "error", "skip", "keep"
+HANDLE_INVALID = (ERROR, SKIP, KEEP)
 
-# Source, contents of the weights file, and what to do with decoded images.
-Payload = tuple[ModelSource, bytes | None, Mapping[str, Transform]]
+# dtype of an output -> Spark's type for it and the NumPy dtype of that, where Spark has it not.
+_TYPES = {
+    "bool": ("boolean", None),
+    "int8": ("tinyint", None),
+    "int16": ("smallint", None),
+    "int32": ("int", None),
+    "int64": ("bigint", None),
+    "uint8": ("smallint", "int16"),
+    "uint16": ("int", "int32"),
+    "uint32": ("bigint", "int64"),
+    "uint64": ("double", "float64"),
+    "float16": ("float", "float32"),
+    "bfloat16": ("float", "float32"),
+    "float32": ("float", None),
+    "float64": ("double", None),
+    "string": ("string", None),
+}
 
 
 @dataclass(frozen=True)
@@ -37,81 +55,102 @@ class Predictor:
 
     Attributes:
         digest: identity of the model and its weights.
-        load: gives (source, weights file or ``None``, transforms); called at most once per worker.
-        inputs: which column feeds which input.
+        load: gives the model's recipe; called at most once per worker.
         columns: the feature columns, in the order of the UDF's arguments.
         outputs: the model's outputs.
         batch_size: rows per call of the model.
+        handle_invalid: what becomes of rows with invalid values; ``"skip"`` gives nulls as
+            ``"keep"`` does, for the caller to leave out.
     """
 
     digest: str
-    load: Callable[[], tuple[ModelSource, bytes | None, Mapping[str, Transform]]] = field(
-        repr=False
-    )
-    inputs: Binding
+    load: Callable[[], Recipe] = field(repr=False)
     columns: tuple[Column, ...]
     outputs: tuple[OutputSpec, ...]
     batch_size: int
+    handle_invalid: str = ERROR
 
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        predict = self._model()
+        model = self._model()
         for arrays in batches:
-            values = {
-                column.name: column_to_numpy(pa.chunked_array([array]), column)
-                for column, array in zip(self.columns, arrays, strict=True)
-            }
-            yield self._to_arrow(self._predict(predict, values, len(arrays[0])))
+            valid = self._valid(arrays)
+            if valid is None:
+                yield self._predict(model, arrays)
+            else:
+                mask = pa.array(valid)
+                rows = tuple(array.filter(mask) for array in arrays)
+                yield with_nulls(self._predict(model, rows), valid)
 
-    def _predict(
-        self,
-        predict: Callable[[dict[str, np.ndarray]], list[np.ndarray]],
-        values: dict[str, np.ndarray],
-        rows: int,
-    ) -> list[np.ndarray]:
-        parts = [
-            predict({name: v[begin : begin + self.batch_size] for name, v in values.items()})
-            for begin in range(0, rows, self.batch_size)
-        ]
-        if not parts:
-            return [np.empty((0, *_sizes(o)), o.dtype) for o in self.outputs]
-        return [np.concatenate(output) for output in zip(*parts, strict=True)]
+    def _valid(self, arrays: tuple[pa.Array, ...]) -> np.ndarray | None:
+        """Return which rows are valid; ``None`` if all are."""
+        valid: np.ndarray | None = None
+        for array, column in zip(arrays, self.columns, strict=True):
+            mask = valid_rows(array, column)
+            if mask is None:
+                continue
+            if self.handle_invalid == ERROR:
+                row = int(np.argmin(mask))
+                raise DataError(
+                    f"{describe_fault(array, column, row)} in row {row} of a batch of {len(array)} "
+                    "(counted from 0); handle_invalid='skip' leaves such rows out, 'keep' gives "
+                    "them null as prediction"
+                )
+            valid = mask if valid is None else valid & mask
+        return valid
 
-    def _to_arrow(self, values: list[np.ndarray]) -> pa.Array:
-        arrays = [array_of(value, spec) for value, spec in zip(values, self.outputs, strict=True)]
-        if len(arrays) == 1:
-            return arrays[0]
-        return pa.StructArray.from_arrays(arrays, names=[spec.name for spec in self.outputs])
+    def _predict(self, model: Model, arrays: tuple[pa.Array, ...]) -> pa.Array:
+        values = {
+            column.name: column_to_numpy(pa.chunked_array([array]), column)
+            for column, array in zip(self.columns, arrays, strict=True)
+        }
+        rows = len(arrays[0])
+        parts: list[list[pa.Array]] = [[_nothing(output)] for output in self.outputs]
+        for begin in range(0, rows, self.batch_size):
+            some = {name: v[begin : begin + self.batch_size] for name, v in values.items()}
+            try:
+                given = model(some)
+            except UndecodableRow as error:
+                place = f"row {begin + error.row} of a batch of {rows} (counted from 0)"
+                raise DataError(f"{place}: {error.cause}") from None
+            for part, value, output in zip(parts, given, self.outputs, strict=True):
+                _check_rows(value, output, min(self.batch_size, rows - begin))
+                part.append(array_of(value, output))
+        outputs = [part[1] if len(part) == 2 else pa.concat_arrays(part) for part in parts]
+        if len(outputs) == 1:
+            return outputs[0]
+        return pa.StructArray.from_arrays(outputs, names=field_names(len(outputs)))
 
-    def _model(self) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
+    def _model(self) -> Model:
         if self.digest not in _models:
             _prepare_process()
-            source, weights, transforms = self.load()
-            decode = RowDecoder(self.columns, transforms)
-            model = load_model(source, weights, self.inputs, self.columns)
-            _models[self.digest] = functools.partial(_decode_and_predict, decode, model)
+            recipe = self.load()
+            _models[self.digest] = _decoding(recipe, load_model(recipe))
             if len(_models) > _CACHE_SIZE:
                 _models.popitem(last=False)
         _models.move_to_end(self.digest)
         return _models[self.digest]
 
 
-def _decode_and_predict(
-    decode: RowDecoder,
-    model: Callable[[dict[str, np.ndarray]], list[np.ndarray]],
-    values: dict[str, np.ndarray],
-) -> list[np.ndarray]:
-    try:
-        return model(decode(values, _no_generator))
-    except UndecodableRow as error:
-        raise error.cause from None
+def _decoding(recipe: Recipe, model: Model) -> Model:
+    decode = RowDecoder(recipe.columns, recipe.transforms)
+    return lambda values: model(decode(values, _no_generator))
 
 
 def _no_generator(row: int) -> None:
     """Give no random generator: predictions are not varied."""
 
 
-def _sizes(spec: OutputSpec) -> tuple[int, ...]:
-    return tuple(size or 0 for size in spec.shape)
+def _check_rows(value: np.ndarray, output: OutputSpec, rows: int) -> None:
+    if value.ndim == 0 or len(value) != rows:
+        raise ModelError(
+            f"output {output.name!r} has the shape {value.shape} for {rows} rows; each output must "
+            "have one entry per row"
+        )
+
+
+def field_names(outputs: int) -> list[str]:
+    """Return what outputs are called inside the UDF's result; their own names may be anything."""
+    return [f"output{number}" for number in range(outputs)]
 
 
 def is_scalar(spec: OutputSpec) -> bool:
@@ -119,43 +158,38 @@ def is_scalar(spec: OutputSpec) -> bool:
     return spec.shape in ((), (1,))
 
 
+def spark_type(spec: OutputSpec) -> str:
+    """Return Spark's type of an output's column.
+
+    Raises:
+        ModelError: Spark has none.
+    """
+    if spec.dtype not in _TYPES:
+        raise ModelError(
+            f"output {spec.name!r} is of type {spec.dtype}, for which Spark has no column type"
+        )
+    element = _TYPES[spec.dtype][0]
+    return element if is_scalar(spec) else f"array<{element}>"
+
+
+def _nothing(spec: OutputSpec) -> pa.Array:
+    dtype = object if spec.dtype == "string" else _TYPES[spec.dtype][1] or spec.dtype
+    return array_of(np.empty((0, *(size or 0 for size in spec.shape)), dtype), spec)
+
+
 def array_of(values: np.ndarray, spec: OutputSpec) -> pa.Array:
     """Return an output as an Arrow array: numbers, or one flat list of numbers per row."""
     rows = len(values)
-    if values.dtype not in (np.float32, np.float64) and values.dtype.kind not in "iub":
-        values = values.astype(np.float32)  # half precision has no Spark type
-    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    if spec.dtype == "string":
+        flat = pa.array(values.reshape(-1).tolist(), pa.binary()).cast(pa.string())
+    else:
+        dtype = _TYPES[spec.dtype][1] or spec.dtype
+        flat = pa.array(np.ascontiguousarray(values, dtype).reshape(-1))
     if is_scalar(spec):
         return flat
     width = values.size // rows if rows else 0
     offsets = np.arange(rows + 1, dtype=np.int32) * width
     return pa.ListArray.from_arrays(pa.array(offsets), flat)
-
-
-def load_model(
-    source: ModelSource, weights: bytes | None, inputs: Binding, columns: tuple[Column, ...]
-) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
-    """Return a compiled function from feature columns to the model's outputs."""
-    with quiet_imports():
-        import tensorflow as tf
-
-        from ..training.model import InputBinding, build_model, flatten_outputs
-
-    model = build_model(source)
-    bind = InputBinding(model, inputs, Manifest("", (), columns, (), ""))
-    if weights is not None:
-        if not model.built:
-            model(bind({c.name: np.zeros((1, *c.shape), c.dtype) for c in columns}))
-        arrays = load_arrays(weights)
-        model.set_weights([arrays[name] for name in sorted(arrays)])
-
-    forward = tf.function(functools.partial(model, training=False), reduce_retracing=True)
-
-    def predict(values: dict[str, np.ndarray]) -> list[np.ndarray]:
-        tensors = tf.nest.map_structure(tf.convert_to_tensor, bind(values))
-        return [output.numpy() for output in flatten_outputs(forward(tensors))]
-
-    return predict
 
 
 def _prepare_process() -> None:

@@ -4,60 +4,54 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 from pyspark.ml import Transformer
 
-from ..data.columns import SPARK_TYPES, Source, expression, sources_of_features
+from ..config import check_choice, check_count
+from ..data.columns import Source, expression, sizes, sources_of_features
 from ..data.decode import Transform
 from ..data.manifest import Column
 from ..data.schema import quote_all
-from ..errors import DataError, RunDirectoryError
+from ..errors import DataError
 from ..launch.restart import Attempt
 from ..launch.topology import RankPlacement
 from ..serialize import dumps
 from ..session import classic_context, use_own_python
 from ..storage.run_directory import RunDirectory
-from ..training.spec import Binding, ModelSource, OutputSpec
-from .inference import Predictor, is_scalar
+from .inference import ERROR, HANDLE_INVALID, SKIP, Predictor, field_names, spark_type
+from .loading import Recipe
+from .naming import PredictionCol, added_columns, check_added, check_prediction_col
+from .trained import TrainedModel, check_callable, read_finished_run
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame, SparkSession
 
 
-@dataclass(frozen=True)
-class TrainedModel:
-    """A trained model as it lies in a run directory, and how to build it.
-
-    Attributes:
-        source: builds it.
-        weights: contents of its weights file; ``None`` if the source has them.
-        inputs: which column feeds which input.
-        columns: the feature columns as they were trained on.
-        outputs: what it gives.
-        transforms: what to do with decoded images, by column.
-    """
-
-    source: ModelSource
-    weights: bytes | None = field(repr=False)
-    inputs: Binding
-    columns: tuple[Column, ...]
-    outputs: tuple[OutputSpec, ...]
-    transforms: Mapping[str, Transform] = field(default_factory=dict)
-
-
 class TFTransformer(Transformer):  # type: ignore[misc]
     """Adds a trained Keras model's predictions to a DataFrame; all other columns stay.
 
-    A model with one output adds the column ``prediction_col``: a number if the output is one
-    number per row, else an array of numbers. A model with several adds one column per output,
-    called by the output's name.
+    Each output of the model adds a column: of numbers if the output is one number per row, else of
+    arrays of numbers. It predicts as ``model.predict`` does.
+
+    A transformer can be pickled and copied, and used in a new Spark session.
 
     Attributes:
+        prediction_col: names of the added columns. ``None`` (default): "prediction" for a single
+            output; several are called by the outputs' names. A string: the name, or, for several
+            outputs, what their names begin with (``"p"`` gives ``"p_price"``). A dictionary from
+            output to column, where outputs that are not in it keep their names; or a list, in the
+            outputs' order. May be set at any time.
+        handle_invalid: what becomes of rows with a null, or an array that has null elements or
+            another size, in a feature column: ``"error"`` (default), ``"skip"`` leaves them out,
+            ``"keep"`` gives them null as prediction. May be set at any time.
+        batch_size: rows per call of the model (1024).
+        output_names: names of the model's outputs.
         history: metrics of each epoch, over all ranks.
         run_dir: the run directory.
         placement: where the ranks ran; empty if loaded from a run directory.
@@ -74,15 +68,17 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         history: Sequence[Mapping[str, float]] = (),
         placement: Sequence[RankPlacement] = (),
         timings: Mapping[str, float] | None = None,
-        prediction_col: str = "prediction",
+        prediction_col: PredictionCol = None,
         batch_size: int = 1024,
+        handle_invalid: str = ERROR,
         attempts: Sequence[Attempt] = (),
     ) -> None:
         super().__init__()
-        self._model = model
-        self._payload = dumps((model.source, model.weights, dict(model.transforms)))
+        # Only bytes and plain values are kept, so that a transformer can be pickled.
+        self._payload = dumps(model.recipe)
         self._digest = hashlib.sha256(self._payload).hexdigest()
-        self._broadcast: Any = None
+        self._model = TrainedModel(_without_contents(model.recipe), model.problem, model.place)
+        self._broadcast: _Broadcast | None = None
         self.run_dir = run_dir
         self.history = [dict(logs) for logs in history]
         self.placement = tuple(placement)
@@ -90,6 +86,8 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         self.attempts = tuple(attempts)
         self.prediction_col = prediction_col
         self.batch_size = batch_size
+        self.handle_invalid = handle_invalid
+        self._check_settings()
 
     @classmethod
     def from_run(
@@ -97,24 +95,37 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         run_dir: str,
         *,
         custom_objects: Mapping[str, Any] | None = None,
+        model_fn: Callable[[], Any] | None = None,
         transforms: Mapping[str, Transform] | None = None,
-        prediction_col: str = "prediction",
+        prediction_col: PredictionCol = None,
         batch_size: int = 1024,
+        handle_invalid: str = ERROR,
     ) -> TFTransformer:
         """Return the transformer of a finished run.
+
+        A model made of Keras' own layers needs the run directory only. One with classes, functions
+        or lambdas of the user's needs these, because code is not kept in storage.
 
         Args:
             run_dir: its run directory.
             custom_objects: the model's own classes and functions by name, if it has some.
+            model_fn: function without arguments that builds the model, which is then given the
+                trained weights; in place of ``custom_objects``, and for models with lambdas.
             transforms: the functions its image columns were trained with.
-            prediction_col: column to add for a model with one output.
-            batch_size: rows per call of the model.
+            prediction_col: columns to add; see the attribute.
+            batch_size: rows per call of the model (1024).
+            handle_invalid: ``"error"`` (default), ``"skip"`` or ``"keep"``; see the attribute.
 
         Raises:
-            RunDirectoryError: it holds no finished model, or one that Keras could not write.
+            RunDirectoryError: it holds no finished model, or one that needs ``custom_objects`` or
+                ``model_fn``; the message names the parts.
+            DataError: a transform that the model was trained with lacks.
+            InvalidInputError: another argument cannot be right.
         """
         directory = RunDirectory(run_dir)
-        model = read_trained_model(directory, None, custom_objects or {}, transforms or {})
+        model = read_finished_run(
+            directory, custom_objects=custom_objects, model_fn=model_fn, transforms=transforms
+        )
         history = []
         if directory.metrics.exists():
             history = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
@@ -126,58 +137,80 @@ class TFTransformer(Transformer):  # type: ignore[misc]
             history=history,
             prediction_col=prediction_col,
             batch_size=batch_size,
+            handle_invalid=handle_invalid,
         )
+
+    @property
+    def output_names(self) -> list[str]:
+        return [output.name for output in self._model.recipe.outputs]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A broadcast belongs to one Spark context.
+        return {**self.__dict__, "_broadcast": None}
+
+    def _check_settings(self) -> None:
+        check_prediction_col(self.prediction_col)
+        check_choice("handle_invalid", self.handle_invalid, HANDLE_INVALID)
+        check_count("batch_size", self.batch_size)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        names = tuple(column.name for column in self._model.columns)
+        from pyspark.sql import functions as F
+
+        self._check_settings()
+        check_callable(self._model)
+        spark, recipe = dataset.sparkSession, self._model.recipe
+        by_case = str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+        names = tuple(column.name for column in recipe.columns)
+        _check_once(names, dataset.columns, by_case)
         sources = sources_of_features(dataset, names)
-        added = self._added_columns()
-        taken = [name for name in added if name in dataset.columns]
-        if taken:
-            raise DataError(
-                f"the DataFrame already has a column {', '.join(map(repr, taken))}; drop it, or "
-                "give another prediction_col"
-            )
-        spark = dataset.sparkSession
+        added = added_columns(self.output_names, self.prediction_col)
+        check_added(added, self.output_names, dataset.columns, by_case=by_case)
         use_own_python(spark)
-        arguments = [_argument(s, c) for s, c in zip(sources, self._model.columns, strict=True)]
-        predicted = _udf(self._predictor(spark), self._return_type())(*arguments)
-        if len(added) == 1:
-            return dataset.withColumn(added[0], predicted)
+        arguments = [_argument(s, c) for s, c in zip(sources, recipe.columns, strict=True)]
+        types = [spark_type(output) for output in recipe.outputs]
+        udf = _udf(self._predictor(spark), _return_type(types))
+        if self.handle_invalid == SKIP:
+            # Else Spark computes it twice: for the filter, which it moves down, and for the column.
+            udf = udf.asNondeterministic()
+        helper = _free_name(dataset.columns)
+        frame = dataset.select("*", udf(*arguments).alias(helper))
         # One call of the model for all outputs: the struct is made once, then taken apart.
-        helper = "__horovod_outputs"
-        frame = dataset.withColumn(helper, predicted)
-        return frame.select(
-            *(f"`{name}`" for name in dataset.columns),
-            *(frame[helper][name].alias(name) for name in added),
-        )
-
-    def _added_columns(self) -> list[str]:
-        outputs = self._model.outputs
-        return [self.prediction_col] if len(outputs) == 1 else [o.name for o in outputs]
-
-    def _return_type(self) -> str:
-        types = [_spark_type(output) for output in self._model.outputs]
-        if len(types) == 1:
-            return types[0]
-        pairs = zip(self._model.outputs, types, strict=True)
-        return "struct<" + ",".join(f"`{o.name}`:{kind}" for o, kind in pairs) + ">"
+        single = len(added) == 1
+        values = [F.col(helper)] if single else [F.col(helper)[f] for f in field_names(len(added))]
+        if self.handle_invalid == SKIP:
+            frame = frame.filter(values[0].isNotNull())
+        if single:
+            return frame.withColumnRenamed(helper, added[0])
+        named = [value.alias(name) for value, name in zip(values, added, strict=True)]
+        return frame.select("*", *named).drop(helper)
 
     def _predictor(self, spark: SparkSession) -> Predictor:
         context = classic_context(spark)
         payload: Any = _Inline(self._payload)
         if context is not None:
-            if self._broadcast is None:
-                self._broadcast = context.broadcast(self._payload)
-            payload = self._broadcast
+            if self._broadcast is None or self._broadcast.context() is not context:
+                self._broadcast = _Broadcast(weakref.ref(context), context.broadcast(self._payload))
+            payload = self._broadcast.value
+        recipe = self._model.recipe
         return Predictor(
             digest=self._digest,
             load=_Load(payload),
-            inputs=self._model.inputs,
-            columns=self._model.columns,
-            outputs=self._model.outputs,
+            columns=recipe.columns,
+            outputs=recipe.outputs,
             batch_size=self.batch_size,
+            handle_invalid=self.handle_invalid,
         )
+
+
+@dataclass(frozen=True)
+class _Broadcast:
+    """A payload on its way to the executors of one Spark context.
+
+    Spark frees it once neither a transformer nor a DataFrame refers to it.
+    """
+
+    context: weakref.ReferenceType[Any]
+    value: Any = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -189,85 +222,82 @@ class _Inline:
 
 @dataclass(frozen=True)
 class _Load:
-    """Unpacks the model on a worker, when it is needed for the first time."""
+    """Unpacks the model's recipe on a worker, when it is needed for the first time."""
 
     payload: Any
 
-    def __call__(self) -> tuple[ModelSource, bytes | None, Mapping[str, Transform]]:
-        source, weights, transforms = cloudpickle.loads(self.payload.value)
-        return source, weights, transforms
+    def __call__(self) -> Recipe:
+        recipe: Recipe = cloudpickle.loads(self.payload.value)
+        return recipe
 
 
-def read_trained_model(
-    directory: RunDirectory,
-    source: ModelSource | None,
-    custom_objects: Mapping[str, Any],
-    transforms: Mapping[str, Transform],
-) -> TrainedModel:
-    """Return the finished model in ``directory``.
+def _without_contents(recipe: Recipe) -> Recipe:
+    """Return what the driver has to know of a recipe."""
+    return Recipe(recipe.inputs, recipe.columns, recipe.outputs)
 
-    Args:
-        directory: a run directory.
-        source: what the model was built from; by default, the archive in the directory.
-        custom_objects: the model's own classes and functions, for the archive.
-        transforms: what to do with decoded images, by column.
+
+def _check_once(names: Sequence[str], existing: Sequence[str], by_case: bool) -> None:
+    """Check that every feature column is there once, as Spark compares names.
 
     Raises:
-        RunDirectoryError: there is no finished model, or only its weights.
-        DataError: a transform that the model was trained with lacks.
+        DataError: Spark could not tell which one is meant.
     """
-    if not directory.signature.exists():
-        raise RunDirectoryError(
-            f"{directory.location} holds no finished model ({directory.signature} is missing)"
-        )
-    signature = json.loads(directory.signature.read_text())
-    weights: bytes | None = None
-    if source is not None:
-        weights = directory.model.join("weights.npz").read_bytes()
-    elif not signature["archive"]:
-        raise RunDirectoryError(
-            f"{directory.location} holds the model's weights only, because Keras could not write "
-            "it; its layers need get_config()"
-        )
-    else:
-        archive = directory.model.join("model.keras").read_bytes()
-        source = ModelSource(archive=archive, custom_objects=custom_objects)
-    lacking = [name for name in signature.get("transforms", []) if name not in transforms]
-    if lacking:
+    plain = [name if by_case else name.lower() for name in existing]
+    twice = [name for name in names if plain.count(name if by_case else name.lower()) > 1]
+    if twice:
         raise DataError(
-            f"the model in {directory.location} was trained with transforms of column "
-            f"{quote_all(lacking)}; functions are not kept in storage: give them, transforms={{…}}"
+            f"the DataFrame has several columns named {quote_all(twice)}, which the model takes; "
+            "rename them so that each name is there once"
         )
-    names = signature["inputs"]["names"]
-    return TrainedModel(
-        source=source,
-        weights=weights,
-        inputs=Binding(
-            tuple(signature["inputs"]["columns"]), None if names is None else tuple(names)
-        ),
-        columns=tuple(Column(**{**c, "shape": tuple(c["shape"])}) for c in signature["columns"]),
-        outputs=tuple(
-            OutputSpec(**{**o, "shape": tuple(o["shape"])}) for o in signature["outputs"]
-        ),
-        transforms=transforms,
-    )
+
+
+def _free_name(existing: Sequence[str]) -> str:
+    taken = {name.lower() for name in existing}
+    name = "__horovod_outputs"
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _argument(source: Source, column: Column) -> SparkColumn:
-    bytes_wanted = column.encoding != ""
-    if (source.kind == "binary") != bytes_wanted or (
-        not bytes_wanted and (source.kind == "scalar") != (column.shape == ())
+    bytes_wanted, text = column.encoding != "", column.dtype == "string"
+    if (
+        (source.kind == "binary") != bytes_wanted
+        or (not bytes_wanted and (source.kind == "scalar") != (column.shape == ()))
+        or (source.given == "string") != text
     ):
         raise DataError(
-            f"column {source.name!r} is a {source.kind}, but the model was trained on "
-            + column.describe()
+            f"column {source.name!r} is a {source.kind} of type {source.given}, but the model was "
+            f"trained on {column.describe()}"
         )
-    return expression(replace(source, dtype=column.dtype))
+    real = source.kind == "vector" or source.given in ("float", "double", "decimal")
+    if real and not bytes_wanted and not column.dtype.startswith("float"):
+        raise DataError(
+            f"column {source.name!r} holds real numbers ({source.given}), but the model was "
+            f"trained on {column.describe()}: round and cast them first"
+        )
+    return _of_same_shape(expression(replace(source, dtype=column.dtype)), source, column)
 
 
-def _spark_type(output: OutputSpec) -> str:
-    element = {**SPARK_TYPES, "bool": "boolean"}.get(output.dtype, "float")
-    return element if is_scalar(output) else f"array<{element}>"
+def _of_same_shape(value: SparkColumn, source: Source, column: Column) -> SparkColumn:
+    """Return null in place of nested arrays whose sizes only add up to those of ``column``."""
+    from pyspark.sql import functions as F
+
+    for level in range(2, source.depth + 1):
+        found = sizes(source, level)
+        size = F.array_min(found)
+        same = size == F.array_max(found)
+        if len(column.shape) == source.depth:
+            same &= size == column.shape[level - 1]
+        value = F.when(same, value)
+    return value
+
+
+def _return_type(types: Sequence[str]) -> str:
+    if len(types) == 1:
+        return types[0]
+    pairs = zip(field_names(len(types)), types, strict=True)
+    return "struct<" + ",".join(f"{name}:{kind}" for name, kind in pairs) + ">"
 
 
 def _udf(predictor: Predictor, return_type: str) -> Any:

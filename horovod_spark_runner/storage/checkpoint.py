@@ -51,6 +51,8 @@ class CheckpointInfo:
         settings: what the run was started with.
         state: small values that training goes on with, such as the unscaled learning rate.
         rank_states: small values of each rank, such as the state of its callbacks.
+        model: the model's layers and what it was compiled with (``describe_model``), and by which
+            optimizer which weights are trained; empty in checkpoints of earlier versions.
     """
 
     step: int
@@ -65,6 +67,7 @@ class CheckpointInfo:
     settings: dict[str, Any] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     rank_states: list[dict[str, Any]] = field(default_factory=list)
+    model: dict[str, Any] = field(default_factory=dict)
 
 
 class IncompleteCheckpoint(ValueError):

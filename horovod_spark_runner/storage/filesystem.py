@@ -46,19 +46,21 @@ class Location:
     """A file or folder in local or shared storage.
 
     Args:
-        place: a path, a ``file:`` URL or a URL of another file system.
+        place: a path (``~`` is the user's home), a ``file:`` URL or a URL of another file system.
 
     Raises:
-        InvalidInputError: the file system is unknown or cannot be reached.
+        InvalidInputError: it is no path, or the file system is unknown or cannot be reached.
     """
 
     def __init__(self, place: str | os.PathLike[str]) -> None:
-        text = os.fspath(place)
+        text = os.fspath(place) if isinstance(place, (str, os.PathLike)) else None
+        if not text or not isinstance(text, str):
+            raise InvalidInputError(f"a place in storage must be a path or URL, got {place!r}")
         scheme = urlsplit(text).scheme if "://" in text or text.startswith("file:") else ""
         self._scheme = "" if scheme == "file" else scheme
         if scheme == "file":
-            text = unquote(urlsplit(text).path)
-        self._text = text if self._scheme else os.path.abspath(text)
+            text = _path_of_url(text)
+        self._text = text if self._scheme else os.path.abspath(_with_home(text))
 
     def __repr__(self) -> str:
         return f"Location({self._text!r})"
@@ -103,6 +105,11 @@ class Location:
     @property
     def name(self) -> str:
         return posixpath.basename(self._text.rstrip("/"))
+
+    @property
+    def parent(self) -> Location:
+        """The folder this file or folder is in."""
+        return Location(posixpath.dirname(self._text.rstrip("/")) or "/")
 
     def join(self, *parts: str) -> Location:
         return Location(posixpath.join(self._text, *parts))
@@ -203,6 +210,26 @@ class Location:
 
     def write_text(self, text: str) -> None:
         self.write_bytes(text.encode("utf-8"))
+
+
+def _path_of_url(url: str) -> str:
+    host, path = urlsplit(url).netloc, urlsplit(url).path
+    if host not in ("", "localhost"):
+        raise InvalidInputError(
+            f"{url} names the host {host!r}; a file on this one is file:///path, with three slashes"
+        )
+    return unquote(path)
+
+
+def _with_home(path: str) -> str:
+    """Return ``path`` with ``~`` and ``~user`` replaced by that user's home."""
+    found = os.path.expanduser(path)
+    if path.startswith("~") and found == path:
+        user = path.partition("/")[0]
+        raise InvalidInputError(
+            f"{path}: {user} is no user's home; a folder of that name is ./{user}"
+        )
+    return found
 
 
 def _connect_hdfs(scheme: str, authority: str) -> pafs.FileSystem:

@@ -26,7 +26,7 @@ def checksums(variables: Sequence[Any]) -> np.ndarray:
 
 def _checksum(variable: Any) -> int:
     value = np.ascontiguousarray(tf.convert_to_tensor(variable))
-    return zlib.crc32(value.reshape(-1).view(np.uint8))
+    return zlib.crc32(value.reshape(-1).view(np.uint8).data)
 
 
 def check_ranks_agree(variables: Sequence[Any], world: MPI.Comm, when: str) -> None:
@@ -46,8 +46,8 @@ def check_ranks_agree(variables: Sequence[Any], world: MPI.Comm, when: str) -> N
     low, high = np.empty_like(own), np.empty_like(own)
     world.Allreduce(own, low, op=MPI.MIN)
     world.Allreduce(own, high, op=MPI.MAX)
-    different = np.flatnonzero(low != high)
-    if not different.size:
+    different = [int(place) for place in np.flatnonzero(low != high)]
+    if not different:
         return
     root = world.bcast(own, root=0)
     ranks = world.allgather(bool((own != root).any()))
@@ -60,7 +60,7 @@ def check_ranks_agree(variables: Sequence[Any], world: MPI.Comm, when: str) -> N
     )
 
 
-def _likely_cause(variables: Sequence[Any], different: np.ndarray) -> str:
+def _likely_cause(variables: Sequence[Any], different: Sequence[int]) -> str:
     chosen = [variables[i] for i in different]
     if any(str(getattr(v, "name", "")) == "learning_rate" for v in chosen):
         return (

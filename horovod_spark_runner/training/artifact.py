@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import tempfile
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import keras
 import numpy as np
 
+from ..serialize import dumps
 from ..storage.arrays import dump_arrays
 from ..storage.run_directory import RunDirectory
-from .model import output_specs
-from .spec import TrainingSpec
+from .archive import custom_parts, read_config, with_named_lambdas
+from .custom_objects import find_objects, only_keras, revivable
+from .keras_state import fresh_keras_state, keras_state, using_keras_state
+from .model import finalize_layers
+from .outputs import call_model, fixed_batch, output_leaves, output_specs, repeat_rows
+from .signature import Signature
+from .spec import OutputSpec, SavedModel, TrainingSpec
 
 logger = logging.getLogger(__name__)
 
@@ -23,18 +29,23 @@ ARCHIVE_FILE = "model.keras"
 WEIGHTS_FILE = "weights.npz"
 
 
-def save_model(directory: RunDirectory, model: Any, spec: TrainingSpec, example: Any) -> None:
+def save_model(directory: RunDirectory, model: Any, spec: TrainingSpec, example: Any) -> SavedModel:
     """Write the trained model: ``model.keras``, its bare weights, and what it takes and gives.
 
     A model that Keras cannot write (a custom layer without ``get_config``) is kept as weights
-    only; they suffice with the function that built it.
+    only; they suffice with the function that built it. A model that cannot be called (one with a
+    ``train_step`` of its own and no ``call``) is kept likewise, without outputs.
 
     Args:
         directory: the run directory.
         model: the trained model.
         spec: its training.
         example: one row of inputs.
+
+    Returns:
+        How the model can be made again.
     """
+    state = keras_state()
     folder = directory.model
     folder.make_folder()
     weights = {f"{number:05d}": np.array(w.numpy()) for number, w in enumerate(model.weights)}
@@ -42,20 +53,39 @@ def save_model(directory: RunDirectory, model: Any, spec: TrainingSpec, example:
     archive = _archive(model)
     if archive is not None:
         folder.join(ARCHIVE_FILE).write_bytes(archive)
-    outputs = output_specs(model, example)
-    directory.signature.write_text(
-        json.dumps(
-            {
-                "inputs": asdict(spec.inputs),
-                "columns": [asdict(spec.train.column(name)) for name in spec.inputs.columns],
-                "outputs": [asdict(output) for output in outputs],
-                "transforms": sorted(set(spec.transforms) & set(spec.inputs.columns)),
-                "archive": archive is not None,
-                "keras": keras.__version__,
-            },
-            indent=1,
-        )
+    outputs, problem = _outputs(model, example)
+    saved = SavedModel("source")
+    if archive is not None and outputs is not None:
+        saved, problem = _how_it_loads(archive, model, spec.model.custom_objects, example)
+    signature = Signature(
+        inputs=spec.inputs,
+        columns=tuple(spec.train.column(name) for name in spec.inputs.columns),
+        outputs=outputs,
+        weights=tuple(weight.path for weight in model.weights),
+        transforms=tuple(sorted(set(spec.transforms) & set(spec.inputs.columns))),
+        archive=archive is not None,
+        self_contained=saved.loads == "archive",
+        problem=problem,
+        run_eagerly=bool(model.run_eagerly),
+        batch_size=fixed_batch(model),
+        state=state,
+        keras=keras.__version__,
     )
+    directory.signature.write_text(signature.to_json())
+    return saved
+
+
+def load_archive(archive: bytes, objects: Mapping[str, Any] | None) -> Any:
+    """Return the model in a ``.keras`` file, not compiled.
+
+    Args:
+        archive: contents of the file.
+        objects: the user's classes and functions it names; lambdas by the keys of `CustomPart`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, ARCHIVE_FILE)
+        path.write_bytes(archive if objects is None else with_named_lambdas(archive))
+        return keras.saving.load_model(path, custom_objects=revivable(objects or {}), compile=False)
 
 
 def _archive(model: Any) -> bytes | None:
@@ -67,3 +97,89 @@ def _archive(model: Any) -> bytes | None:
             logger.warning("the model is kept as weights only; Keras cannot write it: %s", error)
             return None
         return path.read_bytes()
+
+
+def _outputs(model: Any, example: Any) -> tuple[tuple[OutputSpec, ...] | None, str]:
+    """Return what the model gives, or why it gives nothing."""
+    try:
+        return tuple(output_specs(model, example)), ""
+    except Exception as error:  # the user's own call may fail in any way
+        reason = _first_line(error)
+        logger.warning("the model is saved, but it cannot predict: %s", reason)
+        return None, reason
+
+
+def _how_it_loads(
+    archive: bytes, model: Any, given: Mapping[str, Any], example: Any
+) -> tuple[SavedModel, str]:
+    """Find out, by loading the archive, what it takes to get the same model from it."""
+    finalize_layers(model)
+    inputs, expected = _probe(model, example)
+    try:
+        with only_keras():
+            _check_same(_load_in_new_state(archive, None), model, inputs, expected)
+        return SavedModel("archive"), ""
+    except Exception as error:  # whatever Keras raises for what it does not know
+        problem = _first_line(error)
+    try:
+        parts = custom_parts(read_config(archive))
+        objects = dumps(find_objects(model, parts, given))
+        with only_keras():
+            loaded = _load_in_new_state(archive, cloudpickle.loads(objects))
+            _check_same(loaded, model, inputs, expected)
+        return SavedModel("objects", objects), problem
+    except Exception as error:  # also whatever the user's own classes raise
+        logger.info("predictions will build the model anew: %s", _first_line(error))
+        return SavedModel("source"), problem
+
+
+def _load_in_new_state(archive: bytes, objects: Mapping[str, Any] | None) -> Any:
+    """Return the archive's model as another process would load it, on the CPU."""
+    state = keras_state()
+    with (
+        using_keras_state(state),
+        fresh_keras_state(),
+        using_keras_state(state),
+        keras.device("cpu:0"),
+    ):
+        return load_archive(archive, objects)
+
+
+def _probe(model: Any, example: Any) -> tuple[Any, Any]:
+    """Return inputs that tell models apart, and what the model gives for them."""
+    inputs = repeat_rows(example, fixed_batch(model) or 2)
+    random = np.random.default_rng(0)
+    varied = keras.tree.map_structure(
+        lambda a: random.random(a.shape).astype(a.dtype) if a.dtype.kind == "f" else a, inputs
+    )
+    try:
+        return varied, call_model(model, varied)
+    except Exception:  # values outside the model's domain
+        return inputs, call_model(model, inputs)
+
+
+def _check_same(loaded: Any, model: Any, inputs: Any, expected: Any) -> None:
+    for ours, theirs in zip(model.weights, loaded.weights, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy(), "its weights differ")
+    found = output_leaves(call_model(loaded, inputs))
+    for (path, value), (place, other) in zip(output_leaves(expected), found, strict=True):
+        if path != place:
+            raise ValueError(f"its outputs differ: {path}, {place}")
+        _check_close(np.array(value), np.array(other))
+
+
+def _check_close(value: np.ndarray, other: np.ndarray) -> None:
+    if value.dtype.kind in "iubOS":
+        np.testing.assert_array_equal(value, other, "its outputs differ")
+    else:
+        exact = value.dtype in (np.float32, np.float64)
+        tolerance = 1e-4 if exact else 2e-2
+        value, other = value.astype(np.float64), other.astype(np.float64)
+        np.testing.assert_allclose(
+            other, value, rtol=tolerance, atol=tolerance, err_msg="its outputs differ"
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"

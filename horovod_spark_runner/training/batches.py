@@ -36,7 +36,7 @@ class BatchBinding:
             self.columns.append(spec.weight)
         columns = [spec.train.column(name) for name in self.columns]
         # Stands in where a rank has no row of its own.
-        self.blank: Arrays = {c.name: np.zeros((1, *c.shape), c.dtype) for c in columns}
+        self.blank: Arrays = {c.name: c.blank() for c in columns}
 
     def bind_labels(self, outputs: Any | None) -> None:
         """Take note of what the model's call gives, ``None`` if it has none.
@@ -48,8 +48,8 @@ class BatchBinding:
 
     @property
     def example(self) -> Any:
-        """One row of inputs, all zeros, as tensors."""
-        return tf.nest.map_structure(as_tensor, self._inputs(self.blank))
+        """One row of inputs, all zeros."""
+        return self._inputs(self.blank)
 
     def data(self, arrays: Arrays) -> Any:
         """Return what the model's ``train_step`` and ``test_step`` take."""

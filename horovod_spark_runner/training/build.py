@@ -14,6 +14,7 @@ from .model import build_and_watch, check_trainable, switch_off_jit
 from .optimizers import check_optimizers, find_optimizers
 from .spec import TrainingSpec
 from .step import Steps
+from .tensors import as_tensor
 
 
 class BuiltModel:
@@ -43,7 +44,8 @@ class BuiltModel:
         # draw for weights is replaced by rank 0's.
         tf.random.set_seed(spec.fit.seed + world.Get_rank())
         self.batches = BatchBinding(self.model, spec)
-        self.batches.bind_labels(call_outputs(self.model, self.batches.example))
+        example = tf.nest.map_structure(as_tensor, self.batches.example)
+        self.batches.bind_labels(call_outputs(self.model, example))
         self.exchange = GradientExchange(self.model, spec.allreduce, share_logs=share_logs)
         eager = bool(self.model.run_eagerly)
         data = self.batches.training_data(self.batches.blank)

@@ -15,7 +15,6 @@ import numpy as np
 
 logger = logging.getLogger(__name__)
 
-_ABSENT = object()
 # Set by Keras itself for every training.
 _FRAMEWORK = {"model", "_model", "params"}
 

@@ -116,7 +116,7 @@ class Callbacks:
                 record.history.setdefault(name, []).append(value)
 
 
-class _EpochLogs(keras.callbacks.Callback):
+class _EpochLogs(keras.callbacks.Callback):  # type: ignore[misc]
     """Keeps an epoch's logs as all callbacks have left them."""
 
     def __init__(self) -> None:

@@ -94,7 +94,6 @@ def differentiable_sum(tensor: Any, part: Part, name: str) -> Any:
     rank is the sum of all ranks' by their fractions, over the rank's own.
     """
 
-    @tf.custom_gradient
     def summed(value: Any) -> tuple[Any, Any]:
         present = part.present(value.dtype)
 
@@ -105,7 +104,7 @@ def differentiable_sum(tensor: Any, part: Part, name: str) -> Any:
 
         return sum_over_ranks([value * present], name)[0], gradient
 
-    return summed(tensor)
+    return tf.custom_gradient(summed)(tensor)
 
 
 def broadcast(variables: Sequence[Any], world: MPI.Comm) -> None:

@@ -188,6 +188,7 @@ def _classes_that_apply(cls: type) -> list[type]:
     pending = [cls]
     while pending:
         current = pending.pop()
+        derived: type
         for derived in current.__subclasses__():
             pending.append(derived)
             if "apply" in vars(derived) and derived not in found:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from mpi4py import MPI
 
 from ..errors import InvalidInputError, RunDirectoryError
+from ..launch.reporting import notify
 from ..storage.arrays import Arrays
 from ..storage.checkpoint import (
     RANKS_FILE,
@@ -23,7 +25,9 @@ from ..storage.checkpoint import (
 from ..storage.filesystem import Location
 from ..storage.run_directory import RunDirectory
 from ..storage.writer import CheckpointWriter
+from .architecture import describe_model
 from .callback_state import CallbackStates
+from .changes import compare_models
 from .progress import Progress
 from .rank_state import RankState, capture_rank, join_states, split_states, state_for
 from .spec import TrainingSpec
@@ -51,6 +55,8 @@ class Keeper:
         self._rank = world.Get_rank()
         self._model = model
         self._variables = variables
+        # As it was compiled: what a checkpoint brings and callbacks do comes later.
+        self._described = describe_model(model) if self._rank == 0 else {}
         self._metric_known = spec.checkpoints.best_metric is None
         self._last = time.monotonic()
         self._snapshot: Arrays | None = None
@@ -75,12 +81,31 @@ class Keeper:
         if self._rank == 0:
             info, files = _load(Location(self._spec.checkpoint))
             self._check_order(info)
-            self._variables.check_same(info.variables, self._spec.checkpoint)
+            changes = self._check_model(info)
+            self._variables.build_optimizers(info.model.get("trained_by", ()))
+            self._variables.check_same(info.variables, self._spec.checkpoint, changes)
             self._variables.restore(files[VARIABLES_FILE])
             saved = split_states(info.rank_states, files[RANKS_FILE])
             size = self._world.Get_size()
             states = [state_for(saved, rank, size) for rank in range(size)]
-        return self._world.bcast(info), self._world.scatter(states)
+        found, own = self._world.bcast(info), self._world.scatter(states)
+        assert found is not None
+        self._variables.build_optimizers(found.model.get("trained_by", ()))
+        return found, own
+
+    def _check_model(self, info: CheckpointInfo) -> Sequence[str]:
+        """Compare the model with that of the run; return how settings of optimizers differ."""
+        changes = compare_models(info.model, self._described, in_epoch=info.epoch_step > 0)
+        if changes.refusal is not None:
+            raise RunDirectoryError(
+                f"run_dir holds a run of another model ({self._spec.checkpoint}): "
+                f"{changes.refusal}. Go on with the model the run was begun with, or give another "
+                "run_dir; initial_weights takes over what fits"
+            )
+        for text in changes.warnings:
+            notify(f"going on with run_dir {self._spec.run_dir}: {text}")
+        self._described = changes.record
+        return changes.optimizers
 
     def _check_order(self, info: CheckpointInfo) -> None:
         """Within an epoch, what is left of it must be what it would have been."""
@@ -143,6 +168,7 @@ class Keeper:
             settings=self._spec.settings,
             state=state,
             rank_states=[rank_state.values for rank_state in states],
+            model={**self._described, "trained_by": self._variables.trained_by()},
         )
         self._writer.wait()  # until the snapshot taken before is written
         self._snapshot = self._variables.capture(self._snapshot)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -17,7 +18,6 @@ from mpi4py import MPI
 
 from ..data.manifest import Manifest
 from ..data.reader import DatasetReader
-from ..storage.checkpoint import CheckpointInfo
 from ..storage.filesystem import Location
 from ..storage.run_directory import RunDirectory
 from .agreement import check_ranks_agree
@@ -27,6 +27,7 @@ from .callback_state import CallbackStates
 from .callbacks import Callbacks, check_callbacks, overrides
 from .collectives import broadcast
 from .epochs import Epochs, Step
+from .initial_weights import load_initial_weights
 from .keeper import Keeper
 from .learning_rate import LearningRate
 from .metrics import check_additive, epoch_logs, numbers, plain, reduce_metrics
@@ -34,11 +35,10 @@ from .model import finalize_layers
 from .preemption import PreemptionWatch
 from .progress import Progress, ProgressReporter
 from .random_state import make_generators, separate_generators
-from .rank_state import RankState, restore_rank
+from .rank_state import restore_rank
 from .spec import TrainingReport, TrainingSpec
 from .state import TrainingVariables
 from .step import PREEMPT, SAVE, STOP
-from .warm_start import load_initial_weights
 
 
 def train(spec: TrainingSpec) -> TrainingReport:
@@ -149,7 +149,8 @@ class Training:
 
     def _share_variables(self) -> None:
         broadcast(self._variables.shared, self._world)
-        finalize_layers(self._model)
+        if finalize_layers(self._model):
+            self._steps.trace()
 
     def close(self) -> None:
         self._keeper.close()
@@ -175,10 +176,11 @@ class Training:
         self._callbacks.list.on_train_end(logs)
         self._check_agreement("at the end of the training")
         self._keeper.finish()
+        saved = None
         if self._rank == 0:
             directory = RunDirectory(Location(self._spec.run_dir))
-            save_model(directory, self._model, self._spec, self._batches.example)
-        return self._report()
+            saved = save_model(directory, self._model, self._spec, self._batches.example)
+        return replace(self._report(), saved=saved)
 
     def _begin(self) -> bool:
         """Begin the training, or go on with it; return whether within an epoch."""

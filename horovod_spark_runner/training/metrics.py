@@ -197,7 +197,7 @@ def check_additive(model: Any, data: tuple[Any, ...], predict: Callable[[Any], A
     own = [m for m in getattr(compiled, "metrics", ()) if _keeps_its_own(m)]
     x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
     rows = len(keras.tree.flatten(x)[0])
-    if not own or y is None or rows < 2:
+    if compiled is None or not own or y is None or rows < 2:
         return
     outputs = predict(x)
     halves = (slice(0, rows // 2), slice(rows // 2, rows))

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from ..errors import ModelError
-from .spec import ModelSource, OutputSpec
+from .spec import ModelSource
 
 logger = logging.getLogger(__name__)
 
@@ -142,34 +142,7 @@ def switch_off_jit(model: Any, asked: bool) -> None:
             )
 
 
-def output_names(model: Any) -> list[str]:
-    """Return the names of the model's outputs; a single one is called "prediction"."""
-    outputs = model.outputs or [None]
-    if len(outputs) == 1:
-        return ["prediction"]
-    return list(
-        getattr(model, "output_names", None) or [f"output_{i}" for i in range(len(outputs))]
-    )
-
-
-def output_specs(model: Any, example: Any) -> list[OutputSpec]:
-    """Return names, shapes and types of what the model gives for ``example`` inputs."""
-    values = flatten_outputs(model(example, training=False))
-    names = output_names(model)
-    if len(names) != len(values):  # a subclass that returns several
-        names = [f"output_{i}" for i in range(len(values))]
-    return [
-        OutputSpec(name, tuple(value.shape[1:]), keras.backend.standardize_dtype(value.dtype))
-        for name, value in zip(names, values, strict=True)
-    ]
-
-
-def flatten_outputs(value: Any) -> list[Any]:
-    """Return the tensors of a model's output in the order of its names."""
-    return list(keras.tree.flatten(value))
-
-
-def finalize_layers(model: Any) -> None:
+def finalize_layers(model: Any) -> bool:
     """Let layers compute anew what they derive from their weights; to be called after setting them.
 
     `keras.layers.Normalization` keeps mean and variance as weights, but computes with constants
@@ -177,10 +150,16 @@ def finalize_layers(model: Any) -> None:
 
     Args:
         model: a built ``keras.Model``.
+
+    Returns:
+        Whether there are such layers.
     """
+    found = False
     for layer in model._flatten_layers(include_self=True, recursive=True):
         finalize = getattr(layer, "finalize_state", None)
         # Layers without weights (Discretization) derive their state from what `adapt` saw, which a
         # loaded model has no longer: finalising them again would empty them.
         if finalize is not None and layer.weights:
             finalize()
+            found = True
+    return found

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..config import AllreduceOptions, CheckpointOptions, FitOptions
 from ..data.decode import Transform
 from ..data.manifest import Manifest
 from ..errors import ModelError
+from ..storage.filesystem import Location
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,16 @@ def model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) ->
     """Return the source for ``run_training``'s ``model_fn`` argument.
 
     Args:
-        model: a function without required arguments, or the path of a ``.keras`` or ``.json``
-            file.
+        model: a function without required arguments, or the path or URL of a ``.keras`` or
+            ``.json`` file.
         custom_objects: see `ModelSource`.
 
     Raises:
         ModelError: it is neither, or the file cannot be a Keras model.
     """
     custom_objects = dict(custom_objects or {})
-    if isinstance(model, (str, Path)):
-        return _file_source(Path(model), custom_objects)
+    if isinstance(model, (str, os.PathLike)):
+        return _file_source(Location(model), custom_objects)
     if _is_keras_model(model):
         raise ModelError(
             f"model_fn is a {type(model).__name__} object; give the function that builds and "
@@ -67,28 +69,49 @@ def _is_keras_model(value: Any) -> bool:
     )
 
 
-def _file_source(path: Path, custom_objects: dict[str, Any]) -> ModelSource:
-    if not path.is_file():
-        raise ModelError(f"model file {path} does not exist")
-    if path.suffix == ".keras":
-        if not zipfile.is_zipfile(path) or "config.json" not in zipfile.ZipFile(path).namelist():
-            raise ModelError(f"model file {path} is not a Keras archive (model.save('….keras'))")
-        return ModelSource(archive=path.read_bytes(), custom_objects=custom_objects)
-    if path.suffix == ".json":
-        text = path.read_text()
-        try:
-            config = json.loads(text)
-        except ValueError as error:
-            raise ModelError(f"model file {path} is not JSON: {error}") from error
-        if not isinstance(config, dict) or "class_name" not in config:
-            raise ModelError(f"model file {path} was not made by model.to_json()")
-        if not config.get("compile_config"):
-            raise ModelError(
-                f"model file {path} holds a model that was not compiled; call model.compile(…) "
-                "before model.to_json(), or give a model_fn"
-            )
-        return ModelSource(json=text, custom_objects=custom_objects)
-    raise ModelError(f"model file {path} must end in .keras or .json")
+def _file_source(place: Location, custom_objects: dict[str, Any]) -> ModelSource:
+    if place.is_folder:
+        kind = "a folder"
+        if place.join("saved_model.pb").exists():
+            kind = "a SavedModel, whose graph cannot be trained on"
+        raise ModelError(
+            f"model_fn={str(place)!r} is {kind}; give a function that builds the model, with "
+            "initial_weights for the weights of a SavedModel or run, or a .keras or .json file"
+        )
+    if not place.exists():
+        raise ModelError(f"model file {place} does not exist")
+    if place.name.endswith(".keras"):
+        archive = place.read_bytes()
+        if not _is_archive(archive):
+            raise ModelError(f"model file {place} is not a Keras archive (model.save('….keras'))")
+        return ModelSource(archive=archive, custom_objects=custom_objects)
+    if place.name.endswith(".json"):
+        return ModelSource(json=_model_json(place), custom_objects=custom_objects)
+    raise ModelError(f"model file {place} must end in .keras or .json")
+
+
+def _is_archive(data: bytes) -> bool:
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return "config.json" in archive.namelist()
+    except zipfile.BadZipFile:
+        return False
+
+
+def _model_json(place: Location) -> str:
+    try:
+        text = place.read_text()
+        config = json.loads(text)
+    except ValueError as error:
+        raise ModelError(f"model file {place} is not JSON: {error}") from error
+    if not isinstance(config, dict) or "class_name" not in config:
+        raise ModelError(f"model file {place} was not made by model.to_json()")
+    if not config.get("compile_config"):
+        raise ModelError(
+            f"model file {place} holds a model that was not compiled; call model.compile(…) "
+            "before model.to_json(), or give a model_fn"
+        )
+    return text
 
 
 @dataclass(frozen=True)
@@ -127,11 +150,15 @@ class WarmStart:
         kind: ``"arrays"`` (an ``.npz`` of a run), ``"keras"`` (a ``.keras`` file) or
             ``"saved_model"``.
         files: contents by path.
+        paths: paths of the weights in an ``.npz``, in its order; empty if they are not known.
+        skip_mismatch: whether to take over only what is there and fits.
     """
 
     origin: str
     kind: str
     files: dict[str, bytes] = field(repr=False)
+    paths: tuple[str, ...] = field(default=(), repr=False)
+    skip_mismatch: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,7 +183,7 @@ class TrainingSpec:
         run_id: identity of the run.
         lock_token: the run directory's lock as it must be for this attempt to write.
         callbacks: Keras callbacks, or a function that returns them.
-        transforms: what to do with decoded images, by column.
+        transforms: what to do with each row's value, by column.
         settings: what to record in checkpoints.
     """
 
@@ -204,11 +231,28 @@ class OutputSpec:
         name: its name.
         shape: shape of one row's value; ``None`` for a size that may vary.
         dtype: NumPy dtype name.
+        path: keys and indices that lead to it in what the model returns.
     """
 
     name: str
     shape: tuple[int | None, ...]
     dtype: str
+    path: tuple[str | int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """How the trained model can be made again, besides by its `ModelSource`.
+
+    Attributes:
+        loads: ``"archive"`` if its archive suffices, ``"objects"`` if it does together with
+            ``objects``, ``"source"`` if it must be built and given its weights.
+        objects: pickled dictionary of the user's classes and functions that the archive names.
+            They travel in memory only: nothing that is read from storage is unpickled.
+    """
+
+    loads: str
+    objects: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -221,9 +265,11 @@ class TrainingReport:
         train_seconds: time spent in training steps.
         preempted_at: step of the checkpoint saved because a rank was asked to end; ``None`` for
             a training that came to its end.
+        saved: how to make the trained model again; only rank 0 knows.
     """
 
     history: list[dict[str, Any]]
     samples_per_second: float
     train_seconds: float
     preempted_at: int | None = None
+    saved: SavedModel | None = None

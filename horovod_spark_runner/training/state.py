@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,17 +25,28 @@ class TrainingVariables:
     """
 
     def __init__(self, model: Any, optimizers: Sequence[Any]) -> None:
-        self.weights = list(model.weights)
-        ids = {id(variable) for variable in self.weights}
+        self._model = model
+        self._optimizers = optimizers
+
+    # Always as they are now: an optimizer, or a layer, may make variables in the first step.
+
+    @property
+    def weights(self) -> list[Any]:
+        """The model's weights."""
+        return list(self._model.weights)
+
+    @property
+    def seeds(self) -> list[Any]:
+        """The states of random layers."""
         # What is a variable but no weight is the state of a random layer (dropout and the like).
-        self.seeds = [v for v in model.non_trainable_variables if id(v) not in ids]
-        self.optimizer: list[Any] = []
-        for optimizer in optimizers:
-            self.optimizer += optimizer.variables
+        ids = {id(variable) for variable in self._model.weights}
+        return [v for v in self._model.non_trainable_variables if id(v) not in ids]
 
     @property
     def _named(self) -> dict[str, Any]:
-        groups = {"model": self.weights, "optimizer": self.optimizer}
+        groups = {"model": self.weights}
+        for number, optimizer in enumerate(self._optimizers):
+            groups[f"optimizer{number or ''}"] = optimizer.variables
         return {
             f"{group}/{number:05d}": variable
             for group, variables in groups.items()
@@ -44,7 +56,31 @@ class TrainingVariables:
     @property
     def shared(self) -> list[Any]:
         """The variables that have one value on all ranks."""
-        return [*self.weights, *self.optimizer]
+        return list(self._named.values())
+
+    def trained_by(self) -> list[list[int] | None]:
+        """Return, for each optimizer, the places of the weights it was built for, as JSON.
+
+        ``None`` stands for one that is not built, or was built for something else than weights.
+        """
+        places = {id(variable): place for place, variable in enumerate(self.weights)}
+        found: list[list[int] | None] = []
+        for optimizer in self._optimizers:
+            # Keras has no public name for what an optimizer was built for.
+            own = [places.get(id(v)) for v in getattr(optimizer, "_trainable_variables", ())]
+            known = [place for place in own if place is not None]
+            found.append(known if optimizer.built and known and len(known) == len(own) else None)
+        return found
+
+    def build_optimizers(self, trained: Sequence[Sequence[int] | None]) -> None:
+        """Build the optimizers that were built when `trained_by` was asked, for the same weights.
+
+        One that is built in its first step only would else have nothing to restore values to.
+        """
+        weights = self.weights
+        for optimizer, places in zip(self._optimizers, trained, strict=False):
+            if not optimizer.built and places and max(places) < len(weights):
+                optimizer.build([weights[place] for place in places])
 
     def describe(self) -> list[list[Any]]:
         """Return (name, path, shape, dtype) of every variable, as JSON."""
@@ -62,7 +98,7 @@ class TrainingVariables:
                 because memory that the system has to provide first costs more than the copy.
         """
         values = {name: tf.convert_to_tensor(variable) for name, variable in self._named.items()}
-        if arrays is None:
+        if arrays is None or arrays.keys() != values.keys():
             return {name: np.array(value) for name, value in values.items()}
         for name, value in values.items():
             np.copyto(arrays[name], value)
@@ -73,21 +109,36 @@ class TrainingVariables:
         for name, variable in self._named.items():
             variable.assign(arrays[name])
 
-    def check_same(self, described: list[list[Any]], where: str) -> None:
-        """Check that a checkpoint's variables are those of this model.
+    def check_same(
+        self, described: list[list[Any]], where: str, changes: Sequence[str] = ()
+    ) -> None:
+        """Check that a checkpoint's variables are those of this model, whatever their names.
+
+        Args:
+            described: what `describe` returned.
+            where: the checkpoint.
+            changes: known differences that may explain others.
 
         Raises:
             RunDirectoryError: they are not; the first difference is shown.
         """
-        own = [entry[1:] for entry in self.describe()]
-        other = [entry[1:] for entry in described]
-        for ours, theirs in zip(own, other, strict=False):
-            if ours != theirs:
-                raise RunDirectoryError(_other_model(where, _show(theirs), _show(ours)))
-        if len(own) != len(other):
-            raise RunDirectoryError(
-                _other_model(where, f"{len(other)} variables", f"{len(own)} variables")
-            )
+        own = self.describe()
+        differ = next(
+            (
+                place
+                for place, (ours, theirs) in enumerate(zip(own, described, strict=False))
+                if _kind(ours) != _kind(theirs)
+            ),
+            None if len(own) == len(described) else min(len(own), len(described)),
+        )
+        if differ is None:
+            return
+        shown = [
+            _show(entries[differ]) if differ < len(entries) else "no further variable"
+            for entries in (described, own)
+        ]
+        why = f" ({'; '.join(changes)})" if changes else ""
+        raise RunDirectoryError(_other_model(where, shown[0], shown[1] + why))
 
     def separate_seeds(self, rank: int) -> None:
         """Give the random layers of this rank a stream of their own."""
@@ -101,18 +152,28 @@ def separate_seed(seed: np.ndarray, rank: int) -> np.ndarray:
     All ranks start from rank 0's state; without this, every rank would drop the same units.
     """
     value = np.array(seed)
-    if value.dtype.kind == "u" and rank:
+    if value.dtype.kind in "iu" and rank:  # int64 with TensorFlow, uint32 elsewhere
         value[..., 0] += np.array(rank * 0x9E3779B1 % 2**32, dtype=value.dtype)
     return value
 
 
+def _kind(entry: list[Any]) -> tuple[Any, ...]:
+    """Return what of a description does not depend on the names of layers and models."""
+    name, path, shape, dtype = entry
+    group = name.partition("/")[0]
+    last = re.sub(r"_\d+$", "", path.rpartition("/")[2])
+    # An optimizer's variables carry the names of the weights they are for.
+    role = last.rpartition("_")[2] if group.startswith("optimizer") else last
+    return group, role, list(shape), dtype
+
+
 def _show(entry: list[Any]) -> str:
-    path, shape, dtype = entry
+    _, path, shape, dtype = entry
     return f"{path!r} ({dtype}, shape {tuple(shape)})"
 
 
 def _other_model(where: str, theirs: str, ours: str) -> str:
     return (
         f"run_dir holds a run of another model: {where} has {theirs} where this model has {ours}. "
-        "Give another run_dir, or resume='never' with an empty one"
+        "Give another run_dir; initial_weights takes over what fits"
     )

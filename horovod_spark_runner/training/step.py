@@ -29,22 +29,31 @@ class Steps:
     """
 
     def __init__(self, exchange: GradientExchange, data: Any, *, eager: bool) -> None:
+        self._exchange = exchange
+        self._eager = eager
+        self._kind = tf.nest.map_structure(_any_batch, data)
         self._nothing_asked = _control(NOTHING)
         self._train: Callable[..., Any] = exchange.step
         self._train_full: Callable[..., Any] = exchange.equal_step
         self._test: Callable[..., Any] = exchange.test_step
-        if not eager:
-            kind = tf.nest.map_structure(_any_batch, data)
-            control = tf.TensorSpec(self._nothing_asked.shape, tf.float32)
-            fraction = tf.TensorSpec((), tf.float64)
-            full = tf.function(exchange.equal_step, autograph=False)
-            self._train_full = full.get_concrete_function(kind, control)
-            self._train = tf.function(
-                exchange.step, autograph=False, input_signature=(kind, control, fraction)
-            )
-            self._test = tf.function(
-                exchange.test_step, autograph=False, input_signature=(kind, fraction)
-            )
+        self.trace()
+
+    def trace(self) -> None:
+        """Compile the steps, anew where layers hold other constants than before."""
+        if self._eager:
+            return
+        control = tf.TensorSpec(self._nothing_asked.shape, tf.float32)
+        fraction = tf.TensorSpec((), tf.float64)
+        full = tf.function(self._exchange.equal_step, autograph=False)
+        self._train_full = full.get_concrete_function(self._kind, control)
+        self._train = tf.function(
+            self._exchange.step,
+            autograph=False,
+            input_signature=(self._kind, control, fraction),
+        )
+        self._test = tf.function(
+            self._exchange.test_step, autograph=False, input_signature=(self._kind, fraction)
+        )
 
     def train_full(self, data: Any, asked: Sequence[bool]) -> tuple[Any, Any]:
         """Run a step where every rank has a full batch.

@@ -21,8 +21,8 @@ PREFETCH_BATCHES = 8
 def as_tensor(values: np.ndarray) -> tf.Tensor:
     """Return ``values`` as a tensor that shares their memory, so they must not change any more.
 
-    What cannot be shared, such as memory that is not aligned as TensorFlow's kernels need it, is
-    copied.
+    What cannot be shared, such as strings and memory that is not aligned as TensorFlow's kernels
+    need it, is copied.
     """
     flags = values.flags
     if (

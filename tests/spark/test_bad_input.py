@@ -16,6 +16,7 @@ from horovod_spark_runner import (
     ModelError,
     NotEnoughSlotsError,
     RunDirectoryError,
+    prepare_dataset,
     run_training,
 )
 
@@ -59,10 +60,30 @@ def train(frame: Any, folder: Path, **arguments: Any) -> Any:
     [
         ({"feature_cols": ["nosuch"]}, DataError, "no column 'nosuch'; it has 'a', 'v', 'y'"),
         ({"feature_cols": ["a", "a"]}, DataError, "'a' more than once"),
-        ({"feature_cols": ["a", "y"]}, DataError, "label_cols and in feature_cols"),
-        ({"feature_cols": ["s"]}, DataError, "'s' is of type string.*StringIndexer"),
         ({"feature_cols": ["m"]}, DataError, "'m' is of type map<string,double>"),
-        ({"label_cols": ["s"]}, DataError, "'s' is of type string"),
+        ({"label_cols": ["s"]}, DataError, "'s' is of type string, .* label; .*StringIndexer"),
+        ({"feature_cols": ["s"], "label_cols": ["s"]}, DataError, "'s' is of type string"),
+        ({"sample_weight_col": "s"}, DataError, "'s' must hold one number per row"),
+        (
+            {"feature_cols": ["s"], "dtypes": {"s": "int32"}},
+            DataError,
+            "'s' the type 'int32', but it holds strings",
+        ),
+        (
+            {"dtypes": {"a": "string"}},
+            DataError,
+            "'a' the type 'string'; it must be one of float32",
+        ),
+        ({"shapes": {"a": (None,)}}, DataError, "'a' the shape .None,.; it must consist of whole"),
+        (
+            {"transforms": {"a": "f"}},
+            DataError,
+            "transforms gives column 'a' 'f'; it must be a fun",
+        ),
+        ({"transforms": {"q": len}}, DataError, "transforms names 'q', which is neither"),
+        ({"window_bytes": None}, InvalidInputError, "window_bytes must be a whole number"),
+        ({"num_workers": 2.0}, InvalidInputError, "num_workers must be a whole number"),
+        ({"run_dir": 3}, InvalidInputError, "must be a path or URL, got 3"),
         ({"feature_cols": "a"}, InvalidInputError, "feature_cols must be a list"),
         ({"feature_cols": [1]}, InvalidInputError, "feature_cols must hold column names"),
         ({"sample_weight_col": "v"}, DataError, "one number per row"),
@@ -132,6 +153,28 @@ def test_null_vectors_and_labels_are_counted(spark: Any, tmp_path: Path) -> None
             r"'v' holds nested arrays of 1 to 2 elements; row 0 has 1, row 1 \(y=1\) has not",
         ),
         (
+            "v array<array<double>>, y int",
+            [([[1.0], [2.0, 3.0]], 0), ([[1.0], [2.0]], 1)],
+            r"'v' holds nested arrays of 1 to 2 elements; in row 0 alone, of 1 to 2; all rows need",
+        ),
+        (
+            "v array<array<array<int>>>, y int",
+            [([[[1], [2]]], 0), ([[[1], [2]]], 1), ([[[1], [2, 3]]], 2)],
+            r"'v' holds nested arrays of 1 to 2 elements; row 0 has 1, row 2 \(y=2\) has not",
+        ),
+        ("v string, y int", [("a", 0), (None, 1)], r"'v' has 1 null values in 2 rows.* row 1"),
+        ("v string, y int", [(70_000 * "a", 0), (None, 1)], r"'v' has 1 null values in 2 rows"),
+        (
+            "v array<string>, y int",
+            [(["a", "b"], 0), (["a", None], 1)],
+            r"'v' has 1 arrays with null elements in 2 rows, first in row 1 \(y=1\)",
+        ),
+        (
+            "v array<string>, y int",
+            [(["a", "b"], 0), (["a"], 1)],
+            r"'v' holds arrays of 1 to 2 elements; row 0 has 2, row 1 \(y=1\) has not",
+        ),
+        (
             "v array<double>, y int",
             [([1.0, 2.0], 0), ([3.0, None], 1)],
             r"'v' has 1 arrays with null elements in 2 rows, first in row 1 \(y=1\)",
@@ -174,6 +217,86 @@ def test_values_name_column_and_first_row(
     assert not list(tmp_path.glob("run/data/*"))
 
 
+@pytest.mark.parametrize("kind", ["double", "int"])
+def test_negative_sample_weights(spark: Any, tmp_path: Path, kind: str) -> None:
+    frame = spark.range(9).selectExpr("id as y", "id / 2 as a", f"cast(2 - id as {kind}) as w")
+    message = r"'w' has 6 negative sample weights in 9 rows, first in row 3 \(y=3, .*at least 0"
+    with pytest.raises(DataError, match=message):
+        train(frame.coalesce(1), tmp_path, sample_weight_col="w")
+    with pytest.raises(DataError, match="validation rows .*'w' has .* negative sample weights"):
+        train(frame.filter("y < 3"), tmp_path, sample_weight_col="w", validation=frame)
+    folder = tmp_path / "files"
+    frame.write.parquet(str(folder))
+    with pytest.raises(DataError, match="'w' has negative sample weights, down to -6, in .*files"):
+        train(folder, tmp_path, sample_weight_col="w")
+    assert not list(tmp_path.glob("run/data/*"))
+
+
+def test_columns_that_spark_does_not_tell_apart(spark: Any, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    frame = spark.createDataFrame([(1.0, 2.0, 1)], ["a", "A", "y"])
+    message = "the DataFrame has the columns 'a', 'A', which Spark does not tell apart"
+    with pytest.raises(DataError, match=message):
+        train(frame, tmp_path)
+    one = frame.toDF("b", "a", "y")
+    with pytest.raises(DataError, match=message):
+        train(one, tmp_path, validation=frame)
+    held = frame.selectExpr("y as a", "y", "true as h", "false as H")
+    with pytest.raises(DataError, match="'h', 'H', which Spark does not tell apart"):
+        train(held, tmp_path, validation="h")
+    with pytest.raises(DataError, match="'h', 'H', which Spark does not tell apart"):
+        train(held, tmp_path, validation=0.5, stratify="h")
+    faulty = frame.selectExpr("if(y > 0, null, 1.0) as a", "y", "true as h", "false as H")
+    with pytest.raises(DataError, match=r"'a' has 1 null values in 1 rows, .* \(a=None, y=1\)"):
+        train(faulty, tmp_path)  # whose other columns cannot be shown
+    pq.write_table(pa.table({"a": [1.0], "A": [1.0], "y": [1]}), tmp_path / "f.parquet")
+    with pytest.raises(DataError, match="f.parquet cannot be read: .*column `a` already exists"):
+        train(str(tmp_path / "f.parquet"), tmp_path)
+
+
+def test_what_is_no_data(spark: Any, tmp_path: Path) -> None:
+    import pandas as pd
+
+    with pytest.raises(DataError, match="must be a Spark DataFrame, .* type NoneType$"):
+        train(None, tmp_path)
+    frame = pd.DataFrame({"a": [1.0], "y": [1]})
+    with pytest.raises(DataError, match="type pandas.*DataFrame; spark.createDataFrame makes"):
+        train(frame, tmp_path)
+    for data in (None, frame, [1]):
+        with pytest.raises(DataError, match="must be a Spark DataFrame"):
+            prepare_dataset(data, ["a"], data_dir=str(tmp_path))
+    with pytest.raises(InvalidInputError, match="must be a path or URL, got ''"):
+        train("", tmp_path)
+
+
+@pytest.mark.parametrize("columns", ["a", None, ["a", 1], 3])
+def test_what_are_no_columns(frame: Any, tmp_path: Path, columns: Any) -> None:
+    with pytest.raises(InvalidInputError, match="columns must be a list of column names, got"):
+        prepare_dataset(frame, columns, data_dir=str(tmp_path))
+
+
+def test_a_data_dir_that_cannot_be_written(frame: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        message = "the rows cannot be written to .*file.*data_dir must be a folder"
+        with pytest.raises(InvalidInputError, match=message):
+            train(frame, tmp_path, data_dir=str(place))
+        with pytest.raises(InvalidInputError, match=message):
+            prepare_dataset(frame, ["a"], data_dir=str(place))
+
+
+def test_validation_rows_of_another_type(spark: Any, frame: Any, tmp_path: Path) -> None:
+    held = spark.createDataFrame([(1.0, 0.5)], "a double, y double")
+    message = "the validation rows have column 'y': float32, the training rows 'y': int32"
+    with pytest.raises(DataError, match=message):
+        train(frame, tmp_path, validation=held)
+    held = spark.createDataFrame([("b", 1)], "a string, y int")
+    with pytest.raises(DataError, match="the validation rows have column 'a': string"):
+        train(frame, tmp_path, validation=held)
+
+
 def test_labels_that_do_not_fit_the_type_asked_for(spark: Any, tmp_path: Path) -> None:
     frame = spark.createDataFrame([(1.0, 1), (2.0, 5_000_000_000)], "a double, y long")
     with pytest.raises(DataError, match=r"'y' has 1 values that are too large for int32.*int64"):
@@ -200,14 +323,12 @@ def test_images_among_other_bytes(spark: Any, tmp_path: Path) -> None:
     frame = spark.createDataFrame([(png, 0), (png, 1), (b"no", 2)], "v binary, y int").coalesce(1)
     with pytest.raises(DataError, match=r"1 values that are no PNG.*as 2 rows are,.* row 2 \(y=2"):
         train(frame, tmp_path, feature_cols=["v"], shapes={"v": (8, 8, 3)})
-    with pytest.raises(DataError, match="transforms names 'y', which is no column of encoded"):
-        train(frame, tmp_path, feature_cols=["v"], transforms={"y": len})
 
 
 def test_parquet_paths(spark: Any, frame: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nosuch holds no Parquet files"):
         train(str(tmp_path / "nosuch"), tmp_path)
-    with pytest.raises(DataError, match="must be a DataFrame, or the path"):
+    with pytest.raises(DataError, match="must be a Spark DataFrame, or the path .* type list$"):
         train([1, 2], tmp_path)
     folder = str(tmp_path / "files")
     spark.createDataFrame([(1.0, 1), (None, 2)], "a double, y int").write.parquet(folder)
@@ -215,6 +336,12 @@ def test_parquet_paths(spark: Any, frame: Any, tmp_path: Path) -> None:
         train(folder, tmp_path)
     with pytest.raises(DataError, match=r"no column 'b'; it has 'a', 'y'"):
         train(folder, tmp_path, feature_cols=["b"])
+    (tmp_path / "text").mkdir()
+    file = tmp_path / "text" / "f.parquet"
+    file.write_text("a,y\n1,2\n")
+    for place in (file, file.parent):
+        with pytest.raises(DataError, match="f.parquet is no Parquet file, or a damaged one"):
+            train(place, tmp_path)
 
 
 def test_storage_that_spark_does_not_know(spark: Any, frame: Any, tmp_path: Path) -> None:
@@ -291,6 +418,18 @@ def test_bad_model_files(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=message):
         train(frame, tmp_path, model_fn=str(tmp_path / name))
+
+
+def test_model_files_that_are_folders_or_urls(frame: Any, tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    with pytest.raises(ModelError, match="saved' is a folder; give a function"):
+        train(frame, tmp_path, model_fn=tmp_path / "saved")
+    (tmp_path / "saved" / "saved_model.pb").write_bytes(b"")
+    with pytest.raises(ModelError, match="is a SavedModel, .*initial_weights"):
+        train(frame, tmp_path, model_fn=str(tmp_path / "saved"))
+    (tmp_path / "a b.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"a b\.json was not made by model.to_json"):
+        train(frame, tmp_path, model_fn=f"file://{tmp_path}/a%20b.json")
 
 
 def test_dynamic_allocation_is_refused(

@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,91 @@ def test_formats_of_images_may_be_mixed(spark: Any, tmp_path: Path) -> None:
     for number, image in zip(values["id"], values["image"], strict=True):
         expected = np.roll(smooth, 5 * number, 1)[..., None].astype(int)
         assert abs(image - expected).mean() < (4 if number % 3 == 1 else 1e-9)  # JPEG loses some
+
+
+def test_other_formats_of_images_are_no_raw_elements(spark: Any, tmp_path: Path) -> None:
+    smooth = np.linspace(0, 255, 16 * 16, dtype=np.uint8).reshape(16, 16)
+    kinds = ("WEBP", "BMP", "TIFF", "PNG")
+    rows = [(png(smooth, kinds[n % 4]), png(smooth.astype(np.uint16) * 257), n) for n in range(8)]
+    frame = spark.createDataFrame(rows, "image binary, deep binary, id int").coalesce(1)
+    request = request_for(
+        "image", "deep", "id", shapes={"image": (16, 16, 1), "deep": (16, 16)}, materializer="spark"
+    )
+    manifest = materialize(frame, request, Location(tmp_path)).manifest
+    assert manifest.column("image").dtype == "uint8"
+    assert manifest.column("deep").dtype == "uint16"
+    values = read(manifest)
+    assert abs(values["image"].astype(int) - smooth[..., None]).max() < 20
+    assert (values["deep"] == smooth.astype(np.uint16) * 257).all()
+    heic = spark.createDataFrame([(b"\0\0\0\x18ftypheic" + bytes(9), 1)], "image binary, id int")
+    request = request_for("image", "id", shapes={"image": (4, 4, 3)}, materializer="spark")
+    with pytest.raises(DataError, match="'image': an image cannot be decoded"):
+        materialize(heic, request, Location(tmp_path))
+
+
+@pytest.mark.parametrize("materializer", ["petastorm", "spark"])
+def test_strings_come_back(spark: Any, tmp_path: Path, materializer: str) -> None:
+    rows = [
+        (f"wörd {n}" if n % 3 else "", ["a", str(n)], [[str(n)], ["b"]], n % 4 / 2, n)
+        for n in range(50)
+    ]
+    schema = "s string, words array<string>, deep array<array<string>>, w double, id int"
+    frame = spark.createDataFrame(rows, schema).repartition(3)
+    roles = Roles(("s", "words", "deep"), ("id", "w", "id"), "w")
+    request = DataRequest(
+        roles, dtypes={"s": "string"}, shapes={"words": (2, 1)}, materializer=materializer
+    )
+    manifest = materialize(frame, request, Location(tmp_path / "data")).manifest
+    assert [c.name for c in manifest.columns] == ["s", "words", "deep", "id", "w"]
+    reader = DatasetReader(manifest)
+    (batches,) = [list(reader.share(0, 1, 100))]
+    reader.close()
+    arrays = {c.name: np.concatenate([b.arrays[c.name] for b in batches]) for c in manifest.columns}
+    seen = sorted(
+        zip(*(arrays[name].tolist() for name in ("id", "s", "words", "deep", "w")), strict=True)
+    )
+    assert seen == [(n, s, [["a"], [str(n)]], deep, w) for s, _, deep, w, n in rows]
+    # As files of their own, they are read as they are.
+    frame.write.parquet(str(tmp_path / "files"))
+    direct = open_parquet(Location(tmp_path / "files"), request_for("s", "words", "id"))
+    assert direct is not None
+    assert direct.column("words").shape == (2,)
+    assert read(direct)["s"].tolist() == [row[0] for row in rows]
+
+
+def test_one_file_is_a_dataset(spark: Any, source: str, tmp_path: Path) -> None:
+    from horovod_spark_runner import prepare_dataset
+
+    for name in ("part.parquet", "without an ending"):
+        file = tmp_path / name
+        file.write_bytes(next(Path(source).glob("*.parquet")).read_bytes())
+        data = prepare_dataset(file, ["id", "a"])
+        assert data.manifest.files == (name,)
+        assert data.rows == len(read(data.manifest)["id"])
+        data.delete()
+        assert file.exists()
+    again = prepare_dataset(str(file), ["a"], dtypes={"a": "float64"}, data_dir=str(tmp_path / "d"))
+    assert again.rows == data.rows
+    assert again.manifest.column("a").dtype == "float64"
+
+
+def test_what_new_data_are_cast_to(spark: Any) -> None:
+    from horovod_spark_runner.data.columns import expression, sources_of_features
+
+    frame = spark.createDataFrame([(1, 0.5, "7", 1, 2)], "i int, f double, s string, q int, Q int")
+    for name, dtype, message in (
+        ("s", "float32", "'s' holds values of type string, but float32 is what the model was"),
+        ("i", "string", "'i' holds values of type integer, but string is what"),
+        ("f", "int64", "'f' holds values of type double, but int64 is what"),
+    ):
+        (column,) = sources_of_features(frame, [name])
+        with pytest.raises(DataError, match=message):
+            expression(replace(column, dtype=dtype))
+    for name, dtype in (("i", "float32"), ("f", "float64"), ("s", "string"), ("i", "int8")):
+        (column,) = sources_of_features(frame, [name])
+        assert frame.select(expression(replace(column, dtype=dtype))).columns == [name]
+    with pytest.raises(DataError, match="'q', 'Q', which Spark does not tell apart"):
+        sources_of_features(frame, ["q"])
 
 
 def test_a_broken_image_is_named_by_its_row(spark: Any, tmp_path: Path) -> None:

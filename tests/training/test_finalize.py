@@ -17,8 +17,7 @@ def normalising(adapted: bool) -> Any:
     if adapted:
         layer.adapt(VALUES)
     inner = keras.Sequential([keras.Input((2,)), layer])
-    model = keras.Sequential([keras.Input((2,)), inner, keras.layers.Dense(1)])
-    return model
+    return keras.Sequential([keras.Input((2,)), inner, keras.layers.Dense(1)])
 
 
 def test_set_weights_reaches_normalization() -> None:

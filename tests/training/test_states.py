@@ -178,7 +178,8 @@ def small_model(keras: Any, width: int = 3) -> Any:
 
 @pytest.mark.parametrize("form", ["keras", "weights.h5", "saved_model"])
 def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
-    from horovod_spark_runner.training.warm_start import load_initial_weights, read_warm_start
+    from horovod_spark_runner.training.initial_weights import load_initial_weights
+    from horovod_spark_runner.training.warm_start import read_warm_start
 
     source = small_model(keras)
     place = tmp_path / f"model.{form}"
@@ -223,3 +224,116 @@ def test_other_metrics_within_an_epoch_are_refused(keras: Any) -> None:
     restore_rank(state, one, TrainingVariables(one), states)
     with pytest.raises(RunDirectoryError, match="compiled with other metrics"):
         restore_rank(state, other, TrainingVariables(other), states)
+
+
+def test_ranks_drop_other_units(keras: Any) -> None:
+    from horovod_spark_runner.training.state import TrainingVariables
+
+    def dropped(rank: int) -> list[bool]:
+        model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dropout(0.5, seed=1)])
+        model.compile("sgd", "mse")
+        TrainingVariables(model).separate_seeds(rank)
+        return (np.asarray(model(np.ones((1, 64)), training=True)) == 0).ravel().tolist()
+
+    masks = [dropped(rank) for rank in (0, 0, 1, 2)]
+    assert masks[0] == masks[1]
+    assert masks[0] != masks[2] != masks[3] != masks[0]
+
+
+def two_optimizers(keras: Any, rate: float = 0.1) -> Any:
+    """A model whose second optimizer Keras builds in the first step only."""
+
+    class Pair(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = keras.layers.Dense(2)
+            self.other = keras.layers.Dense(1)
+            self.other_optimizer = keras.optimizers.RMSprop(rate)
+
+        def call(self, inputs: Any) -> Any:
+            return self.other(self.one(inputs))
+
+        def train_step(self, data: Any) -> Any:
+            import tensorflow as tf
+
+            inputs, target = data[:2]
+            with tf.GradientTape(persistent=True) as tape:
+                loss = keras.ops.mean((self(inputs) - target) ** 2)
+            pairs = [(self.optimizer, self.one), (self.other_optimizer, self.other)]
+            for optimizer, layer in pairs:
+                weights = layer.trainable_variables
+                optimizer.apply(tape.gradient(loss, weights), weights)
+            return {"loss": loss}
+
+    model = Pair()
+    model(np.zeros((1, 3), np.float32))
+    model.compile(keras.optimizers.Adam(rate))
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def restored(keras: Any, source: Any) -> Any:
+    """Return a new model brought to where ``source`` is by way of what a checkpoint holds."""
+    from horovod_spark_runner.training.state import TrainingVariables
+
+    saved = TrainingVariables(source)
+    trained_by = json.loads(json.dumps(saved.trained_by()))
+    described = json.loads(json.dumps(saved.describe()))
+    model = two_optimizers(keras)
+    variables = TrainingVariables(model)
+    variables.build_optimizers(trained_by)
+    variables.check_same(described, "checkpoint")
+    variables.restore(saved.capture())
+    return model
+
+
+def test_optimizers_built_in_the_first_step_go_on(keras: Any) -> None:
+    rng = np.random.default_rng(0)
+    batches = [
+        (rng.normal(size=(8, 3)).astype("float32"), rng.normal(size=(8, 1)).astype("float32"))
+        for _ in range(4)
+    ]
+    whole = two_optimizers(keras)
+    assert not whole.other_optimizer.built
+    for batch in batches[:2]:
+        whole.train_on_batch(*batch)
+    part = restored(keras, whole)
+    for batch in batches[2:]:
+        whole.train_on_batch(*batch)
+        part.train_on_batch(*batch)
+    for name in ("weights", "optimizer.variables", "other_optimizer.variables"):
+        expected, got = whole, part
+        for each in name.split("."):
+            expected, got = getattr(expected, each), getattr(got, each)
+        assert len(expected) == len(got) > 2
+        for ours, theirs in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs, err_msg=name)
+
+
+def test_variables_made_after_the_start_are_kept(keras: Any) -> None:
+    from horovod_spark_runner.training.state import TrainingVariables
+
+    model = two_optimizers(keras)
+    variables = TrainingVariables(model)
+    before = variables.capture()
+    model.train_on_batch(np.ones((8, 3), np.float32), np.ones((8, 1), np.float32))
+    after = variables.capture(before)
+    assert len(after) > len(before)
+    assert after.keys() == {name for name, *_ in variables.describe()}
+
+
+def test_other_variables_are_refused_whatever_their_names(keras: Any) -> None:
+    from horovod_spark_runner.training.state import TrainingVariables
+
+    def variables(momentum: float, width: int = 3) -> TrainingVariables:
+        model = small_model(keras, width)
+        model.compile(keras.optimizers.SGD(0.1, momentum=momentum), "mse")
+        model.optimizer.build(model.trainable_variables)
+        return TrainingVariables(model)
+
+    saved = variables(0.9)
+    variables(0.9).check_same(saved.describe(), "checkpoint")
+    with pytest.raises(RunDirectoryError, match=r"kernel' \(float32, shape \(2, 3\)\) where .*4"):
+        variables(0.9, 4).check_same(saved.describe(), "checkpoint")
+    with pytest.raises(RunDirectoryError, match=r"momentum' .* where this model has .*\(because\)"):
+        variables(0.0).check_same(saved.describe(), "checkpoint", ["because"])

@@ -7,12 +7,17 @@ from pathlib import Path
 import keras
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
 from horovod_spark_runner import Dataset, InvalidInputError
 from horovod_spark_runner.data.arrow_to_numpy import empty_rows
 from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.data.materialize import DataRequest
+from horovod_spark_runner.data.parquet import open_parquet
+from horovod_spark_runner.data.schema import Roles
+from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.training.tensors import as_tensor
 
 from ..unit.test_reader import dataset
@@ -98,3 +103,26 @@ def test_wrong_tf_datasets_are_refused(tmp_path: Path) -> None:
         data.tf_dataset("v", "id", rank=0, size=3, batch_size=4)
     with pytest.raises(InvalidInputError, match="below size"):
         data.tf_dataset("v", "id", rank=3, size=3, batch_size=2)
+
+
+def test_strings_become_tensors_of_strings(tmp_path: Path) -> None:
+    table = pa.table({"s": [f"é{i}" for i in range(50)], "w": [["a", str(i)] for i in range(50)]})
+    pq.write_table(table.append_column("id", [range(50)]), tmp_path / "f.parquet")
+    request = DataRequest(Roles(("s", "w", "id"), (), labelled=False))
+    manifest = open_parquet(Location(tmp_path), request)
+    assert manifest is not None
+    data = Dataset(manifest)
+    seen = []
+    for batch in data.epoch(0, rank=0, size=1, batch_size=8, as_tensors=True):
+        assert batch["s"].dtype == batch["w"].dtype == tf.string
+        assert batch["w"].shape[1:] == (2,)
+        for text, words, number in zip(batch["s"], batch["w"], batch["id"], strict=True):
+            assert text.numpy().decode() == f"é{number}"
+            assert words.numpy().tolist() == [b"a", str(int(number)).encode()]
+            seen.append(int(number))
+    assert sorted(seen) == list(range(50))
+    batches = data.tf_dataset(["s", "w"], "id", rank=0, size=1, batch_size=8)
+    features, numbers = next(iter(batches))
+    assert features["s"].numpy().tolist() == [f"é{n}".encode() for n in numbers]
+    for empty in (np.empty((0, 2), object), Column("w", "string", (2,)).blank()[:0]):
+        assert as_tensor(empty).dtype == tf.string

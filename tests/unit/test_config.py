@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+from dataclasses import asdict, fields
 from typing import Any
 
+import numpy as np
 import pytest
 
-from horovod_spark_runner.config import AllreduceOptions, FitOptions, LaunchOptions
+from horovod_spark_runner.config import (
+    AllreduceOptions,
+    CheckpointOptions,
+    FitOptions,
+    LaunchOptions,
+    RestartOptions,
+)
 from horovod_spark_runner.errors import InvalidInputError
 
 
@@ -66,3 +75,46 @@ def test_launch_options_pickle_and_do_not_change() -> None:
     env["A"] = "2"
     assert options.env["A"] == "1"
     assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_numbers_of_numpy_become_plain() -> None:
+    fit = FitOptions(
+        batch_size=np.int64(8),
+        seed=np.uint32(7),
+        warmup_epochs=np.float32(0.5),
+        lr_scaling="sqrt",
+    )
+    launch = LaunchOptions(np.int32(2), stall_timeout=np.float64(5), resources={"cpus": np.int8(1)})
+    keep = CheckpointOptions(every_steps=np.int16(3), every_minutes=np.float32(0.5))
+    restart = RestartOptions(np.int64(1), np.int64(1), np.float32(0.5))
+    exchange = AllreduceOptions(fusion_bytes=np.int64(8), cycle_ms=np.float32(0.5))
+    for settings in (fit, launch, keep, restart, exchange):
+        for field in fields(settings):
+            value = getattr(settings, field.name)
+            assert "numpy" not in type(value).__module__, field.name
+    assert (fit.batch_size, fit.seed, fit.warmup_epochs) == (8, 7, 0.5)
+    json.dumps(asdict(fit))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "batch_size must be a whole number of at least 1, got None"),
+        (1.0, "batch_size"),
+        ("8", "batch_size"),
+        (np.float64(8), "batch_size"),
+        (np.bool_(True), "batch_size"),
+        (np.array([8, 8]), "batch_size"),
+    ],
+)
+def test_what_is_no_whole_number(value: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        FitOptions(batch_size=value)
+
+
+@pytest.mark.parametrize("value", [True, "1", None, float("inf"), -1, 1 + 0j])
+def test_what_is_no_number(value: Any) -> None:
+    with pytest.raises(InvalidInputError, match="warmup_epochs must be a number, at least 0, got"):
+        FitOptions(warmup_epochs=value, lr_scaling="sqrt")
+    with pytest.raises(InvalidInputError, match="cycle_ms must be a number"):
+        AllreduceOptions(cycle_ms=value)

@@ -162,16 +162,57 @@ def test_a_position_is_found_without_reading_what_is_before(tmp_path: Path) -> N
     assert len(read) <= 20
 
 
-def test_wrong_positions_are_refused(small: Dataset) -> None:
-    for arguments in (
-        {"rank": 2, "size": 2, "batch_size": 1},
-        {"rank": -1, "size": 2, "batch_size": 1},
-        {"rank": 0, "size": 0, "batch_size": 1},
-        {"rank": 0, "size": 1, "batch_size": 0},
-        {"rank": 0, "size": 1, "batch_size": 1, "first_step": -1},
-    ):
-        with pytest.raises(InvalidInputError):
-            small.epoch(0, **arguments)
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rank": 2}, "rank must be below size=2, got 2"),
+        ({"rank": -1}, "rank must be a whole number of at least 0, got -1"),
+        ({"rank": 0.0}, "rank must be"),
+        ({"size": 0}, "size must be a whole number of at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"batch_size": None}, "batch_size must be"),
+    ],
+)
+def test_wrong_shares_are_refused(small: Dataset, wrong: dict[str, Any], message: str) -> None:
+    share = {"rank": 0, "size": 2, "batch_size": 1, **wrong}
+    with pytest.raises(InvalidInputError, match=message):
+        small.epoch(0, **share)
+    with pytest.raises(InvalidInputError, match=message):
+        small.share(**share)
+    with pytest.raises(InvalidInputError, match=message):
+        small.tf_dataset("v", "id", **share)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"epoch": epoch} for epoch in (1.5, -1, True, None)),
+        *({"window_bytes": size} for size in (None, 0, "1")),
+        *({"seed": seed} for seed in (-1, None, 0.5)),
+        {"first_step": -1},
+    ],
+)
+def test_wrong_positions_are_refused(small: Dataset, wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    given = {"epoch": 0, "rank": 0, "size": 1, "batch_size": 1, **wrong}
+    with pytest.raises(InvalidInputError, match=f"{name} must be a whole number of at least"):
+        small.epoch(given.pop("epoch"), **given)
+
+
+def test_steps_of_wrong_sizes_are_refused(small: Dataset) -> None:
+    for sizes in ((0, 2), (2, 0), (2.0, 2), (-1, 2)):
+        with pytest.raises(InvalidInputError, match="must be a whole number of at least 1"):
+            small.steps(*sizes)
+
+
+def test_numbers_may_be_numpys(small: Dataset) -> None:
+    one, seed = np.int64(1), np.uint8(3)
+    given = {"rank": np.int32(0), "size": one, "batch_size": np.int16(12), "seed": seed}
+    plain = [
+        batch["id"].tolist() for batch in small.epoch(1, rank=0, size=1, batch_size=12, seed=3)
+    ]
+    assert [batch["id"].tolist() for batch in small.epoch(one, **given)] == plain
+    assert small.steps(np.int8(12), one) == len(plain)
 
 
 def test_an_abandoned_pass_leaves_no_thread(small: Dataset) -> None:

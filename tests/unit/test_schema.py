@@ -4,35 +4,48 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from horovod_spark_runner.data.checks import Footer, Layout, Place, check_values
+from horovod_spark_runner.data.checks import Footer, Layout, check_values
 from horovod_spark_runner.data.columns import Source
 from horovod_spark_runner.data.fingerprint import is_reproducible
 from horovod_spark_runner.data.layout import columns_of
 from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.data.places import Place
+from horovod_spark_runner.data.prepare import DataOptions
 from horovod_spark_runner.data.schema import Roles, check_roles, check_shapes, quoted
-from horovod_spark_runner.errors import DataError
+from horovod_spark_runner.errors import DataError, InvalidInputError
 
 
 @pytest.mark.parametrize(
     ("roles", "message"),
     [
         (Roles((), ("y",)), "feature_cols names no column"),
-        (Roles(("a",), ()), "label_cols names no column"),
         (Roles(("a", "a"), ("y",)), "feature_cols names 'a' more than once"),
-        (Roles(("a",), ("y", "y")), "label_cols names 'y' more than once"),
-        (Roles(("a", "y"), ("y",)), "'y' is in label_cols and in feature_cols"),
-        (Roles(("a",), ("y",), "a"), "sample_weight_col 'a' is a feature or label too"),
-        (Roles(("b",), ("y",)), r"no column 'b'; it has 'a', 'y', 'd', 'd'"),
+        (Roles(("b",), ("y",)), r"no column 'b'; it has 'a', 'y', 'd', 'd', 'Q', 'q'"),
         (Roles(("a",), ("z",)), "no column 'z'"),
         (Roles(("a",), ("y",), "w"), "no column 'w'"),
+        (Roles(("A",), ("y",)), "no column 'A'"),
         (Roles(("d",), ("y",)), "several columns named 'd'"),
+        (Roles(("a",), ("q",)), "columns 'Q', 'q', which Spark does not tell apart"),
     ],
 )
 def test_roles_are_checked(roles: Roles, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        check_roles(roles, ["a", "y", "d", "d"])
+        check_roles(roles, ["a", "y", "d", "d", "Q", "q"])
+
+
+def test_a_column_may_have_several_parts() -> None:
+    for roles, columns in (
+        (Roles(("a",), ("a",)), ("a",)),
+        (Roles(("a", "b"), ("y", "y", "b"), "y"), ("a", "b", "y")),
+        (Roles(("a",), (), "a"), ("a",)),
+        (Roles(("a",), ()), ("a",)),
+    ):
+        check_roles(roles, ["y", "b", "a"])
+        assert roles.columns == columns
+    check_roles(Roles(("q",), ("Q",)), ["Q", "q"], case_sensitive=True)
 
 
 SOURCES = (Source("x", "array", "double", "float32", 1), Source("y", "scalar", "long", "int64"))
@@ -143,3 +156,35 @@ def test_shapes_are_checked(shapes: dict[str, tuple[int, ...]], message: str) ->
 
 def test_names_are_quoted_for_spark() -> None:
     assert quoted("a.b`c") == "`a.b``c`"
+
+
+def test_options_become_plain() -> None:
+    options = DataOptions(
+        shapes={"a": 2, "b": [np.int64(2), 3], "c": np.array([4, 1])},
+        dtypes={"a": np.float32, "b": np.dtype("int8"), "c": "float64", "s": str},
+        validation=np.float32(0.25),
+    )
+    assert options.shapes == {"a": (2,), "b": (2, 3), "c": (4, 1)}
+    assert options.dtypes == {"a": "float32", "b": "int8", "c": "float64", "s": "string"}
+    assert type(options.validation) is float
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shapes": {"i": (0, 8, 1)}}, r"'i' the shape \(0, 8, 1\); it must consist of whole"),
+        ({"shapes": {"i": (None, 8, 1)}}, "at least 1, such as .* leave out the rows"),
+        ({"shapes": {"i": (-1, 8)}}, "at least 1"),
+        ({"shapes": {"i": (8.0, 8)}}, "at least 1"),
+        ({"shapes": {"i": "88"}}, "at least 1"),
+        ({"shapes": {"i": None}}, "at least 1"),
+        ({"shapes": [2]}, r"shapes must be a dictionary by column, got \[2\]"),
+        ({"dtypes": {"i": object()}}, "dtypes gives column 'i' the type .*; it must be the name"),
+        ({"dtypes": "float32"}, "dtypes must be a dictionary"),
+        ({"transforms": {"i": 3}}, "transforms gives column 'i' 3; it must be a function"),
+        ({"transforms": len}, "transforms must be a dictionary"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        DataOptions(**options)

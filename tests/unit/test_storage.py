@@ -47,6 +47,39 @@ def test_file_urls_and_relative_paths(tmp_path: Path, monkeypatch: pytest.Monkey
     assert str(Location(f"file://{tmp_path}/a%20b")) == f"{tmp_path}/a b"
 
 
+def test_the_home_folder_is_not_a_folder_called_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert str(Location("~/runs")) == str(Location(Path("~/runs"))) == f"{tmp_path}/runs"
+    assert str(Location("~")) == str(tmp_path)
+    assert str(Location("./~")) == f"{tmp_path}/~"
+    assert str(Location(tmp_path).join("~")) == f"{tmp_path}/~"
+    with pytest.raises(InvalidInputError, match=r"~nosuch/x: ~nosuch is no user.*\./~nosuch"):
+        Location("~nosuch/x")
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (None, "must be a path or URL, got None"),
+        ("", "must be a path or URL, got ''"),
+        (3, "must be a path or URL, got 3"),
+        (b"/tmp", "must be a path or URL"),
+        ("file://data/x", "names the host 'data'.*file:///path"),
+    ],
+)
+def test_what_is_no_place(place: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        Location(place)
+
+
+def test_the_folder_a_place_is_in(tmp_path: Path) -> None:
+    assert str(Location(tmp_path / "a" / "b").parent) == str(tmp_path / "a")
+    assert str(Location("s3://bucket/a/b").parent) == "s3://bucket/a"
+
+
 def test_object_store_urls() -> None:
     assert Location("s3://bucket/run").spark_url == "s3a://bucket/run"
     assert Location("hdfs://name/run").join("x").spark_url == "hdfs://name/run/x"

@@ -1,0 +1,140 @@
+"""Encoded images to arrays, with Pillow."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..errors import DataError, EnvironmentProblem
+from .manifest import Column
+
+_T = TypeVar("_T")
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+# Pillow has plug-ins for many more, some of which run other programs.
+_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "JPEG2000", "AVIF")
+# Where a PNG file says how many bits its channels have.
+_PNG_DEPTH_AT = 24
+# Types of images of more than 8 bits, by Pillow's mode with room for them.
+_DEEP_DTYPES = {"I": "uint16", "F": "float32"}
+
+
+def image_mode(name: str, shape: Sequence[int]) -> str:
+    """Return Pillow's mode for images of ``shape``.
+
+    Raises:
+        DataError: no image has that shape.
+    """
+    channels = shape[2] if len(shape) == 3 else 1
+    if len(shape) not in (2, 3) or channels not in _MODES:
+        raise DataError(
+            f"shapes gives image column {name!r} the shape {tuple(shape)}; it must be (height, "
+            "width) or (height, width, channels) with 1, 3 or 4 channels"
+        )
+    return _MODES[channels]
+
+
+def image_dtype(name: str, data: bytes) -> str:
+    """Return the NumPy dtype that holds all values of an encoded image like this one.
+
+    Raises:
+        DataError: the bytes are no image.
+        EnvironmentProblem: Pillow is not installed.
+    """
+    return _read(name, data, lambda image: _DEEP_DTYPES.get(_deep_mode(image), "uint8"))
+
+
+def decode_image(column: Column, data: bytes) -> np.ndarray:
+    """Return an encoded image in the shape of ``column``, resized to it if it is of another size.
+
+    Values are as they are stored: of 8 bits, or more where the image has more; never scaled.
+
+    Raises:
+        DataError: the bytes are no image, or one of more bits than the column's type.
+        EnvironmentProblem: Pillow is not installed.
+    """
+    return _read(column.name, data, functools.partial(_to_array, column, data))
+
+
+def _read(name: str, data: bytes, use: Callable[[Any], _T]) -> _T:
+    """Return ``use`` of the opened image."""
+    pillow = _pillow()
+    try:
+        with pillow.open(io.BytesIO(data), formats=_formats()) as image:
+            return use(image)
+    except DataError:
+        raise
+    except pillow.UnidentifiedImageError:
+        reason = f"it begins with {bytes(data[:8])!r}, as no format does that Pillow reads here"
+    except Exception as error:  # what is corrupt raises many types
+        reason = str(error)
+    raise DataError(f"column {name!r}: an image cannot be decoded: {reason}")
+
+
+def _to_array(column: Column, data: bytes, image: Any) -> np.ndarray:
+    mode, deep = image_mode(column.name, column.shape), _deep_mode(image)
+    _check_depth(column, data, image, deep)
+    image = image.convert(deep or mode)
+    height, width = column.shape[:2]
+    if image.size != (width, height):
+        bilinear = _pillow().Resampling.BILINEAR
+        image = image.resize((width, height), bilinear, reducing_gap=3.0)
+    array = np.asarray(image)
+    if deep == "I" and array.min() >= 0 and array.max() < 2**16:
+        array = array.astype(np.uint16)
+    if deep and mode == "RGB":
+        array = np.repeat(array[..., None], 3, axis=-1)
+    return array.reshape(column.shape)
+
+
+def _deep_mode(image: Any) -> str:
+    """Return the mode with room for all values of an image of more than 8 bits, or ``""``."""
+    # "I;16", "I;16B" and the like are of 16 bits, "I" of 32; Pillow resizes only the latter well.
+    return "I" if image.mode.startswith("I") else "F" if image.mode == "F" else ""
+
+
+def _check_depth(column: Column, data: bytes, image: Any, deep: str) -> None:
+    """Check that nothing of the image's values would be lost."""
+    if deep and np.dtype(column.dtype).itemsize == 1:
+        dtype = _DEEP_DTYPES[deep]
+        raise DataError(
+            f"column {column.name!r}: an image holds values of more than 8 bits (Pillow's mode "
+            f"{image.mode!r}), which {column.dtype} cannot hold; read all in a larger type, "
+            f"dtypes={{{column.name!r}: {dtype!r}}}"
+        )
+    if deep and image_mode(column.name, column.shape) == "RGBA":
+        raise DataError(
+            f"column {column.name!r}: an image of more than 8 bits has one channel (Pillow's mode "
+            f"{image.mode!r}), not 4; give the shape (height, width, 1)"
+        )
+    if (
+        column.dtype == "uint16"
+        and not deep
+        and image.format == "PNG"
+        and data[_PNG_DEPTH_AT] == 16
+    ):
+        raise DataError(
+            f"column {column.name!r}: Pillow reads only 8 of the 16 bits of a colour image; leave "
+            f"the type {column.dtype} out of dtypes, or store the images as NumPy arrays"
+        )
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "columns of encoded images need Pillow: pip install 'horovod_spark_runner[images]'"
+        ) from error
+    return Image
+
+
+@functools.cache
+def _formats() -> tuple[str, ...]:
+    """Return the formats that this Pillow reads."""
+    pillow = _pillow()
+    pillow.init()
+    return tuple(name for name in _FORMATS if name in pillow.OPEN)

@@ -1,0 +1,80 @@
+"""Where in a DataFrame a condition holds first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .schema import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame
+
+# Columns of a row that are shown of it, and characters of each.
+_SHOWN_COLUMNS, _SHOWN_LENGTH = 4, 40
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a condition holds in a DataFrame.
+
+    Attributes:
+        rows: rows of the DataFrame.
+        count: rows in which it holds.
+        row: number of the first, from 0, in the DataFrame's order; -1 if there is none.
+        shown: some of that row's values.
+    """
+
+    rows: int
+    count: int
+    row: int
+    shown: Mapping[str, Any]
+
+    def describe(self) -> str:
+        """Return "row 12 (id=3, name='x')"."""
+        values = ", ".join(f"{k}={repr(v)[:_SHOWN_LENGTH]}" for k, v in self.shown.items())
+        return f"row {self.row}" + (f" ({values})" if values else "")
+
+
+def locate(frame: DataFrame, condition: SparkColumn) -> Place:
+    """Return in how many rows of ``frame`` ``condition`` holds, and the first of them."""
+    from pyspark.sql import functions as F
+
+    names = _shown_columns(frame)
+    bad = F.coalesce(condition, F.lit(False))
+    marked = frame.select(
+        F.monotonically_increasing_id().alias("__id"),
+        bad.alias("__bad"),
+        *(F.col(quoted(name)).alias(f"__shown{i}") for i, name in enumerate(names)),
+    )
+    # The upper bits of the identifier are the partition, the lower ones the row in it.
+    faulty = F.when(F.col("__bad"), F.col("__id"))
+    values = F.struct(F.lit(1), *(F.col(f"__shown{i}") for i in range(len(names))))
+    parts = (
+        marked.groupBy(F.shiftright("__id", 33).alias("part"))
+        .agg(
+            F.count(F.lit(1)).alias("rows"),
+            F.count(faulty).alias("count"),
+            F.min(faulty).alias("first"),
+            F.min_by(values, faulty).alias("shown"),
+        )
+        .orderBy("part")
+        .collect()
+    )
+    before, row, shown = 0, -1, {}
+    for part in parts:
+        if part["count"] and row < 0:
+            row = before + (part["first"] & ((1 << 33) - 1))
+            shown = dict(zip(names, list(part["shown"])[1:], strict=True))
+        before += part["rows"]
+    return Place(before, sum(part["count"] for part in parts), row, shown)
+
+
+def _shown_columns(frame: DataFrame) -> list[str]:
+    """Return the columns by which a row is recognised: the first that hold one short value."""
+    short = ("boolean", "byte", "short", "integer", "long", "float", "double", "string", "date")
+    names = [f.name for f in frame.schema.fields if f.dataType.typeName() in short]
+    known = [name.lower() for name in frame.columns]
+    return [name for name in names if known.count(name.lower()) == 1][:_SHOWN_COLUMNS]

@@ -1,0 +1,103 @@
+"""Names of the columns that a transformer adds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..data.schema import quote_all
+from ..errors import DataError, InvalidInputError
+
+# One name, a prefix, or names by output or in their order; None for the default.
+PredictionCol = str | Mapping[str, str] | Sequence[str] | None
+DEFAULT = "prediction"
+
+
+def check_prediction_col(given: Any) -> None:
+    """Check what can be checked before the outputs are known.
+
+    Raises:
+        InvalidInputError: it is neither a name, nor several.
+    """
+    names = given.values() if isinstance(given, Mapping) else given
+    if given is None or (isinstance(given, str) and given):
+        return
+    several = isinstance(given, (Mapping, Sequence)) and not isinstance(given, (str, bytes))
+    if not several or not given or not all(isinstance(n, str) and n for n in names):
+        raise InvalidInputError(
+            "prediction_col must be a column's name (for several outputs, what their columns "
+            "begin with), a dictionary from output to column, or a list of columns in the "
+            f"outputs' order, got {given!r}"
+        )
+
+
+def added_columns(outputs: Sequence[str], given: PredictionCol) -> list[str]:
+    """Return the name of each output's column.
+
+    Args:
+        outputs: names of the outputs.
+        given: the columns asked for.
+
+    Raises:
+        InvalidInputError: it does not fit the outputs.
+    """
+    check_prediction_col(given)
+    if isinstance(given, Mapping):
+        unknown = [name for name in given if name not in outputs]
+        if unknown:
+            raise InvalidInputError(
+                f"prediction_col names the output {quote_all(unknown)}; the model's outputs are "
+                + quote_all(outputs)
+            )
+        return [given.get(name, name) for name in outputs]
+    if isinstance(given, str):
+        return [given] if len(outputs) == 1 else [f"{given}_{name}" for name in outputs]
+    if given is None:
+        return [DEFAULT] if len(outputs) == 1 else list(outputs)
+    if len(given) != len(outputs):
+        raise InvalidInputError(
+            f"prediction_col gives {len(given)} columns, but the model's outputs are "
+            + quote_all(outputs)
+        )
+    return list(given)
+
+
+def check_added(
+    added: Sequence[str], outputs: Sequence[str], existing: Sequence[str], *, by_case: bool
+) -> None:
+    """Check that the added columns replace nothing, as Spark compares names.
+
+    Args:
+        added: names of the columns to add.
+        outputs: the outputs they are for.
+        existing: columns of the DataFrame.
+        by_case: whether Spark tells upper from lower case.
+
+    Raises:
+        DataError: a name is taken.
+    """
+    kept = {_plain(name, by_case): name for name in existing}
+    taken = [kept[key] for name in added if (key := _plain(name, by_case)) in kept]
+    if taken:
+        raise DataError(
+            f"the DataFrame already has a column {quote_all(taken)}, which a prediction is to be "
+            f"called; drop it, or name the predictions otherwise: {_advice(outputs)}"
+        )
+    seen: set[str] = set()
+    twice = [n for n in added if (key := _plain(n, by_case)) in seen or seen.add(key)]  # type: ignore[func-returns-value]
+    if twice:
+        raise DataError(
+            f"several predictions would be called {quote_all(twice)}; name them otherwise: "
+            + _advice(outputs)
+        )
+
+
+def _plain(name: str, by_case: bool) -> str:
+    return name if by_case else name.lower()
+
+
+def _advice(outputs: Sequence[str]) -> str:
+    if len(outputs) == 1:
+        return 'prediction_col="…"'
+    example = {name: f"predicted_{name}" for name in outputs}
+    return f"prediction_col={example!r}, or prediction_col='predicted' for these very names"

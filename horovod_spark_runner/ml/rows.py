@@ -1,0 +1,65 @@
+"""Rows that no prediction can be made of: nulls, and arrays of other sizes. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..data.manifest import Column
+
+
+def valid_rows(array: pa.Array, column: Column) -> np.ndarray | None:
+    """Tell which rows hold a value as the model takes it.
+
+    Args:
+        array: the rows of a feature column.
+        column: what the model was trained on.
+
+    Returns:
+        A boolean per row; ``None`` if all are valid.
+    """
+    valid = array.is_valid() if array.null_count else None
+    if column.encoding == "raw":
+        valid = _sized(pc.binary_length(array), column.size)
+    elif not column.encoding and column.shape:
+        valid = _sized(pc.list_value_length(array), column.width)
+        elements = array.flatten()
+        if elements.null_count:
+            mask: np.ndarray = _to_numpy(valid).copy()
+            parents = pc.list_parent_indices(array).filter(elements.is_null())
+            mask[parents.to_numpy(zero_copy_only=False)] = False
+            return mask
+    if valid is None:
+        return None
+    given = _to_numpy(valid)
+    return None if np.all(given) else given
+
+
+def describe_fault(array: pa.Array, column: Column, row: int) -> str:
+    """Say what is wrong with a row that is not valid."""
+    value = array[row]
+    if not value.is_valid:
+        text = column.encoding or column.dtype == "string"
+        return f"column {column.name!r} is null" + ("" if text else f", or not {column.dtype},")
+    if column.encoding == "raw":
+        return f"column {column.name!r} holds {len(value.as_py())} bytes, not {column.size}"
+    size = len(value)
+    if size != column.width:
+        return f"column {column.name!r} holds an array of {size} elements, not {column.width}"
+    return f"column {column.name!r} holds an array with null elements"
+
+
+def with_nulls(values: pa.Array, valid: np.ndarray) -> pa.Array:
+    """Return the values of the valid rows in their places, and null in all others."""
+    places = np.cumsum(valid) - 1
+    return values.take(pa.array(places, pa.int64(), mask=~valid))
+
+
+def _sized(lengths: pa.Array, wanted: int) -> pa.Array:
+    return pc.equal(lengths, wanted).fill_null(False)
+
+
+def _to_numpy(mask: pa.Array) -> np.ndarray:
+    array: np.ndarray = mask.to_numpy(zero_copy_only=False)
+    return array

@@ -1,0 +1,181 @@
+"""What checkpoints record of a model besides its variables: layers, connections, `compile`.
+
+All of it is JSON without automatic names ("dense_3"), which differ from one call of a function to
+the next. `horovod_spark_runner.training.changes` compares two of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from .optimizers import find_optimizers
+
+# Longer values (a vocabulary, an array) are recorded by their digest.
+_LONGEST = 300
+_UNNAMED = ("name", "module", "registered_name", "build_config", "shared_object_id")
+# What a resumed run takes from the checkpoint whatever the model says: weights and seeds.
+_INITIAL = ("seed", "weights")
+_NESTED = ("layers", "inbound_nodes", "input_layers", "output_layers", "build_input_shape")
+
+
+def describe_model(model: Any) -> dict[str, Any]:
+    """Return the model's layers, its connections and what it was compiled with, as JSON.
+
+    A layer that cannot tell its settings (no ``get_config``) is recorded by its class only.
+
+    Args:
+        model: the built model, before any of its training.
+    """
+    compiled = getattr(getattr(model, "_compile_config", None), "config", {})
+    return {
+        "layers": [
+            _layer(layer, model)
+            # Keras has no public way to reach layers inside layers.
+            for layer in model._flatten_layers(include_self=True, recursive=True)
+        ],
+        "optimizers": [_optimizer(optimizer) for optimizer in find_optimizers(model)],
+        "loss": _loss(compiled.get("loss", getattr(model, "loss", None))),
+        "loss_weights": _plain(compiled.get("loss_weights")),
+        "metrics": _plain([compiled.get("metrics"), compiled.get("weighted_metrics")]),
+    }
+
+
+def _layer(layer: Any, model: Any) -> dict[str, Any]:
+    # A class of one's own around the same layers is the same model to its weights.
+    kind = "model" if layer is model else type(layer).__name__
+    try:
+        config = layer.get_config()
+    except Exception:  # a layer's own get_config may fail in any way
+        return {"class": kind, "config": None}
+    graph = _graph(config) if isinstance(layer, keras.Model) else None
+    config = {k: v for k, v in config.items() if k not in (*_UNNAMED, *_INITIAL, *_NESTED)}
+    config.pop("quantization_config", None)
+    if not layer._trainable_variables and not layer._non_trainable_variables:
+        config.pop("trainable", None)  # it has nothing to train
+    described = {"class": kind, "config": _plain(config)}
+    return described if graph is None else {**described, "graph": graph}
+
+
+def _graph(config: Mapping[str, Any]) -> Any:
+    """Return how the operations of a functional model are connected, by their places."""
+    operations = config.get("layers", [])
+    if "output_layers" not in config:
+        return None
+    places = {operation["name"]: place for place, operation in enumerate(operations)}
+    nodes = []
+    for operation in operations:
+        settings = operation["config"]
+        # Settings of layers stand in their own entries; operations (keras.ops) have none.
+        own = {} if "trainable" in settings else _plain({**settings, "name": None})
+        nodes.append([operation["class_name"], own, operation["inbound_nodes"]])
+    whole = [nodes, config["input_layers"], config["output_layers"]]
+    return _digest(_plain(_by_place(whole, places)))
+
+
+def _by_place(value: Any, places: Mapping[str, int]) -> Any:
+    """Return ``value`` with [name, node, tensor] as [place, node, tensor], deep inside too."""
+    if isinstance(value, (list, tuple)):
+        if len(value) == 3 and isinstance(value[0], str) and value[0] in places:
+            return [places[value[0]], *value[1:]]
+        return [_by_place(item, places) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _by_place(item, places) for key, item in value.items()}
+    return value
+
+
+def _optimizer(optimizer: Any) -> dict[str, Any]:
+    try:
+        config = {**optimizer.get_config(), "name": None}
+    except Exception:  # an optimizer's own get_config may fail in any way
+        return {"class": type(optimizer).__name__, "config": None}
+    return {"class": type(optimizer).__name__, "config": _plain(config)}
+
+
+def _loss(value: Any) -> Any:
+    """Return a loss, or several; "mse" is recorded as the object it stands for."""
+    if isinstance(value, str):
+        return _plain(_loss_object(value))
+    if isinstance(value, (list, tuple)):
+        return [_loss(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _loss(item) for key, item in value.items()}
+    return _plain(value)
+
+
+def _loss_object(name: str) -> Any:
+    try:
+        found = keras.losses.get(name)
+    except ValueError:
+        return name
+    wanted = getattr(found, "__name__", None)
+    for each in vars(keras.losses).values():
+        if isinstance(each, type) and _snake_case(each.__name__) == wanted:
+            return each()
+    return found
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` as JSON without automatic names; what is long as its digest."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return _digest(value) if isinstance(value, str) and len(value) > _LONGEST else value
+    if isinstance(value, float):
+        return float(value) if value == value else "nan"  # NaN would differ from itself
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, Mapping):
+        return _mapping(value)
+    if isinstance(value, (list, tuple)):
+        return _short([_plain(item) for item in value])
+    if isinstance(value, np.ndarray) or keras.ops.is_tensor(value):
+        return _short(np.asarray(value).tolist())
+    if hasattr(value, "get_config"):
+        try:
+            # Some losses and metrics leave the arguments of their function out of their config.
+            config = {**getattr(value, "_fn_kwargs", {}), **value.get_config()}
+            return _mapping({"class_name": type(value).__name__, "config": config})
+        except Exception:  # an object's own get_config may fail in any way
+            return type(value).__name__
+    return getattr(value, "__name__", type(value).__name__)
+
+
+def _mapping(value: Mapping[Any, Any]) -> Any:
+    kind, config = value.get("class_name"), value.get("config")
+    if kind is None or "config" not in value:
+        return {
+            str(key): _plain(item)
+            for key, item in value.items()
+            if not str(key).endswith("initializer")
+        }
+    if kind == "__lambda__":
+        return kind  # its code holds the file and line it was written at
+    if kind == "function" or not isinstance(config, Mapping):
+        return _plain(config)
+    if kind == "DTypePolicy":
+        return config.get("name")
+    if kind == "__keras_tensor__":
+        return config.get("keras_history")
+    left_out = (*_UNNAMED, *_NESTED, "seed", "dtype") if "name" in config else ("seed",)
+    inner = {key: item for key, item in config.items() if key not in left_out}
+    return {"class": kind, **_mapping(inner)}
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, list) and len(json.dumps(value)) > _LONGEST:
+        return _digest(value)
+    return value
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -1,0 +1,128 @@
+"""What a ``.keras`` archive needs besides Keras, told without loading Keras. Pure.
+
+An archive is a zip file whose ``config.json`` describes every layer: classes and functions of
+Keras by their module, the user's own by their names, lambdas as marshalled code. That code is
+never run: `with_named_lambdas` puts names in its place, to be looked up as other functions are.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CONFIG_FILE = "config.json"
+LAMBDA = "__lambda__"
+
+
+@dataclass(frozen=True)
+class CustomPart:
+    """A class or function in an archive that is not Keras' own.
+
+    Attributes:
+        name: its name in Python; ``"__lambda__"`` for a function without one.
+        key: the name it is looked up by; for a lambda, where it stands.
+        layer: name of the layer that it is, or belongs to.
+        field: argument of the layer that it is; ``""`` for the layer itself.
+    """
+
+    name: str
+    key: str
+    layer: str
+    field: str = ""
+
+    def describe(self) -> str:
+        """Return "'my_function' in layer 'dense'" for messages."""
+        what = "a lambda" if self.name == LAMBDA else repr(self.name)
+        return f"{what} in layer {self.layer!r}" if self.layer else what
+
+
+def read_config(archive: bytes) -> dict[str, Any]:
+    """Return the archive's description of the model, without how it was compiled.
+
+    Raises:
+        ValueError: it is no ``.keras`` archive.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as file:
+            config = json.loads(file.read(CONFIG_FILE))
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ValueError(f"not a Keras archive: {error}") from error
+    return {**config, "compile_config": None}
+
+
+def custom_parts(config: Mapping[str, Any]) -> list[CustomPart]:
+    """Return the classes and functions that are not Keras' own, each name once."""
+    found = {part.key: part for _, part in _walk(config, (), "")}
+    return list(found.values())
+
+
+def with_named_lambdas(archive: bytes) -> bytes:
+    """Return the archive with every lambda as a function named by the key of its part."""
+    config = read_config(archive)
+    lambdas = [path for path, part in _walk(config, (), "") if part.name == LAMBDA]
+    if not lambdas:
+        return archive
+    for path in lambdas:
+        owner: Any = config
+        for step in path[:-1]:
+            owner = owner[step]
+        owner[path[-1]] = {
+            "module": "builtins",
+            "class_name": "function",
+            "config": _key(path),
+            "registered_name": "function",
+        }
+    target = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(target, "w") as new:
+        for entry in old.infolist():
+            text = json.dumps(config).encode()
+            new.writestr(entry, text if entry.filename == CONFIG_FILE else old.read(entry))
+    return target.getvalue()
+
+
+Path = tuple[Any, ...]
+
+
+def _walk(value: Any, path: Path, layer: str) -> Iterator[tuple[Path, CustomPart]]:
+    if isinstance(value, Mapping):
+        kind, inner = value.get("class_name"), value.get("config")
+        if isinstance(kind, str) and "config" in value:
+            if not path or _is_layer(inner):
+                layer = _name(inner) or kind
+            part = _custom(value, kind, path, layer)
+            if part is not None:
+                yield path, part
+        for key, below in value.items():
+            yield from _walk(below, (*path, key), layer)
+    elif isinstance(value, (list, tuple)):
+        for number, below in enumerate(value):
+            yield from _walk(below, (*path, number), layer)
+
+
+def _is_layer(config: Any) -> bool:
+    return isinstance(config, Mapping) and {"name", "trainable"} <= set(config)
+
+
+def _name(config: Any) -> str:
+    return str(config.get("name") or "") if isinstance(config, Mapping) else ""
+
+
+def _custom(value: Mapping[str, Any], kind: str, path: Path, layer: str) -> CustomPart | None:
+    module, registered = value.get("module"), value.get("registered_name")
+    field = str(path[-1]) if path and isinstance(path[-1], str) else ""
+    if kind == LAMBDA:
+        return CustomPart(LAMBDA, _key(path), layer, field)
+    if kind == "function":
+        name = str(value["config"])
+        return CustomPart(name, name, layer, field)
+    if not registered or (isinstance(module, str) and module.partition(".")[0] == "keras"):
+        return None
+    return CustomPart(kind, str(registered), layer or _name(value["config"]), field)
+
+
+def _key(path: Path) -> str:
+    return "lambda at " + "/".join(map(str, path))

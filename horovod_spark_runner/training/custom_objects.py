@@ -1,0 +1,124 @@
+"""The user's classes and functions that a trained model's archive names, found in the model."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from .archive import LAMBDA, CustomPart
+
+# Arguments of keras.Layer that Keras adds to the configuration of every subclass.
+_BASE_ARGUMENTS = ("name", "trainable", "dtype", "autocast", "activity_regularizer")
+# Modules whose objects need no pickling: the workers have them.
+_KNOWN = ("keras", "tensorflow", "numpy", "builtins")
+
+
+def find_objects(
+    model: Any, parts: Sequence[CustomPart], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return those of ``parts`` that can be found, by their keys.
+
+    Args:
+        model: the model that was archived.
+        parts: what its archive names.
+        given: objects by name that the model itself was made with.
+    """
+    registered = keras.saving.get_custom_objects()
+    living = _living_objects(model)
+    found: dict[str, Any] = {}
+    for part in parts:
+        if part.name == LAMBDA:
+            candidate = _argument(model, part)
+        else:
+            places = (given, registered, living)
+            names = (part.key, part.name)
+            candidate = next((p[n] for p in places for n in names if n in p), None)
+        if candidate is not None:
+            found[part.key] = candidate
+    return found
+
+
+def revivable(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``objects`` with classes that load also if they do not take ``name`` or ``dtype``.
+
+    Keras writes such arguments of its base classes for every subclass, and then cannot load one
+    whose ``__init__`` takes its own arguments only, as most subclasses of ``keras.Model`` do.
+    """
+    return {
+        name: _lenient(value)
+        if isinstance(value, type) and issubclass(value, keras.Layer)
+        else value
+        for name, value in objects.items()
+    }
+
+
+def _lenient(cls: Any) -> Any:
+    taken = inspect.signature(cls.__init__).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        return cls
+
+    def from_config(_: Any, config: Mapping[str, Any], *args: Any) -> Any:
+        kept = {k: v for k, v in config.items() if k in taken or k not in _BASE_ARGUMENTS}
+        return cls.from_config(kept, *args)
+
+    return type(cls.__name__, (cls,), {"from_config": classmethod(from_config)})
+
+
+@contextlib.contextmanager
+def only_keras() -> Iterator[None]:
+    """Let Keras know its own classes and functions only."""
+    registered = keras.saving.get_custom_objects()
+    before = dict(registered)
+    registered.clear()
+    try:
+        yield
+    finally:
+        registered.clear()
+        registered.update(before)
+
+
+def _argument(model: Any, part: CustomPart) -> Any:
+    """Return the lambda that a layer was given; nothing if several layers have that name."""
+    layers = [layer for layer in _layers(model) if layer.name == part.layer]
+    if len(layers) != 1:
+        return None
+    attributes = (part.field, f"_{part.field}")
+    return next((f for a in attributes if callable(f := getattr(layers[0], a, None))), None)
+
+
+def _living_objects(model: Any) -> dict[str, Any]:
+    """Return classes and functions by name: of the layers, and of what they hold."""
+    found: dict[str, Any] = {}
+    for layer in _layers(model):
+        _note(layer, found)
+        for value in list(vars(layer).values()):
+            _look_into(value, found, depth=3)
+    return found
+
+
+def _layers(model: Any) -> list[Any]:
+    return list(model._flatten_layers(include_self=True, recursive=True))
+
+
+def _look_into(value: Any, found: dict[str, Any], depth: int) -> None:
+    if inspect.isfunction(value):
+        found.setdefault(value.__name__, value)
+    elif isinstance(value, Mapping):
+        _look_into(list(value.values()), found, depth)
+    elif isinstance(value, (list, tuple)) and depth:
+        for inner in value:
+            _look_into(inner, found, depth - 1)
+    elif hasattr(value, "get_config") and not isinstance(value, (type, keras.Layer)):
+        _note(value, found)
+        for inner in list(getattr(value, "__dict__", {}).values()) if depth else ():
+            _look_into(inner, found, depth - 1)
+
+
+def _note(value: Any, found: dict[str, Any]) -> None:
+    cls = type(value)
+    if cls.__module__.partition(".")[0] not in _KNOWN:
+        found.setdefault(cls.__name__, cls)

@@ -1,0 +1,224 @@
+"""Weights to begin with, put into the model that model_fn built.
+
+Rank 0 does so and the others get them from it. Nothing of the other model but its weights is used,
+and nothing of it is run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ModelError
+from ..launch.reporting import notify
+from ..storage.arrays import load_arrays
+from ..storage.checkpoint import VARIABLES_FILE
+from .model import finalize_layers
+from .optimizers import find_optimizers
+from .spec import WarmStart
+from .warm_start import ARRAYS, KERAS
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight to begin with: its path, such as ``dense/kernel``, and its value."""
+
+    path: str
+    value: np.ndarray
+
+
+def load_initial_weights(model: Any, start: WarmStart) -> None:
+    """Give the built ``model`` the weights of ``start``; tell the driver if not all were taken.
+
+    Raises:
+        ModelError: they do not fit; the first difference is shown. With ``skip_mismatch``: none
+            of them does.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        if start.kind == ARRAYS:
+            weights = _weights_of_run(start)
+        else:
+            for name, data in start.files.items():
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+            weights = [] if start.kind == KERAS else _weights_of_saved_model(folder, start.origin)
+        if start.kind == KERAS:
+            taken = _load_keras_file(model, path, start)
+        elif start.skip_mismatch:
+            taken = _assign_by_path(model, weights)
+        else:
+            taken = _assign(model, [weight.value for weight in weights], start.origin)
+    if start.skip_mismatch:
+        _tell_what_was_taken(model, taken, weights, start.origin)
+    finalize_layers(model)
+
+
+def _weights_of_run(start: WarmStart) -> list[Weight]:
+    ((name, data),) = start.files.items()
+    arrays = load_arrays(data)
+    prefix = "model/" if name == VARIABLES_FILE else ""
+    values = [arrays[key] for key in sorted(arrays) if key.startswith(prefix)]
+    paths = start.paths if len(start.paths) == len(values) else [""] * len(values)
+    return [Weight(path, value) for path, value in zip(paths, values, strict=True)]
+
+
+def _weights_of_saved_model(folder: str, origin: str) -> list[Weight]:
+    import tensorflow as tf
+
+    variables = getattr(tf.saved_model.load(folder), "variables", ())
+    # The states of random layers stand among the weights; they are no weights.
+    weights = [v for v in variables if "seed_generator_state" not in v.name]
+    if not weights:
+        raise ModelError(
+            f"initial_weights={origin!r}: the SavedModel lists no variables; write it with Keras "
+            "(model.export), or load it in model_fn"
+        )
+    return [Weight(v.name.partition(":")[0], np.array(v.numpy())) for v in weights]
+
+
+def _load_keras_file(model: Any, path: Path, start: WarmStart) -> set[int]:
+    """Load a file as Keras does and return the places of the weights that were in it."""
+    weights = list(model.weights)
+    # Such files may hold an optimizer, with its learning rate, and states of random layers.
+    optimizers = find_optimizers(model) if model.compiled else []
+    others = [v for optimizer in optimizers for v in optimizer.variables]
+    own = {id(weight) for weight in weights}
+    others += [v for v in model.variables if id(v) not in own]
+    kept = [np.array(variable) for variable in others]
+    before = [np.array(weight) for weight in weights]
+    if start.skip_mismatch:
+        # Keras does not tell what it took: what still holds its mark afterwards was not.
+        for weight, value in zip(weights, before, strict=True):
+            weight.assign(_mark(value))
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+            if start.skip_mismatch:
+                warnings.simplefilter("ignore")  # a line of our own tells what was left out
+            model.load_weights(path, skip_mismatch=start.skip_mismatch)
+    except Exception as error:  # Keras raises many types for files that do not fit
+        raise ModelError(
+            f"initial_weights={start.origin!r} do not fit the model: {error}"
+        ) from error
+    for variable, value in zip(others, kept, strict=True):
+        variable.assign(value)
+    taken = set(range(len(weights)))
+    if start.skip_mismatch:
+        for place, (weight, value) in enumerate(zip(weights, before, strict=True)):
+            if np.array(weight).tobytes() == _mark(value).tobytes():
+                taken.remove(place)
+                weight.assign(value)
+    return taken
+
+
+def _mark(value: np.ndarray) -> np.ndarray:
+    """Return an array that no file of weights holds; of booleans, the value itself."""
+    if value.dtype.kind in "iu":
+        return np.full_like(value, np.iinfo(value.dtype).max)
+    return value if value.dtype.kind == "b" else np.full_like(value, np.nan)
+
+
+def _assign(model: Any, arrays: list[np.ndarray], origin: str) -> set[int]:
+    weights = list(model.weights)
+    for place, (variable, array) in enumerate(zip(weights, arrays, strict=False)):
+        if tuple(variable.shape) != array.shape:
+            raise ModelError(
+                f"initial_weights={origin!r} do not fit the model: weight {place} is "
+                f"{variable.path!r} of shape {tuple(variable.shape)}, there it has shape "
+                f"{array.shape}; initial_weights_skip_mismatch=True takes over those that fit"
+            )
+    if len(weights) != len(arrays):
+        raise ModelError(
+            f"initial_weights={origin!r} do not fit the model: they are {len(arrays)} arrays, the "
+            f"model has {len(weights)} weights; initial_weights_skip_mismatch=True takes over "
+            "those that fit"
+        )
+    for variable, array in zip(weights, arrays, strict=True):
+        variable.assign(array)
+    return set(range(len(weights)))
+
+
+def _assign_by_path(model: Any, weights: Sequence[Weight]) -> set[int]:
+    own = list(model.weights)
+    taken = set()
+    for place, source in match_paths([v.path for v in own], [w.path for w in weights]).items():
+        if tuple(own[place].shape) == weights[source].value.shape:
+            own[place].assign(weights[source].value)
+            taken.add(place)
+    return taken
+
+
+def match_paths(own: Sequence[str], others: Sequence[str]) -> dict[int, int]:
+    """Return which place in ``others`` has the path of which place in ``own``. Pure.
+
+    If no path is equal, the name of the whole model, which leads all paths of a ``Sequential``,
+    does not count. A path that occurs several times is matched only if it does so equally often.
+    """
+    return _equal(own, others) or _equal(_below_root(own), _below_root(others))
+
+
+def _equal(own: Sequence[str], others: Sequence[str]) -> dict[int, int]:
+    ours, theirs = _places(own), _places(others)
+    return {
+        place: other
+        for path, places in ours.items()
+        if len(places) == len(theirs.get(path, ()))
+        for place, other in zip(places, theirs[path], strict=True)
+    }
+
+
+def _below_root(paths: Sequence[str]) -> list[str]:
+    roots = {path.partition("/")[0] for path in paths}
+    if len(roots) == 1 and all(path.count("/") >= 2 for path in paths):
+        return [path.partition("/")[2] for path in paths]
+    return list(paths)
+
+
+def _places(paths: Sequence[str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for place, path in enumerate(paths):
+        found.setdefault(path, []).append(place)
+    return found
+
+
+def _tell_what_was_taken(
+    model: Any, taken: set[int], weights: Sequence[Weight], origin: str
+) -> None:
+    """Tell the driver which weights were taken over.
+
+    Raises:
+        ModelError: none was.
+    """
+    own = list(model.weights)
+    shown = {
+        True: _listed([w for n, w in enumerate(own) if n in taken]),
+        False: _listed([w for n, w in enumerate(own) if n not in taken]),
+    }
+    if not taken:
+        there = ""  # Keras goes through its files by the kinds of layers, in their order
+        if weights:
+            there = f"; there are {_listed(weights)}. Weights go by the names of their layers"
+        raise ModelError(
+            f"initial_weights={origin!r}: no weight has the path and shape of one of the model's, "
+            f"which are {shown[False]}{there}"
+        )
+    left = len(own) - len(taken)
+    text = f"initial_weights={origin!r}: {len(taken)} of {len(own)} weights taken over"
+    if left:
+        text += f" ({shown[True]}); {left} keep their initial values ({shown[False]})"
+    notify(text, warn=left > 0)
+
+
+def _listed(weights: Sequence[Any]) -> str:
+    names = [f"{w.path} {tuple(getattr(w, 'value', w).shape)}" for w in weights[:_SHOWN]]
+    more = len(weights) - _SHOWN
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")

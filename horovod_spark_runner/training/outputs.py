@@ -1,0 +1,111 @@
+"""What a model gives: its outputs by name, however it nests them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from ..errors import ModelError
+from .spec import OutputSpec
+
+Path = tuple[Any, ...]
+
+
+def call_model(model: Any, inputs: Any) -> Any:
+    """Return what ``model.predict`` would, for one batch: a user's ``predict_step`` counts."""
+    return model.predict_step((inputs,))
+
+
+def output_leaves(value: Any) -> list[tuple[Path, Any]]:
+    """Return every tensor in what a model gave, with the keys and indices that lead to it.
+
+    Dictionaries are walked in their own order, which is the one their author wrote.
+    """
+    if isinstance(value, Mapping):
+        below = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        below = list(enumerate(value))
+    else:
+        return [] if value is None else [((), value)]
+    return [((key, *path), leaf) for key, inner in below for path, leaf in output_leaves(inner)]
+
+
+def pick(value: Any, path: Sequence[str | int]) -> Any:
+    """Return the tensor at ``path``."""
+    for key in path:
+        value = value[key]
+    return value
+
+
+def fixed_batch(model: Any) -> int | None:
+    """Return the number of rows that ``model`` has to be called with; ``None`` for any."""
+    try:
+        inputs = keras.tree.flatten(model.inputs or [])
+    except (AttributeError, ValueError):  # a subclass, or a Sequential before it is built
+        return None
+    sizes = {tensor.shape[0] for tensor in inputs if tensor.shape and tensor.shape[0] is not None}
+    return max(sizes, default=None)
+
+
+def repeat_rows(example: Any, rows: int) -> Any:
+    """Return one row of inputs as many times as asked."""
+    return keras.tree.map_structure(lambda array: np.repeat(array, rows, axis=0), example)
+
+
+def output_specs(model: Any, example: Any) -> list[OutputSpec]:
+    """Return names, shapes and types of what the model gives.
+
+    A single output is called "prediction". Those in a list have the names of the layers that give
+    them, those in dictionaries their keys; deeper down, keys and indices are joined by "_".
+
+    Args:
+        model: the model.
+        example: one row of inputs.
+
+    Raises:
+        ModelError: an output has not one entry per row.
+    """
+    rows = fixed_batch(model) or 2
+    leaves = output_leaves(call_model(model, repeat_rows(example, rows)))
+    names = _output_names(model, [path for path, _ in leaves])
+    specs = []
+    for name, (path, leaf) in zip(names, leaves, strict=True):
+        shape = tuple(leaf.shape)
+        if not shape or shape[0] not in (rows, None):
+            raise ModelError(
+                f"output {name!r} has the shape {shape} for {rows} rows; each output must have one "
+                "entry per row"
+            )
+        dtype = keras.backend.standardize_dtype(leaf.dtype)
+        specs.append(OutputSpec(name, shape[1:], dtype, path))
+    if not specs:
+        raise ModelError("the model returns no output")
+    return specs
+
+
+def _output_names(model: Any, paths: Sequence[Path]) -> list[str]:
+    if len(paths) == 1:
+        return ["prediction"]
+    layers = getattr(model, "output_names", None) or []
+    flat = all(len(path) == 1 and isinstance(path[0], int) for path in paths)
+    if flat and len(layers) == len(paths):
+        return _distinct(layers)
+    # An index alone is no name for a column.
+    prefixed = [path if isinstance(path[0], str) else ("output", *path) for path in paths]
+    return _distinct(["_".join(map(str, path)) for path in prefixed])
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Return ``names`` with a number behind those that came before, in any case of letters."""
+    taken: set[str] = set()
+    result = []
+    for name in names:
+        number, candidate = 1, name
+        while candidate.lower() in taken:
+            candidate, number = f"{name}_{number}", number + 1
+        taken.add(candidate.lower())
+        result.append(candidate)
+    return result

@@ -1,0 +1,218 @@
+"""A case trained: by Keras' own ``fit``, and by this project on the ranks of a world."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from horovod_spark_runner.config import AllreduceOptions, CheckpointOptions, FitOptions
+from horovod_spark_runner.ml.inference import load_model
+from horovod_spark_runner.ml.transformer import read_trained_model
+from horovod_spark_runner.pipeline import _binding
+from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.storage.run_directory import RunDirectory
+from horovod_spark_runner.training.loop import train
+from horovod_spark_runner.training.spec import ModelSource, TrainingSpec
+
+from .case import Case
+from .data import (
+    GLOBAL_BATCH,
+    SEED,
+    VALIDATION_ROWS,
+    WINDOW,
+    join,
+    open_data,
+    train_batches,
+    validation_batches,
+)
+from .recording import Recording, plain, recorder
+
+TOKEN = "conformance"
+# Lines of a traceback that are kept.
+TRACE = 12
+
+
+class Batches(keras.utils.PyDataset):
+    """Exactly these batches, other ones in each epoch."""
+
+    def __init__(self, epochs: list[list[Any]]) -> None:
+        super().__init__()
+        self._epochs = epochs
+        self._epoch = -1
+
+    def __len__(self) -> int:
+        return len(self._epochs[0])
+
+    def __getitem__(self, index: int) -> Any:
+        return self._epochs[max(0, self._epoch)][index]
+
+    def on_epoch_begin(self) -> None:
+        self._epoch = min(self._epoch + 1, len(self._epochs) - 1)
+
+
+def fit(case: Case, data: Path, folder: Path) -> Recording:
+    """Train ``case`` with ``Model.fit``."""
+    noted = recorder()
+
+    def work() -> tuple[Any, dict[str, Any]]:
+        options: dict[str, Any] = dict(case.options)
+        epochs = train_batches(open_data(data, case.rows, case), case.epochs)
+        if case.validation:
+            held_out = validation_batches(open_data(data, VALIDATION_ROWS, case))
+            options["validation_data"] = Batches([list(map(case.batch, held_out))])
+        keras.utils.set_random_seed(SEED)
+        model = case.model()
+        folder.mkdir(parents=True, exist_ok=True)
+        result = model.fit(
+            Batches([list(map(case.batch, epoch)) for epoch in epochs]),
+            epochs=case.epochs,
+            callbacks=[*case.callbacks(folder), noted],
+            verbose=0,
+            shuffle=False,
+            **options,
+        )
+        return model, result.history
+
+    return _recorded(work, noted, folder)
+
+
+def ours(case: Case, data: Path, folder: Path, run_dir: Path, size: int, rank: int) -> Recording:
+    """Train ``case`` on this rank of a world of ``size`` ranks, together with the others."""
+    noted = recorder()
+    made: list[Any] = []
+
+    def model_fn() -> Any:
+        made.append(case.model())
+        return made[-1]
+
+    def work() -> tuple[Any, dict[str, Any]]:
+        spec = _spec(case, data, run_dir, size, model_fn)
+        spec.callbacks.append(noted)
+        folder.mkdir(parents=True, exist_ok=True)
+        spec.callbacks[:0] = case.callbacks(folder)
+        if rank == 0:
+            run_dir.mkdir(parents=True)
+            (run_dir / "lock.json").write_text(json.dumps({"token": TOKEN}))
+        report = train(spec)
+        return made[0], _by_metric(report.history)
+
+    recording = _recorded(work, noted, folder)
+    if rank == 0 and not recording.error and size == 1:
+        _predict(case, data, run_dir, made[0], recording)
+    return recording
+
+
+def _spec(
+    case: Case, data: Path, run_dir: Path, size: int, model: Callable[[], Any]
+) -> TrainingSpec:
+    """Return what `run_training` would tell the ranks."""
+    return TrainingSpec(
+        model=ModelSource(function=model),
+        inputs=_binding(_as_argument(case.x), "feature_cols"),
+        outputs=_binding(_as_argument(case.y), "label_cols"),
+        weight=case.weight,
+        fit=FitOptions(
+            batch_size=GLOBAL_BATCH // size,
+            epochs=case.epochs,
+            seed=SEED,
+            window_bytes=WINDOW,
+            **case.options,
+        ),
+        allreduce=AllreduceOptions(),
+        train=open_data(data, case.rows, case),
+        validation=open_data(data, VALIDATION_ROWS, case) if case.validation else None,
+        run_dir=str(run_dir),
+        workers=size,
+        checkpoint=None,
+        warm_start=None,
+        checkpoints=CheckpointOptions(keep=1),
+        run_id="conformance",
+        lock_token=TOKEN,
+        callbacks=[],
+        settings={},
+    )
+
+
+def _as_argument(columns: Any) -> Any:
+    return [columns] if isinstance(columns, str) else columns
+
+
+def _by_metric(history: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    result: dict[str, list[Any]] = {}
+    for logs in history:
+        for name, value in logs.items():
+            result.setdefault(name, []).append(value)
+    return result
+
+
+def _recorded(work: Callable[[], tuple[Any, dict[str, Any]]], noted: Any, folder: Path) -> Any:
+    recording = Recording()
+    began = time.monotonic()
+    try:
+        model, history = work()
+        recording.history = plain(history)
+        recording.weights = _values(model.weights)
+        optimizer = model.optimizer
+        recording.optimizer = _values(getattr(optimizer, "variables", []))
+    except Exception as error:  # whatever a case raises is its result
+        recording.error = f"{type(error).__name__}: {error}"
+        recording.trace = "".join(traceback.format_exc().splitlines(keepends=True)[-TRACE:])
+    recording.seconds = time.monotonic() - began
+    recording.calls = noted.calls
+    recording.params = plain(noted.first_params)
+    recording.files = _files(folder)
+    return recording
+
+
+def _values(variables: Any) -> dict[str, np.ndarray]:
+    return {f"{i:05d} {v.path}": np.array(v.numpy()) for i, v in enumerate(variables)}
+
+
+def _files(folder: Path) -> dict[str, str]:
+    """Return the files by name; times and processes in names count as equal."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            name = re.sub(r"\d{5,}.*", "…", str(path.relative_to(folder)))
+            found[name] = path.read_text() if path.suffix == ".csv" else ""
+    return found
+
+
+def _predict(case: Case, data: Path, run_dir: Path, model: Any, recording: Recording) -> None:
+    """Note what the model predicts, and what comes of it by way of the run directory."""
+    arrays = join(validation_batches(open_data(data, VALIDATION_ROWS, case)))
+    inputs = case.inputs(arrays)
+    directory = RunDirectory(Location(str(run_dir)))
+
+    def saved(source: ModelSource | None) -> list[np.ndarray]:
+        keras.backend.clear_session()
+        found = read_trained_model(directory, source, dict(case.custom_objects), {})
+        predict = load_model(found.source, found.weights, found.inputs, found.columns)
+        return predict({column.name: arrays[column.name] for column in found.columns})
+
+    ways: dict[str, Callable[[], list[np.ndarray]]] = {
+        "model": lambda: keras.tree.flatten(model.predict(inputs, verbose=0)),
+        "run_training": lambda: saved(ModelSource(function=case.model)),
+        "from_run": lambda: saved(None),
+    }
+    for way, predicted in ways.items():
+        try:
+            recording.predictions[way] = [np.array(value) for value in predicted()]
+        except Exception as error:  # whatever a prediction raises is its result
+            recording.failures[way] = f"{type(error).__name__}: {error}"
+
+
+def forget() -> None:
+    """Take back what a case may have left in Keras' global state."""
+    keras.backend.clear_session()
+    keras.config.set_dtype_policy("float32")
+    keras.config.set_floatx("float32")
+    keras.config.disable_traceback_filtering()

@@ -1,0 +1,60 @@
+"""Finished runs without a training: what the transformer needs of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from horovod_spark_runner.config import AllreduceOptions, CheckpointOptions, FitOptions
+from horovod_spark_runner.data.manifest import Column, Manifest
+from horovod_spark_runner.storage.run_directory import RunDirectory
+from horovod_spark_runner.training.spec import Binding, ModelSource, SavedModel, TrainingSpec
+
+
+def spec_of(columns: Sequence[Column], **fields: Any) -> TrainingSpec:
+    """Return the spec of a training on ``columns``, each for the input of that name or order."""
+    manifest = Manifest("", (), tuple(columns), (), "")
+    given: dict[str, Any] = {
+        "model": ModelSource(),
+        "inputs": Binding(tuple(column.name for column in columns)),
+        "outputs": Binding(("y",)),
+        "weight": None,
+        "fit": FitOptions(batch_size=4, epochs=1),
+        "allreduce": AllreduceOptions(),
+        "train": manifest,
+        "validation": None,
+        "run_dir": "",
+        "workers": 1,
+        "checkpoint": None,
+        "warm_start": None,
+        "checkpoints": CheckpointOptions(),
+        "run_id": "",
+        "lock_token": "",
+        "callbacks": (),
+        "settings": {},
+        **fields,
+    }
+    return TrainingSpec(**given)
+
+
+def blank(columns: Sequence[Column]) -> Any:
+    """Return one row of inputs: an array, or arrays by column."""
+    arrays = {c.name: np.zeros((1, *c.shape), c.dtype) for c in columns}
+    return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+
+
+def save_run(place: Path | str, model: Any, columns: Sequence[Column], **fields: Any) -> SavedModel:
+    """Leave ``model`` in a run directory as a training does."""
+    from horovod_spark_runner.training.artifact import save_model
+
+    directory = RunDirectory(str(place))
+    saved: SavedModel = save_model(directory, model, spec_of(columns, **fields), blank(columns))
+    directory.write_metrics([{"loss": 1.0}])
+    return saved
+
+
+def source(function: Any, custom_objects: Mapping[str, Any] | None = None) -> ModelSource:
+    return ModelSource(function=function, custom_objects=custom_objects or {})

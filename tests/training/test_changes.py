@@ -1,0 +1,288 @@
+"""What a resumed run is asked for otherwise: honoured, warned of, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import keras
+import pytest
+
+from horovod_spark_runner.config import FitOptions
+from horovod_spark_runner.errors import RunDirectoryError
+from horovod_spark_runner.storage.checkpoint import CheckpointInfo
+from horovod_spark_runner.training.architecture import describe_model
+from horovod_spark_runner.training.changes import (
+    check_same_data,
+    compare_models,
+    settings_to_go_on_with,
+)
+
+layers = keras.layers
+optimizers = keras.optimizers
+
+
+def plain(
+    activation: str = "relu",
+    rate: float = 0.3,
+    optimizer: Any = None,
+    loss: Any = "mse",
+    metrics: Any = ("mae",),
+    trainable: bool = True,
+) -> Any:
+    model = keras.Sequential(
+        [
+            layers.Input((4,)),
+            layers.Dense(3, activation=activation, trainable=trainable),
+            layers.BatchNormalization(),
+            layers.Dropout(rate),
+            layers.Dense(1),
+        ]
+    )
+    model.compile(optimizer or optimizers.Adam(1e-3), loss, metrics=list(metrics))
+    return model
+
+
+def connected(activation: str = "relu", operation: Any = keras.ops.tanh, swap: bool = False) -> Any:
+    """A functional model with operations, wrappers, attention, a Lambda and a model inside."""
+    start = keras.Input((6, 4))
+    one = layers.Bidirectional(layers.LSTM(3))(start)
+    two = layers.MultiHeadAttention(2, 3)(start, start)
+    two = layers.TimeDistributed(layers.Dense(1, activation=activation))(two)
+    two = layers.Lambda(lambda x: x * 2, output_shape=(6, 1))(two)
+    parts = [one, layers.Flatten()(two)]
+    joined = operation(keras.ops.concatenate(parts[::-1] if swap else parts, axis=-1))
+    inner = keras.Sequential([layers.Dense(4), layers.Dense(2, activation=activation)])
+    model = keras.Model(start, inner(joined))
+    model.compile(
+        optimizers.RMSprop(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    return model
+
+
+class Own(keras.Model):  # type: ignore[misc]
+    """A subclass that cannot tell its settings."""
+
+    def __init__(self, activation: Any) -> None:
+        super().__init__()
+        self.first = layers.Dense(3, activation=activation)
+        self.second = layers.Dense(1)
+
+    def get_config(self) -> Any:
+        raise NotImplementedError
+
+    def call(self, inputs: Any) -> Any:
+        return self.second(self.first(inputs))
+
+
+def own(activation: str = "relu") -> Any:
+    model = Own(activation)
+    model(keras.ops.zeros((1, 4)))
+    model.compile("sgd", "mse")
+    return model
+
+
+def recorded(model: Any) -> Any:
+    """Return what a checkpoint says of ``model`` once it was read again."""
+    return json.loads(json.dumps(describe_model(model)))
+
+
+@pytest.mark.parametrize("make", [plain, connected, own])
+def test_automatic_names_do_not_count(make: Callable[[], Any]) -> None:
+    then, now = recorded(make()), recorded(make())
+    assert then == now
+    changes = compare_models(then, now, in_epoch=True)
+    assert (changes.refusal, changes.warnings, changes.record) == (None, (), now)
+
+
+@pytest.mark.parametrize("make", [plain, connected])
+def test_a_file_is_the_same_model_as_its_function(make: Callable[[], Any], tmp_path: Any) -> None:
+    model = make()
+    model.save(tmp_path / "m.keras")
+    loaded = keras.saving.load_model(tmp_path / "m.keras", safe_mode=False)
+    for then, now in [(loaded, make()), (make(), loaded)]:
+        changes = compare_models(recorded(then), recorded(now), in_epoch=True)
+        assert (changes.refusal, changes.warnings) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "message"),
+    [
+        (
+            plain(),
+            lambda: plain("tanh"),
+            r"layer 2 \(Dense\): activation is 'tanh' now, the run was begun with 'relu'",
+        ),
+        (plain(), lambda: plain(rate=0.5), r"layer 4 \(Dropout\): rate is 0.5 now, .* 0.3"),
+        (plain(), lambda: plain(trainable=False), r"layer 2 \(Dense\): trainable is False now"),
+        (
+            plain(),
+            lambda: plain(optimizer=optimizers.AdamW()),
+            "optimizer is 'AdamW' now, the run was begun with 'Adam'",
+        ),
+        (plain(), connected, "it had Dense as layer 2, this one has MultiHeadAttention as layer 2"),
+        (connected(), lambda: connected("gelu"), r"layer.activation is 'gelu' now"),
+        (connected(), lambda: connected(operation=keras.ops.sin), "are connected otherwise"),
+        (connected(), lambda: connected(swap=True), "this one has Flatten as layer 12"),
+        (own(), lambda: own("tanh"), r"layer 1 \(Dense\): activation is 'tanh' now"),
+    ],
+)
+def test_another_model_is_refused_by_name(then: Any, now: Callable[[], Any], message: str) -> None:
+    refusal = compare_models(recorded(then), recorded(now()), in_epoch=False).refusal
+    assert refusal is not None
+    assert re.search(message, refusal), refusal
+
+
+def test_another_learning_rate_is_warned_of_each_time() -> None:
+    then = recorded(plain())
+    asked = recorded(plain(optimizer=optimizers.Adam(0.5)))
+    changes = compare_models(then, asked, in_epoch=True)
+    assert changes.refusal is None
+    (text,) = changes.warnings
+    assert "learning_rate of optimizer Adam is 0.5 now, the run was begun with 0.001" in text
+    assert "the checkpoint's value is gone on with" in text
+    again = compare_models(changes.record, asked, in_epoch=True)
+    assert again.warnings == changes.warnings
+    assert compare_models(changes.record, then, in_epoch=True).warnings == ()
+
+
+def test_what_a_new_optimizer_honours_needs_no_warning() -> None:
+    def with_schedule(start: float) -> Any:
+        rate = optimizers.schedules.ExponentialDecay(start, 10, 0.9)
+        return recorded(plain(optimizer=optimizers.Adam(rate)))
+
+    cases = [
+        (recorded(plain()), recorded(plain(optimizer=optimizers.Adam(1e-3, clipnorm=1.0)))),
+        (with_schedule(0.1), with_schedule(0.2)),
+    ]
+    for then, now in cases:
+        changes = compare_models(then, now, in_epoch=True)
+        assert (changes.refusal, changes.warnings) == (None, ())
+        assert len(changes.optimizers) == 1
+
+
+def test_loss_scaling_goes_on_with_its_own_scale() -> None:
+    def scaled(initial: float, rate: float) -> Any:
+        inner = optimizers.SGD(rate)
+        optimizer = optimizers.LossScaleOptimizer(inner, initial_scale=initial)
+        return recorded(plain(optimizer=optimizer))
+
+    changes = compare_models(scaled(8.0, 0.1), scaled(16.0, 0.2), in_epoch=False)
+    told = " ".join(changes.warnings)
+    assert "initial_scale of optimizer LossScaleOptimizer is 16 now" in told
+    assert "inner_optimizer.learning_rate" in told
+    assert compare_models(changes.record, scaled(8.0, 0.1), in_epoch=False).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("now", "name"),
+    [
+        ({"loss": "mae"}, "compile's loss is MeanAbsoluteError"),
+        ({"loss": keras.losses.Huber(0.3)}, r"compile's loss is Huber\(delta=0.3"),
+        ({"metrics": ["mse"]}, "compile's metrics is"),
+    ],
+)
+def test_another_loss_or_metric(now: dict[str, Any], name: str) -> None:
+    then, asked = recorded(plain()), recorded(plain(**now))
+    within = compare_models(then, asked, in_epoch=True).refusal
+    assert within is not None
+    assert re.search(f"{name}.*taken within an epoch", within), within
+    between = compare_models(then, asked, in_epoch=False)
+    assert between.refusal is None
+    assert len(between.warnings) == ("loss" in now)
+    for text in between.warnings:
+        assert re.search(f"{name}.*is trained with the new one", text), text
+    # Once told, it is the run's own.
+    assert compare_models(between.record, asked, in_epoch=True).refusal is None
+
+
+def test_a_loss_by_name_is_the_loss_as_an_object() -> None:
+    by_name, by_object = plain(loss="mse"), plain(loss=keras.losses.MeanSquaredError())
+    assert recorded(by_name)["loss"] == recorded(by_object)["loss"]
+
+
+def test_checkpoints_that_say_nothing_of_the_model_are_gone_on_with() -> None:
+    now = recorded(plain())
+    changes = compare_models({}, now, in_epoch=True)
+    assert (changes.refusal, changes.warnings, changes.record) == (None, (), now)
+
+
+INFO = CheckpointInfo(
+    step=4,
+    epoch=1,
+    history=[{}],
+    data_fingerprint="f",
+    variables=[],
+    order={"seed": 0},
+    state={"learning_rate": {"base": 0.1, "done": True}},
+    settings={
+        "fit": {"lr_scaling": "linear", "warmup_epochs": 2.0, "batch_size": 32},
+        "num_workers": 2,
+        "initial_weights": None,
+        "feature_cols": ["a", "b"],
+        "label_cols": ["y"],
+        "sample_weight_col": None,
+        "data": {"validation": 0.1, "stratify": None, "shapes": {}, "dtypes": {}},
+    },
+)
+FIT = FitOptions(lr_scaling="linear", warmup_epochs=2.0)
+
+
+@pytest.mark.parametrize(
+    ("fit", "workers", "start", "message"),
+    [
+        (FitOptions(), 2, None, "lr_scaling is 'none' now, the run was begun with 'linear'"),
+        (FitOptions(), 2, None, "warmup_epochs is 0 now, the run was begun with 2"),
+        (replace(FIT, lr_scaling="sqrt"), 2, None, "lr_scaling is 'sqrt' now"),
+        (replace(FIT, seed=7), 2, None, "seed is 7 now, the run was begun with 0"),
+        (FIT, 4, None, "num_workers is 4 now, the run was begun with 2: the learning rate"),
+        (FIT, 2, "old/run", "initial_weights='old/run' is ignored"),
+    ],
+)
+def test_settings_that_are_not_honoured(
+    fit: FitOptions, workers: int, start: str | None, message: str
+) -> None:
+    held, recorded_start, warnings = settings_to_go_on_with(INFO, fit, workers, start)
+    assert any(message in text for text in warnings)
+    assert (held.lr_scaling, held.warmup_epochs, recorded_start) == ("linear", 2.0, None)
+
+
+def test_the_same_call_is_not_warned_of() -> None:
+    assert settings_to_go_on_with(INFO, FIT, 2, None) == (FIT, None, [])
+    begun = replace(INFO, settings={**INFO.settings, "initial_weights": "old/run"})
+    assert settings_to_go_on_with(begun, FIT, 2, "old/run") == (FIT, "old/run", [])
+    nothing_known = replace(INFO, settings={}, order={}, state={})
+    assert settings_to_go_on_with(nothing_known, FIT, 9, None) == (FIT, None, [])
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "changed", "message"),
+    [
+        (
+            "g",
+            {"data": {**INFO.settings["data"], "validation": 0.2}},
+            "validation is 0.2 now, .*0.1",
+        ),
+        ("g", {"data": {**INFO.settings["data"], "validation": None}}, "validation is None now"),
+        ("g", {"fit": {"seed": 3}}, "seed is 3 now, the run was begun with 0 .the split"),
+        ("g", {}, "the arguments are the same, but the rows have changed"),
+        ("g", {"sample_weight_col": "w"}, "sample_weight_col is 'w' now, .* with None"),
+        ("f", {"feature_cols": ["b", "a"]}, r"feature_cols is \['b', 'a'\] now"),
+    ],
+)
+def test_other_data_are_refused_by_name(
+    fingerprint: str, changed: dict[str, Any], message: str
+) -> None:
+    settings = {**INFO.settings, "fit": {"seed": 0}, **changed}
+    with pytest.raises(RunDirectoryError, match=message):
+        check_same_data(INFO, fingerprint, settings, "runs/x")
+
+
+def test_the_same_rows_may_be_validated_otherwise() -> None:
+    data = {**INFO.settings["data"], "validation": "a DataFrame"}
+    settings = {**INFO.settings, "fit": {"seed": 5}, "data": data}
+    check_same_data(INFO, "f", settings, "runs/x")
+    check_same_data(INFO, "f", {**settings, "feature_cols": {"p": "b", "q": "a"}}, "runs/x")

@@ -1,0 +1,135 @@
+"""Weights to begin with that fit in part: taken by path, the rest as the model made them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from horovod_spark_runner.errors import ModelError
+from horovod_spark_runner.storage.checkpoint import CheckpointInfo, save_checkpoint
+from horovod_spark_runner.storage.run_directory import RunDirectory
+from horovod_spark_runner.training import initial_weights
+from horovod_spark_runner.training.initial_weights import load_initial_weights, match_paths
+from horovod_spark_runner.training.state import TrainingVariables
+from horovod_spark_runner.training.warm_start import read_warm_start
+
+layers = keras.layers
+
+
+def trained(classes: int = 10) -> Any:
+    model = keras.Sequential(
+        [
+            layers.Input((4,)),
+            layers.Normalization(name="scale"),
+            layers.Dense(3, name="body"),
+            layers.BatchNormalization(name="moments"),
+            layers.Dropout(0.5),
+            layers.Dense(classes, name="head"),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.5), "mse")
+    rng = np.random.default_rng(classes)
+    model.fit(rng.normal(size=(8, 4)), rng.normal(size=(8, classes)), verbose=0)
+    for weight in model.weights:
+        weight.assign(rng.uniform(1, 2, weight.shape))
+    return model
+
+
+def save_run(model: Any, place: Path) -> None:
+    variables = TrainingVariables(model)
+    info = CheckpointInfo(1, 1, [{}], "f", variables.describe())
+    save_checkpoint(RunDirectory(str(place)), info, {"variables.npz": variables.capture()})
+
+
+FORMS: dict[str, Callable[[Any, Path], None]] = {
+    "run": save_run,
+    "model.keras": lambda model, place: model.save(place),
+    "model.weights.h5": lambda model, place: model.save_weights(place),
+    "saved_model": lambda model, place: model.export(place, verbose=False),
+}
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """What the driver was told, and whether as a warning."""
+    heard: list[tuple[str, bool]] = []
+    monkeypatch.setattr(
+        initial_weights, "notify", lambda text, *, warn=True: heard.append((text, warn))
+    )
+    return heard
+
+
+def by_path(model: Any) -> dict[str, np.ndarray]:
+    return {weight.path.partition("/")[2]: np.array(weight) for weight in model.weights}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_new_head_keeps_its_initial_values(
+    form: str, tmp_path: Path, told: list[tuple[str, bool]]
+) -> None:
+    source = trained()
+    FORMS[form](source, tmp_path / form)
+    model = trained(classes=7)
+    before, rate = by_path(model), float(model.optimizer.learning_rate)
+    model.optimizer.iterations.assign(0)
+    model.optimizer.learning_rate = 0.25
+    with pytest.raises(ModelError, match="do not fit the model"):
+        load_initial_weights(trained(classes=7), read_warm_start(tmp_path / form))
+    load_initial_weights(model, read_warm_start(tmp_path / form, skip_mismatch=True))
+    for path, value in by_path(model).items():
+        expected = before if path.startswith("head/") else by_path(source)
+        np.testing.assert_array_equal(value, expected[path], err_msg=path)
+    ((text, warn),) = told
+    assert warn
+    assert f"{len(before) - 2} of {len(before)} weights taken over" in text
+    assert "head/kernel (3, 7)" in text
+    # Weights only: the rate and the steps are the new run's own.
+    assert rate == 0.5
+    assert float(model.optimizer.learning_rate) == 0.25
+    assert int(model.optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_follow_the_weights_they_are_given(form: str, tmp_path: Path) -> None:
+    source, model = trained(), trained()
+    FORMS[form](source, tmp_path / form)
+    for weight in model.weights:
+        weight.assign(np.full(weight.shape, 9.0))
+    load_initial_weights(model, read_warm_start(tmp_path / form))
+    inputs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    source.get_layer("scale").finalize_state()
+    np.testing.assert_array_equal(model(inputs), source(inputs))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_of_which_none_fits_are_refused(form: str, tmp_path: Path) -> None:
+    FORMS[form](trained(), tmp_path / form)
+    other = keras.Sequential([layers.Input((5, 2)), layers.Conv1D(1, 1, name="strange")])
+    other.compile("sgd", "mse")
+    with pytest.raises(ModelError, match=r"no weight has the path and shape .*strange/kernel"):
+        load_initial_weights(other, read_warm_start(tmp_path / form, skip_mismatch=True))
+
+
+def test_optimizer_of_a_weights_file_stays_out(tmp_path: Path) -> None:
+    source, model = trained(), trained()
+    source.save_weights(tmp_path / "a.weights.h5")
+    model.optimizer.learning_rate = 0.125
+    moments = [np.array(v) for v in model.optimizer.variables]
+    load_initial_weights(model, read_warm_start(tmp_path / "a.weights.h5"))
+    for variable, value in zip(model.optimizer.variables, moments, strict=True):
+        np.testing.assert_array_equal(variable, value)
+
+
+def test_an_order_of_layers_does_not_matter_to_paths() -> None:
+    assert match_paths(["a/w", "b/w"], ["b/w", "c/w", "a/w"]) == {0: 2, 1: 0}
+    assert match_paths(["s/a/w", "s/b/w"], ["t/b/w", "t/x/w"]) == {1: 0}
+    assert match_paths(["s/a/w", "s/b/w"], ["b/w", "c/w"]) == {1: 0}
+    assert match_paths(["a/w", "s/a/w"], ["s/a/w"]) == {1: 0}
+    # What occurs several times has no path of its own, unless there are equally many.
+    assert match_paths(["a/w", "a/w"], ["a/w"]) == {}
+    assert match_paths(["a/w", "a/w"], ["a/w", "a/w"]) == {0: 0, 1: 1}

@@ -1,0 +1,295 @@
+"""Stored values to what is trained on: nothing is lost, scaled or cast without a word."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from horovod_spark_runner import DataError, Dataset
+from horovod_spark_runner.data.arrow_to_numpy import column_to_numpy, empty_rows
+from horovod_spark_runner.data.decode import RowDecoder, UndecodableRow, decode_value
+from horovod_spark_runner.data.images import decode_image, image_dtype
+from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.data.materialize import DataRequest
+from horovod_spark_runner.data.parquet import open_parquet
+from horovod_spark_runner.data.schema import Roles
+from horovod_spark_runner.data.signatures import encoding_of
+from horovod_spark_runner.ml.inference import _decode_and_predict
+from horovod_spark_runner.storage.filesystem import Location
+
+DEEP = np.linspace(0, 65535, 48, dtype=np.uint16).reshape(6, 8)
+SHALLOW = np.linspace(0, 255, 48, dtype=np.uint8).reshape(6, 8)
+
+
+def encoded(array: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def image_column(dtype: str, *shape: int) -> Column:
+    return Column("image", dtype, shape or (6, 8, 1), "image")
+
+
+def colour_png_of_16_bits() -> bytes:
+    """A PNG of 48 bits per pixel, which Pillow reads but does not write."""
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        checksum = zlib.crc32(kind + data)
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
+
+    line = b"\0" + struct.pack(">3H", 65535, 256, 0) * 8
+    header = struct.pack(">IIBBBBB", 8, 6, 16, 2, 0, 0, 0)
+    body = chunk(b"IDAT", zlib.compress(line * 6))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + body + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "JPEG2000"])
+def test_formats_of_images_are_recognised_and_read(kind: str) -> None:
+    data = encoded(np.dstack([SHALLOW] * 3), kind)
+    assert encoding_of(data) == "image"
+    assert image_dtype("image", data) == "uint8"
+    found = decode_image(image_column("uint8"), data)
+    assert abs(found[..., 0].astype(int) - SHALLOW).max() <= (20 if kind in ("JPEG", "WEBP") else 1)
+
+
+def test_other_bytes_are_no_images() -> None:
+    for data in (b"", b"BM", b"BM" + bytes(range(30)), b"RIFF\0\0\0\0WAVE", DEEP.tobytes()):
+        assert encoding_of(data) == "raw"
+    assert encoding_of(b"\x93NUMPY\1\0") == "npy"
+    assert encoding_of(b"PK\3\4 and so on") == "npz"
+
+
+def test_a_format_that_pillow_does_not_read_is_refused_by_name() -> None:
+    heic = b"\0\0\0\x18ftypheic" + bytes(20)
+    assert encoding_of(heic) == "image"
+    with pytest.raises(DataError, match=r"'image': an image cannot be decoded: .*ftyp") as raised:
+        image_dtype("image", heic)
+    assert "BytesIO" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_images_of_16_bits_keep_their_values(kind: str) -> None:
+    data = encoded(DEEP, kind)
+    assert image_dtype("image", data) == "uint16"
+    for dtype in ("uint16", "int32", "float32", "float64"):
+        found = decode_value(image_column(dtype), data, None, None)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found[..., 0], DEEP)
+    np.testing.assert_array_equal(
+        decode_image(image_column("uint16", 6, 8, 3), data), np.dstack([DEEP] * 3)
+    )
+    half = decode_image(image_column("uint16", 3, 4), data)
+    assert abs(half.mean() - DEEP.mean()) < 600
+    assert half.max() > 50000
+
+
+def test_images_of_more_bits_than_their_type_are_refused() -> None:
+    with pytest.raises(DataError, match=r"more than 8 bits .*dtypes=\{'image': 'uint16'\}"):
+        decode_image(image_column("uint8"), encoded(DEEP))
+    with pytest.raises(DataError, match="values from 0 to 65535, which int16 cannot hold.*'int32'"):
+        decode_value(image_column("int16"), encoded(DEEP), None, None)
+    wide = encoded(np.full((6, 8), 70_000, np.int32), "TIFF")
+    with pytest.raises(DataError, match="values from 70000 to 70000, which uint16 cannot hold"):
+        decode_value(image_column(image_dtype("image", wide)), wide, None, None)
+    assert decode_value(image_column("int32"), wide, None, None).max() == 70_000
+    real = encoded(np.full((6, 8), 0.25, np.float32), "TIFF")
+    assert image_dtype("image", real) == "float32"
+    assert decode_image(image_column("float32"), real).max() == 0.25
+    with pytest.raises(DataError, match=r"holds real numbers .*dtypes=\{'image': 'float32'\}"):
+        decode_value(image_column("uint16"), real, None, None)
+    with pytest.raises(DataError, match="has one channel .*not 4"):
+        decode_image(image_column("uint16", 6, 8, 4), encoded(DEEP))
+    colour = colour_png_of_16_bits()
+    assert decode_image(image_column("uint8", 6, 8, 3), colour)[0, 0].tolist() == [255, 1, 0]
+    with pytest.raises(DataError, match="only 8 of the 16 bits of a colour image"):
+        decode_image(image_column("uint16", 6, 8, 3), colour)
+
+
+@pytest.mark.parametrize("length", [8, 20, 40, 60])
+def test_what_is_said_of_a_broken_image(length: int) -> None:
+    data = encoded(SHALLOW)[:length]
+    with pytest.raises(DataError, match="'image': an image cannot be decoded: ") as raised:
+        decode_image(image_column("uint8"), data)
+    assert "BytesIO" not in str(raised.value)
+
+
+def returns(value: Any) -> Callable[..., Any]:
+    return lambda given, generator: value
+
+
+def in_place(image: np.ndarray, generator: Any) -> np.ndarray:
+    image //= 2
+    return image
+
+
+def test_transforms_may_work_in_place() -> None:
+    found = decode_value(image_column("uint8"), encoded(SHALLOW), in_place, None)
+    np.testing.assert_array_equal(found[..., 0], SHALLOW // 2)
+    stored = np.array([4, 6], np.int32)
+    stored.flags.writeable = False
+    assert decode_value(Column("v", "int32", (2,)), stored, in_place, None).tolist() == [2, 3]
+    assert stored.tolist() == [4, 6]
+    assert decode_value(Column("v", "int32"), np.int32(8), in_place, None) == 4
+
+
+@pytest.mark.parametrize(
+    ("column", "result", "message"),
+    [
+        (
+            image_column("uint8"),
+            SHALLOW[..., None] / 255.0,
+            r"real numbers .float64.*'image': 'float32'",
+        ),
+        (image_column("uint8"), DEEP[..., None], "0 to 65535, which uint8 cannot hold.*'int32'"),
+        (image_column("uint8"), -SHALLOW[..., None].astype(int), "from -255 to 0, which uint8"),
+        (image_column("uint8"), SHALLOW, r"array of shape \(6, 8\), not \(6, 8, 1\)"),
+        (image_column("uint8"), None, "None .is its return"),
+        (Column("v", "int8", (2,)), [1, 200], "from 1 to 200, which int8 cannot hold"),
+        (Column("v", "int32"), 2**40, "which int32 cannot hold.*'int64'"),
+        (Column("v", "int32", (2,)), [[1], [1, 2]], "what is no array"),
+        (Column("v", "uint8", (2,), "raw"), [0.5, 1.0], "return values that uint8 holds"),
+        (Column("v", "float32"), 1e300, "too large for float32; .*'float64'"),
+        (Column("v", "float32"), 1j, "values of complex128, not numbers"),
+        (Column("v", "float32"), "a", "values of <U1, not numbers"),
+        (Column("v", "string"), 1, "values of int64, not strings"),
+        (Column("v", "string"), b"a", "values of .S1, not strings"),
+    ],
+)
+def test_results_that_do_not_fit_are_refused(column: Column, result: Any, message: str) -> None:
+    stored = {"image": encoded(SHALLOW), "raw": np.zeros(2)}.get(column.encoding)
+    if stored is None:
+        stored = np.zeros(column.shape, column.dtype) if not column.is_text else "a"
+    with pytest.raises(DataError, match=f"column '(image|v)': its transform returned .*{message}"):
+        decode_value(column, stored, returns(result), None)
+
+
+@pytest.mark.parametrize(
+    ("column", "result", "expected"),
+    [
+        (Column("v", "float32", (2,)), np.array([1, 2]), [1.0, 2.0]),
+        (Column("v", "float32", (2,)), np.array([0.5, 2.0]), [0.5, 2.0]),
+        (Column("v", "uint8", (2,)), np.array([0, 255]), [0, 255]),
+        (Column("v", "int8", (2,)), np.array([True, False]), [1, 0]),
+        (Column("v", "float16"), 0.5, 0.5),
+        (Column("v", "string", (2,)), ["a", "bcd"], ["a", "bcd"]),
+    ],
+)
+def test_results_that_fit_get_the_columns_type(column: Column, result: Any, expected: Any) -> None:
+    stored = ["", ""] if column.is_text else np.zeros(column.shape)
+    found = decode_value(column, stored, returns(result), None)
+    assert found.dtype == column.numpy_dtype
+    assert found.tolist() == expected
+
+
+def test_arrays_of_other_types_than_the_first_are_not_cut() -> None:
+    def npy(value: Any) -> bytes:
+        buffer = io.BytesIO()
+        np.save(buffer, np.array(value))
+        return buffer.getvalue()
+
+    column = Column("m", "int64", (2,), "npy")
+    assert decode_value(column, npy([1, 2]), None, None).tolist() == [1, 2]
+    with pytest.raises(DataError, match="'m': a row holds real numbers .float64.*'float32'"):
+        decode_value(column, npy([0.5, 2.5]), None, None)
+    real = Column("m", "float32", (2,), "npy")
+    assert decode_value(real, npy([0.5, 2.5]), lambda m, rng: m + m.dtype.itemsize, None).tolist()
+
+
+def lower(text: np.ndarray, generator: np.random.Generator | None) -> Any:
+    suffix = "" if generator is None else str(generator.integers(2**30))
+    return str(text).lower() + suffix
+
+
+def scale(vector: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
+    vector *= 2
+    if generator is not None:
+        vector += generator.integers(2**20)
+    return vector
+
+
+def add(number: np.ndarray, generator: np.random.Generator | None) -> Any:
+    return number + (0 if generator is None else generator.integers(2**20))
+
+
+def test_transforms_of_numbers_arrays_and_strings(tmp_path: Path) -> None:
+    n = np.arange(40)
+    vectors = [[float(i), -float(i)] for i in n]
+    table = pa.table({"s": [f"Word{i}" for i in n], "v": vectors, "x": n, "id": n})
+    pq.write_table(table, tmp_path / "f.parquet", row_group_size=9)
+    request = DataRequest(Roles(("s", "v", "x", "id"), (), labelled=False))
+    manifest = open_parquet(Location(tmp_path), request)
+    assert manifest is not None
+    data = Dataset(manifest, {"s": lower, "v": scale, "x": add})
+
+    def rows(epoch: int, size: int) -> dict[int, tuple[Any, ...]]:
+        return {
+            int(tag): (text, *vector, number)
+            for rank in range(size)
+            for batch in data.epoch(epoch, rank=rank, size=size, batch_size=12 // size)
+            for text, vector, number, tag in zip(
+                batch["s"], batch["v"].tolist(), batch["x"].tolist(), batch["id"], strict=True
+            )
+        }
+
+    first = rows(0, 1)
+    assert rows(0, 3) == rows(0, 1) == first
+    assert rows(1, 1) != first
+    for tag, (text, a, b, number) in first.items():
+        assert text.startswith(f"word{tag}")
+        assert a - b == 4 * tag  # one addition for the row
+        assert number - tag == a - 2 * tag > 0  # equal generators for all columns of a row
+    for _ in range(2):  # what was read is not changed
+        shares = list(data.share(rank=0, size=1, batch_size=40))
+        whole = {name: np.concatenate([part[name] for part in shares]) for name in "svx"}
+        assert whole["s"].tolist() == [f"word{i}" for i in n]
+        assert whole["v"].tolist() == [[2 * i, -2 * i] for i in n]
+        assert whole["x"].tolist() == n.tolist()
+    with pytest.raises(DataError, match=r"'x': its transform returned real.*row \d of row group"):
+        list(Dataset(manifest, {"x": returns(0.5)}).share(rank=0, size=1, batch_size=9))
+
+
+def test_a_row_that_cannot_be_decoded_is_numbered() -> None:
+    column = image_column("uint8")
+    good = encoded(SHALLOW)
+    values = np.array([good] * 20 + [good[:30]] + [good] * 9, object)
+    decode = RowDecoder([column], {})
+    with pytest.raises(UndecodableRow) as raised:
+        decode({"image": values}, returns(None))
+    assert raised.value.row == 20
+    with pytest.raises(DataError, match=r"decoded: .*\(row 20 of a batch of 30\)"):
+        _decode_and_predict(decode, returns(None), {"image": values})
+    decode.close()
+
+
+def test_columns_of_strings() -> None:
+    column = Column("s", "string", (2,))
+    assert column.blank().tolist() == [["", ""]]
+    assert Column("v", "float32", (3,)).blank().tolist() == [[0.0, 0.0, 0.0]]
+    assert empty_rows(3, column).shape == (3, 2)
+    assert column.size > 0
+    for kind in (pa.string(), pa.large_string()):
+        values = pa.chunked_array([pa.array([["a", "é"], ["", "b"]], pa.list_(kind))])
+        assert column_to_numpy(values, column).tolist() == [["a", "é"], ["", "b"]]
+        assert column_to_numpy(values.slice(1), column).tolist() == [["", "b"]]
+    scalars = pa.chunked_array([pa.array(["a", "b"])])
+    assert column_to_numpy(scalars, Column("s", "string")).tolist() == ["a", "b"]
+    with pytest.raises(DataError, match="'s' holds string, not numbers"):
+        column_to_numpy(scalars, Column("s", "float32"))
+    with pytest.raises(DataError, match="'s' holds int64, not strings"):
+        column_to_numpy(pa.chunked_array([[1]]), Column("s", "string"))
+    with pytest.raises(DataError, match="'s' holds real numbers, which do not fit int32"):
+        column_to_numpy(pa.chunked_array([[1.5]]), Column("s", "int32"))
+    wrong = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
+    with pytest.raises(DataError, match="'s' holds strings that are not UTF-8"):
+        column_to_numpy(pa.chunked_array([wrong]), Column("s", "string"))
