@@ -122,7 +122,7 @@ def _joined(columns: Sequence[Column]) -> Column:
 def input_structure(model: Any) -> Any | None:
     """Return the symbolic inputs a model was built with, or ``None`` where its call decides."""
     if getattr(model, "inputs", None):
-        return model.input if isinstance(model, keras.Model) else model.inputs
+        return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     return None
 
 
