@@ -35,6 +35,36 @@ REASONS = (
         ),
     ),
     Reason(
+        "`steps_per_epoch`: an epoch of ours always has so many steps and goes on in the rows, "
+        "from the first after the last, as with a dataset that repeats. Keras ends an epoch early "
+        "where arrays run out, and begins the next one at the first row.",
+        (
+            _TRAINER + "test_fit_flow_steps_per_epoch_*",
+            _TRAINER + "test_steps_per_epoch_not_match_*",
+            _TRAINER + "test_steps_per_execution_steps_per_epoch_not_match_*",
+            _TRAINER + "test_steps_per_execution_steps_per_epoch_unknown_data_size_not_match_*",
+        ),
+    ),
+    Reason(
+        "`steps_per_epoch` that `steps_per_execution` does not divide: an epoch of ours has so "
+        "many steps, where Keras lets its last execution run over.",
+        (_TRAINER + "test_steps_per_execution_steps_per_epoch_match_multi_epoch_*",),
+    ),
+    Reason(
+        "`keras.config.set_max_epochs` and `set_max_steps_per_epoch`, Keras' limits for trying "
+        "things out, hold for its own loop: what is asked for is trained.",
+        (_TRAINER + "test_max_epochs_and_steps",),
+    ),
+    Reason(
+        "A model made under a `tf.distribute` strategy: the ranks are the strategy.",
+        (_CALLBACKS + "swap_ema_weights_test::*::test_swap_ema_weights_with_tf_distribute",),
+    ),
+    Reason(
+        "It compares, to the last bit, the model as it was trained with one that was loaded. "
+        "Compiled by XLA, as only the latter is still, floats are rounded differently.",
+        (_CALLBACKS + "swap_ema_weights_test::*::test_swap_ema_weights_on_epoch",),
+    ),
+    Reason(
         "Sparse and ragged tensors: columns of a DataFrame have rows of one shape, and values for "
         "all elements.",
         (
