@@ -6,10 +6,12 @@ all calls of ``transform`` it serves.
 
 from __future__ import annotations
 
+import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +21,7 @@ from ..data.decode import RowDecoder, UndecodableRow
 from ..data.manifest import Column
 from ..errors import DataError, ModelError
 from ..training.spec import OutputSpec
-from .loading import Model, Recipe, load_model
+from .loading import Model, Recipe, describe_outputs, load_model
 from .rows import describe_fault, valid_rows, with_nulls
 
 # Models a Python worker keeps loaded.
@@ -74,12 +76,17 @@ class Predictor:
         model = self._model()
         for arrays in batches:
             valid = self._valid(arrays)
-            if valid is None:
-                yield self._predict(model, arrays)
-            else:
-                mask = pa.array(valid)
-                rows = tuple(array.filter(mask) for array in arrays)
-                yield with_nulls(self._predict(model, rows), valid)
+            try:
+                if valid is None:
+                    yield self._predict(model, arrays)
+                else:
+                    mask = pa.array(valid)
+                    rows = tuple(array.filter(mask) for array in arrays)
+                    yield with_nulls(self._predict(model, rows), valid)
+            except UndecodableRow as error:
+                row = error.row if valid is None else int(np.flatnonzero(valid)[error.row])
+                place = f"row {row} of a batch of {len(arrays[0])} (counted from 0)"
+                raise DataError(f"{place}: {error.cause}") from None
 
     def _valid(self, arrays: tuple[pa.Array, ...]) -> np.ndarray | None:
         """Return which rows are valid; ``None`` if all are."""
@@ -110,8 +117,7 @@ class Predictor:
             try:
                 given = model(some)
             except UndecodableRow as error:
-                place = f"row {begin + error.row} of a batch of {rows} (counted from 0)"
-                raise DataError(f"{place}: {error.cause}") from None
+                raise UndecodableRow(begin + error.row, error.cause) from None
             for part, value, output in zip(parts, given, self.outputs, strict=True):
                 _check_rows(value, output, min(self.batch_size, rows - begin))
                 part.append(array_of(value, output))
@@ -123,7 +129,7 @@ class Predictor:
     def _model(self) -> Model:
         if self.digest not in _models:
             _prepare_process()
-            recipe = self.load()
+            recipe = replace(self.load(), outputs=self.outputs)
             _models[self.digest] = _decoding(recipe, load_model(recipe))
             if len(_models) > _CACHE_SIZE:
                 _models.popitem(last=False)
@@ -146,6 +152,17 @@ def _check_rows(value: np.ndarray, output: OutputSpec, rows: int) -> None:
             f"output {output.name!r} has the shape {value.shape} for {rows} rows; each output must "
             "have one entry per row"
         )
+
+
+def describing(load: Callable[[], Recipe]) -> Callable[[Iterator[Any]], Iterator[pa.RecordBatch]]:
+    """Return the body of a job that tells what a model gives, or why it gives nothing."""
+
+    def describe(batches: Iterator[Any]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            _prepare_process()
+            yield pa.RecordBatch.from_pydict({"text": [json.dumps(describe_outputs(load()))]})
+
+    return describe
 
 
 def field_names(outputs: int) -> list[str]:

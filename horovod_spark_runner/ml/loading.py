@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import cloudpickle
@@ -82,6 +82,23 @@ def load_model(recipe: Recipe) -> Model:
         return [_to_numpy(pick(given, output.path)) for output in recipe.outputs]
 
     return predict if recipe.batch_size is None else _in_batches_of(recipe.batch_size, predict)
+
+
+def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
+    """Return what the model of ``recipe`` gives, as JSON takes it, or nothing and why."""
+    with quiet_imports():
+        from ..training.binding import InputBinding
+        from ..training.keras_state import fresh_keras_state
+        from ..training.outputs import output_specs
+
+    with fresh_keras_state():
+        model = _from_source(recipe)
+        bind = InputBinding(model, recipe.inputs, Manifest("", (), recipe.columns, (), ""))
+        try:
+            example = bind({column.name: column.blank() for column in recipe.columns})
+            return [asdict(output) for output in output_specs(model, example)], ""
+        except Exception as error:  # the user's own call may fail in any way
+            return [], f"{type(error).__name__}: {error}"
 
 
 def _from_archive(recipe: Recipe) -> Any:

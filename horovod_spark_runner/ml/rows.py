@@ -33,7 +33,7 @@ def valid_rows(array: pa.Array, column: Column) -> np.ndarray | None:
     if valid is None:
         return None
     given = _to_numpy(valid)
-    return None if np.all(given) else given
+    return None if bool(np.all(given)) else given
 
 
 def describe_fault(array: pa.Array, column: Column, row: int) -> str:

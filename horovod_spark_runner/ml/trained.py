@@ -26,13 +26,16 @@ class TrainedModel:
 
     Attributes:
         recipe: how; without outputs for a model that cannot be called.
-        problem: why it cannot be called; ``""`` if it can.
+        problem: why it could not be called when it was saved; ``""`` if it could.
+        learn_outputs: whether it may have been given a ``call`` since, so that what it gives has
+            to be found out.
         place: where it lies, for messages.
     """
 
     recipe: Recipe = field(repr=False)
     problem: str = ""
     place: str = ""
+    learn_outputs: bool = False
 
 
 def read_trained_model(
@@ -99,7 +102,8 @@ def read_finished_run(
     if model_fn is not None:
         function = ModelSource(function=model_fn)
         recipe = replace(recipe, source=function, weights=_weights(directory))
-        return _trained(directory, signature, recipe)
+        trained = _trained(directory, signature, recipe)
+        return replace(trained, learn_outputs=signature.outputs is None)
     if signature.outputs is None:
         return _trained(directory, signature, recipe)
     if not signature.archive:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,23 +13,30 @@ import cloudpickle
 from pyspark.ml import Transformer
 
 from ..config import check_choice, check_count
-from ..data.columns import Source, expression, sizes, sources_of_features
+from ..data.columns import sources_of_features
 from ..data.decode import Transform
-from ..data.manifest import Column
-from ..data.schema import quote_all
-from ..errors import DataError
 from ..launch.restart import Attempt
 from ..launch.topology import RankPlacement
 from ..serialize import dumps
 from ..session import classic_context, use_own_python
 from ..storage.run_directory import RunDirectory
-from .inference import ERROR, HANDLE_INVALID, SKIP, Predictor, field_names, spark_type
+from ..training.signature import output_from
+from .features import check_once, feature_argument
+from .inference import (
+    ERROR,
+    HANDLE_INVALID,
+    SKIP,
+    Predictor,
+    describing,
+    field_names,
+    spark_type,
+)
 from .loading import Recipe
 from .naming import PredictionCol, added_columns, check_added, check_prediction_col
 from .trained import TrainedModel, check_callable, read_finished_run
+from .udf import prediction_udf
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -77,7 +84,7 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         # Only bytes and plain values are kept, so that a transformer can be pickled.
         self._payload = dumps(model.recipe)
         self._digest = hashlib.sha256(self._payload).hexdigest()
-        self._model = TrainedModel(_without_contents(model.recipe), model.problem, model.place)
+        self._model = replace(model, recipe=_without_contents(model.recipe))
         self._broadcast: _Broadcast | None = None
         self.run_dir = run_dir
         self.history = [dict(logs) for logs in history]
@@ -157,18 +164,21 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         from pyspark.sql import functions as F
 
         self._check_settings()
+        spark = dataset.sparkSession
+        use_own_python(spark)
+        if self._model.learn_outputs:
+            self._learn_outputs(spark)
         check_callable(self._model)
-        spark, recipe = dataset.sparkSession, self._model.recipe
+        recipe = self._model.recipe
         by_case = str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
         names = tuple(column.name for column in recipe.columns)
-        _check_once(names, dataset.columns, by_case)
+        check_once(names, dataset.columns, by_case)
         sources = sources_of_features(dataset, names)
         added = added_columns(self.output_names, self.prediction_col)
         check_added(added, self.output_names, dataset.columns, by_case=by_case)
-        use_own_python(spark)
-        arguments = [_argument(s, c) for s, c in zip(sources, recipe.columns, strict=True)]
+        arguments = [feature_argument(s, c) for s, c in zip(sources, recipe.columns, strict=True)]
         types = [spark_type(output) for output in recipe.outputs]
-        udf = _udf(self._predictor(spark), _return_type(types))
+        udf = prediction_udf(self._predictor(spark), _return_type(types))
         if self.handle_invalid == SKIP:
             # Else Spark computes it twice: for the filter, which it moves down, and for the column.
             udf = udf.asNondeterministic()
@@ -184,17 +194,28 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         named = [value.alias(name) for value, name in zip(values, added, strict=True)]
         return frame.select("*", *named).drop(helper)
 
-    def _predictor(self, spark: SparkSession) -> Predictor:
+    def _learn_outputs(self, spark: SparkSession) -> None:
+        """Let a worker build the model and tell what it gives; the driver loads no framework."""
+        describe = describing(self._load(spark))
+        row = spark.range(0, 1, 1, 1).mapInArrow(describe, "text string").first()
+        outputs, problem = json.loads(row.text) if row is not None else ([], "")
+        known = replace(self._model.recipe, outputs=tuple(output_from(o) for o in outputs))
+        self._model = replace(self._model, recipe=known, problem=problem, learn_outputs=not outputs)
+
+    def _load(self, spark: SparkSession) -> _Load:
         context = classic_context(spark)
         payload: Any = _Inline(self._payload)
         if context is not None:
             if self._broadcast is None or self._broadcast.context() is not context:
                 self._broadcast = _Broadcast(weakref.ref(context), context.broadcast(self._payload))
             payload = self._broadcast.value
+        return _Load(payload)
+
+    def _predictor(self, spark: SparkSession) -> Predictor:
         recipe = self._model.recipe
         return Predictor(
             digest=self._digest,
-            load=_Load(payload),
+            load=self._load(spark),
             columns=recipe.columns,
             outputs=recipe.outputs,
             batch_size=self.batch_size,
@@ -236,21 +257,6 @@ def _without_contents(recipe: Recipe) -> Recipe:
     return Recipe(recipe.inputs, recipe.columns, recipe.outputs)
 
 
-def _check_once(names: Sequence[str], existing: Sequence[str], by_case: bool) -> None:
-    """Check that every feature column is there once, as Spark compares names.
-
-    Raises:
-        DataError: Spark could not tell which one is meant.
-    """
-    plain = [name if by_case else name.lower() for name in existing]
-    twice = [name for name in names if plain.count(name if by_case else name.lower()) > 1]
-    if twice:
-        raise DataError(
-            f"the DataFrame has several columns named {quote_all(twice)}, which the model takes; "
-            "rename them so that each name is there once"
-        )
-
-
 def _free_name(existing: Sequence[str]) -> str:
     taken = {name.lower() for name in existing}
     name = "__horovod_outputs"
@@ -259,89 +265,8 @@ def _free_name(existing: Sequence[str]) -> str:
     return name
 
 
-def _argument(source: Source, column: Column) -> SparkColumn:
-    bytes_wanted, text = column.encoding != "", column.dtype == "string"
-    if (
-        (source.kind == "binary") != bytes_wanted
-        or (not bytes_wanted and (source.kind == "scalar") != (column.shape == ()))
-        or (source.given == "string") != text
-    ):
-        raise DataError(
-            f"column {source.name!r} is a {source.kind} of type {source.given}, but the model was "
-            f"trained on {column.describe()}"
-        )
-    real = source.kind == "vector" or source.given in ("float", "double", "decimal")
-    if real and not bytes_wanted and not column.dtype.startswith("float"):
-        raise DataError(
-            f"column {source.name!r} holds real numbers ({source.given}), but the model was "
-            f"trained on {column.describe()}: round and cast them first"
-        )
-    return _of_same_shape(expression(replace(source, dtype=column.dtype)), source, column)
-
-
-def _of_same_shape(value: SparkColumn, source: Source, column: Column) -> SparkColumn:
-    """Return null in place of nested arrays whose sizes only add up to those of ``column``."""
-    from pyspark.sql import functions as F
-
-    for level in range(2, source.depth + 1):
-        found = sizes(source, level)
-        size = F.array_min(found)
-        same = size == F.array_max(found)
-        if len(column.shape) == source.depth:
-            same &= size == column.shape[level - 1]
-        value = F.when(same, value)
-    return value
-
-
 def _return_type(types: Sequence[str]) -> str:
     if len(types) == 1:
         return types[0]
     pairs = zip(field_names(len(types)), types, strict=True)
     return "struct<" + ",".join(f"{name}:{kind}" for name, kind in pairs) + ">"
-
-
-def _udf(predictor: Predictor, return_type: str) -> Any:
-    """Return the UDF: Arrow to Arrow where this Spark has it (4.1), else through pandas."""
-    from pyspark.sql import functions as F
-
-    if hasattr(F, "arrow_udf"):
-        import pyarrow as pa
-
-        def predict_arrow(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-            yield from predictor(_tuples(batches))
-
-        predict_arrow.__annotations__ = _annotations(pa.Array, len(predictor.columns))
-        return F.arrow_udf(predict_arrow, return_type)
-    return pandas_udf_of(predictor, return_type)
-
-
-def pandas_udf_of(predictor: Predictor, return_type: str) -> Any:
-    """Return the UDF for Spark before 4.1."""
-    import pandas as pd
-    import pyarrow as pa
-    from pyspark.sql import functions as F
-
-    def predict_pandas(batches: Iterator[Any]) -> Iterator[Any]:
-        arrow = (tuple(pa.Array.from_pandas(s) for s in batch) for batch in _tuples(batches))
-        for array in predictor(arrow):
-            if pa.types.is_struct(array.type):
-                yield pa.Table.from_struct_array(array).to_pandas()
-            else:
-                yield array.to_pandas()
-
-    single = pd.DataFrame if return_type.startswith("struct") else pd.Series
-    predict_pandas.__annotations__ = _annotations(pd.Series, len(predictor.columns), single)
-    return F.pandas_udf(predict_pandas, return_type)
-
-
-def _annotations(kind: Any, arguments: int, result: Any = None) -> dict[str, Any]:
-    """Return the type hints by which PySpark tells the kinds of UDF apart."""
-    given: Any = kind if arguments == 1 else tuple[(kind, ...)]
-    returned: Any = result or kind
-    return {"batches": Iterator[given], "return": Iterator[returned]}
-
-
-def _tuples(batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield every batch as a tuple of columns; Spark gives a single column bare."""
-    for batch in batches:
-        yield batch if isinstance(batch, tuple) else (batch,)

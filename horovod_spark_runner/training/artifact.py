@@ -16,7 +16,7 @@ from ..serialize import dumps
 from ..storage.arrays import dump_arrays
 from ..storage.run_directory import RunDirectory
 from .archive import custom_parts, read_config, with_named_lambdas
-from .custom_objects import find_objects, only_keras, revivable
+from .custom_objects import find_objects, name_lambdas, only_keras, revivable
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .model import finalize_layers
 from .outputs import (
@@ -96,13 +96,23 @@ def load_archive(archive: bytes, objects: Mapping[str, Any] | None) -> Any:
 
 
 def _archive(model: Any) -> bytes | None:
+    try:
+        try:
+            return _written(model)
+        except Exception:
+            if not name_lambdas(model):
+                raise
+            return _written(model)
+    except Exception as error:  # a custom layer's get_config may fail in any way
+        reason = _first_line(error)
+        logger.warning("the model is kept as weights only; Keras cannot write it: %s", reason)
+        return None
+
+
+def _written(model: Any) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, ARCHIVE_FILE)
-        try:
-            model.save(path)
-        except Exception as error:  # a custom layer's get_config may fail in any way
-            logger.warning("the model is kept as weights only; Keras cannot write it: %s", error)
-            return None
+        model.save(path)
         return path.read_bytes()
 
 

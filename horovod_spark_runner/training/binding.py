@@ -121,9 +121,10 @@ def _joined(columns: Sequence[Column]) -> Column:
 
 def input_structure(model: Any) -> Any | None:
     """Return the symbolic inputs a model was built with, or ``None`` where its call decides."""
-    if getattr(model, "inputs", None):
-        return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-    return None
+    inputs = getattr(model, "inputs", None)
+    if not inputs:
+        return None
+    return inputs[0] if isinstance(model, keras.Sequential) else model.input
 
 
 def _match(structure: Any, binding: Binding, slots: Sequence[_Slot]) -> list[_Slot]:

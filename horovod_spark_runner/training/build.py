@@ -59,8 +59,9 @@ class BuiltModel:
 
 def call_outputs(model: Any, example: Any) -> Any | None:
     """Return what a model's call gives in training, as tensors, or ``None`` if it has no call."""
-    if getattr(model, "outputs", None):
-        return model.outputs[0] if isinstance(model, keras.Sequential) else model.output
+    outputs = getattr(model, "outputs", None)
+    if outputs:
+        return outputs[0] if isinstance(model, keras.Sequential) else model.output
     if type(model).call is keras.Model.call:
         return None
     arguments = {"training": True} if model._call_has_training_arg else {}

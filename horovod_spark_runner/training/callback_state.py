@@ -8,6 +8,8 @@ can be saved and given back. Anything else (open files, functions) is made again
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -17,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 # Set by Keras itself for every training.
 _FRAMEWORK = {"model", "_model", "params"}
+# Under this name, the size of a CSVLogger's file stands among its attributes.
+_LOG = "csv_file"
 
 
 class CallbackStates:
@@ -49,6 +53,8 @@ class CallbackStates:
                     changed[key] = packed[0]
                     for number, array in enumerate(packed[1]):
                         arrays[f"{name}/{key}/{number:05d}"] = array
+            if isinstance(callback, keras.callbacks.CSVLogger):
+                changed[_LOG] = _size(callback)
             if changed:
                 state[name] = changed
         return state, arrays
@@ -59,7 +65,11 @@ class CallbackStates:
             if name not in self._callbacks:
                 logger.warning("the checkpoint has the state of callback %s, not given now", name)
                 continue
+            if changed.get(_LOG) is not None:
+                _cut(self._callbacks[name], changed[_LOG])
             for key, value in changed.items():
+                if key == _LOG:
+                    continue
                 prefix = f"{name}/{key}/"
                 own = [arrays[n] for n in sorted(arrays) if n.startswith(prefix)]
                 setattr(self._callbacks[name], key, _unpack(value, own))
@@ -77,6 +87,19 @@ class CallbackStates:
             key,
             type(value).__name__,
         )
+
+
+def _size(callback: Any) -> int | None:
+    """Return the size of a callback's log in bytes; ``None`` if it is no local file."""
+    path = Path(callback.filename)
+    return path.stat().st_size if path.is_file() else None
+
+
+def _cut(callback: Any, size: int) -> None:
+    """Take the rows out of a log that will be written again."""
+    if (_size(callback) or 0) > size:
+        os.truncate(callback.filename, size)
+        callback.append_header = size == 0
 
 
 def _attributes(callback: Any) -> dict[str, Any]:

@@ -81,6 +81,20 @@ def only_keras() -> Iterator[None]:
         registered.update(before)
 
 
+def name_lambdas(model: Any) -> bool:
+    """Give the lambdas among layers' arguments names, for Keras to write these; tell if any.
+
+    Keras writes a lambda as its code, which fails where it refers to a module or has no source.
+    """
+    named = False
+    for layer in _layers(model):
+        for field, value in list(vars(layer).items()):
+            if inspect.isfunction(value) and value.__name__ == "<lambda>":
+                value.__name__ = f"lambda_{field.strip('_')}_of_{layer.name}"
+                named = True
+    return named
+
+
 def _argument(model: Any, part: CustomPart) -> Any:
     """Return the lambda that a layer was given; nothing if several layers have that name."""
     layers = [layer for layer in _layers(model) if layer.name == part.layer]

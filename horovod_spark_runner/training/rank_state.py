@@ -22,7 +22,8 @@ class RankState:
     """The state of one rank.
 
     Attributes:
-        values: what is JSON: ``random`` and ``callbacks``.
+        values: what is JSON: ``random``, ``callbacks`` and, within an epoch, the names of
+            ``metrics``.
         arrays: ``seed/…``, ``metric/…``, ``random/…`` and, of rank 0, ``callback/…``.
     """
 
@@ -54,7 +55,10 @@ def capture_rank(
         "callback": callback_arrays if rank == 0 else {},
     }
     arrays = {f"{group}/{name}": a for group, part in groups.items() for name, a in part.items()}
-    return RankState({"random": random_values, "callbacks": callback_values}, arrays)
+    values: dict[str, Any] = {"random": random_values, "callbacks": callback_values}
+    if in_epoch:
+        values["metrics"] = [metric.name for metric in model.metrics]
+    return RankState(values, arrays)
 
 
 def restore_rank(
@@ -72,11 +76,17 @@ def restore_rank(
         own = metric_variables(model)
         if [v.shape for v in own] != [metrics[name].shape for name in sorted(metrics)]:
             raise RunDirectoryError(
-                "the checkpoint was taken within an epoch by a model compiled with other metrics; "
-                "compile it with the same ones, and change them when that epoch is over"
+                "the checkpoint was taken within an epoch by a model compiled with other metrics "
+                f"({_listed(state.values.get('metrics'))}, now "
+                f"{_listed([metric.name for metric in model.metrics])}); compile it with the same "
+                "ones, and change them when that epoch is over"
             )
         assign(own, metrics)
     restore_random(state.values["random"], state.group("random"))
+
+
+def _listed(names: list[str] | None) -> str:
+    return "unknown" if names is None else ", ".join(names) or "none"
 
 
 def state_for(states: list[RankState], rank: int, size: int) -> RankState:

@@ -66,7 +66,7 @@ class Signature:
                 "columns": tuple(
                     Column(**{**c, "shape": tuple(c["shape"])}) for c in fields["columns"]
                 ),
-                "outputs": None if outputs is None else tuple(_output(o) for o in outputs),
+                "outputs": None if outputs is None else tuple(output_from(o) for o in outputs),
                 "weights": tuple(fields.get("weights", ())),
                 "transforms": tuple(fields.get("transforms", ())),
             }
@@ -75,7 +75,8 @@ class Signature:
             raise ValueError(f"not a model's signature: {error!r}") from error
 
 
-def _output(fields: Mapping[str, Any]) -> OutputSpec:
+def output_from(fields: Mapping[str, Any]) -> OutputSpec:
+    """Return the output whose fields JSON gave back."""
     return OutputSpec(
         fields["name"], tuple(fields["shape"]), fields["dtype"], tuple(fields.get("path", ()))
     )

@@ -72,23 +72,28 @@ def prediction(case: Case, ours: Recording) -> list[str]:
         return []
     if ours.error:
         return [f"one rank raised {ours.error}"]
+    if case.predicts is None:
+        return [
+            f"{way} was to raise 'cannot predict', got {ours.failures.get(way) or 'no error'}"
+            for way in ("run_training", "from_run")
+            if "cannot predict" not in ours.failures.get(way, "")
+        ]
     if "model" in ours.failures:
         return [f"model.predict itself raised {ours.failures['model']}"]
     found = []
-    for way in ("run_training", "from_run"):
-        failure = ours.failures.get(way, "")
-        if way == "from_run" and case.lost:
-            if case.lost not in failure:
-                found.append(f"from_run was to raise {case.lost!r}, got {failure or 'no error'}")
-        elif failure:
-            found.append(f"{way} raised {failure}")
-        elif case.predicts is not None:
-            expected, got = ours.predictions["model"], ours.predictions[way]
-            if len(expected) != len(got):
-                found.append(f"{way} gives {len(got)} outputs, the model {len(expected)}")
-                continue
-            for number, (want, have) in enumerate(zip(expected, got, strict=True)):
-                found += _array(f"{way}, output {number}", want, have, case.predicts)
+    if case.lost and case.lost not in ours.failures.get("from_run", ""):
+        told = ours.failures.get("from_run") or "no error"
+        found.append(f"from_run was to raise {case.lost!r}, got {told}")
+    for way in ("run_training", "model_fn" if case.lost else "from_run"):
+        if way in ours.failures:
+            found.append(f"{way} raised {ours.failures[way]}")
+            continue
+        expected, got = ours.predictions["model"], ours.predictions[way]
+        if len(expected) != len(got):
+            found.append(f"{way} gives {len(got)} outputs, the model {len(expected)}")
+            continue
+        for number, (want, have) in enumerate(zip(expected, got, strict=True)):
+            found += _array(f"{way}, output {number}", want, have, case.predicts)
     return found
 
 

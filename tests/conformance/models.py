@@ -111,16 +111,10 @@ def recurrent(layer: Any) -> Any:
     return stack(layer, shape=(5, 3))
 
 
-def masked(layer: Any) -> Any:
+def masked(layer: Any, out: int = 1, activation: str | None = None) -> Any:
     """Return a model of ``tokens`` whose padding is masked."""
-    return Sequential(
-        [
-            Input((6,), dtype="int32"),
-            layers.Embedding(10, 4, mask_zero=True),
-            layer,
-            layers.Dense(1),
-        ]
-    )
+    embedding = layers.Embedding(10, 4, mask_zero=True)
+    return Sequential([Input((6,), dtype="int32"), embedding, layer, layers.Dense(out, activation)])
 
 
 def attention(kind: Any = None) -> Any:

@@ -14,8 +14,13 @@ import keras
 import numpy as np
 
 from horovod_spark_runner.config import AllreduceOptions, CheckpointOptions, FitOptions
-from horovod_spark_runner.ml.inference import load_model
-from horovod_spark_runner.ml.transformer import read_trained_model
+from horovod_spark_runner.ml.loading import load_model
+from horovod_spark_runner.ml.trained import (
+    TrainedModel,
+    check_callable,
+    read_finished_run,
+    read_trained_model,
+)
 from horovod_spark_runner.pipeline import _binding
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.run_directory import RunDirectory
@@ -88,6 +93,7 @@ def ours(case: Case, data: Path, folder: Path, run_dir: Path, size: int, rank: i
     """Train ``case`` on this rank of a world of ``size`` ranks, together with the others."""
     noted = recorder()
     made: list[Any] = []
+    saved: list[Any] = []
 
     def model_fn() -> Any:
         made.append(case.model())
@@ -102,11 +108,12 @@ def ours(case: Case, data: Path, folder: Path, run_dir: Path, size: int, rank: i
             run_dir.mkdir(parents=True)
             (run_dir / "lock.json").write_text(json.dumps({"token": TOKEN}))
         report = train(spec)
+        saved.append(report.saved)
         return made[0], _by_metric(report.history)
 
     recording = _recorded(work, noted, folder)
     if rank == 0 and not recording.error and size == 1:
-        _predict(case, data, run_dir, made[0], recording)
+        _predict(case, data, run_dir, made[0], saved[0], recording)
     return recording
 
 
@@ -186,28 +193,40 @@ def _files(folder: Path) -> dict[str, str]:
     return found
 
 
-def _predict(case: Case, data: Path, run_dir: Path, model: Any, recording: Recording) -> None:
+def _predict(
+    case: Case, data: Path, run_dir: Path, model: Any, saved: Any, recording: Recording
+) -> None:
     """Note what the model predicts, and what comes of it by way of the run directory."""
     arrays = join(validation_batches(open_data(data, VALIDATION_ROWS, case)))
     inputs = case.inputs(arrays)
     directory = RunDirectory(Location(str(run_dir)))
+    objects = {**_own_classes(), **case.custom_objects}
+    source = ModelSource(function=case.model)
 
-    def saved(source: ModelSource | None) -> list[np.ndarray]:
-        keras.backend.clear_session()
-        found = read_trained_model(directory, source, dict(case.custom_objects), {})
-        predict = load_model(found.source, found.weights, found.inputs, found.columns)
-        return predict({column.name: arrays[column.name] for column in found.columns})
+    def predict(trained: TrainedModel) -> list[np.ndarray]:
+        check_callable(trained)
+        predict = load_model(trained.recipe)
+        return predict({column.name: arrays[column.name] for column in trained.recipe.columns})
 
     ways: dict[str, Callable[[], list[np.ndarray]]] = {
-        "model": lambda: keras.tree.flatten(model.predict(inputs, verbose=0)),
-        "run_training": lambda: saved(ModelSource(function=case.model)),
-        "from_run": lambda: saved(None),
+        "run_training": lambda: predict(read_trained_model(directory, source, saved, {})),
+        "from_run": lambda: predict(read_finished_run(directory, custom_objects=objects)),
     }
+    if case.lost:
+        ways["model_fn"] = lambda: predict(read_finished_run(directory, model_fn=case.model))
+    if case.predicts is not None:
+        ways["model"] = lambda: keras.tree.flatten(model.predict(inputs, verbose=0))
     for way, predicted in ways.items():
         try:
             recording.predictions[way] = [np.array(value) for value in predicted()]
         except Exception as error:  # whatever a prediction raises is its result
             recording.failures[way] = f"{type(error).__name__}: {error}"
+
+
+def _own_classes() -> dict[str, Any]:
+    """Return the cases' own layers, models and the like, as a user would name them."""
+    registered = keras.saving.get_custom_objects()
+    return {c.__name__: c for name, c in registered.items() if name.startswith("conformance>")}
 
 
 def forget() -> None:

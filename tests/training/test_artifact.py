@@ -122,9 +122,18 @@ WITH_OBJECTS = {
     "activation": lambda: with_parts(layers.Dense(3, activation=doubled)),
     "function in Lambda": lambda: with_parts(layers.Lambda(doubled)),
     "lambda": lambda: with_parts(layers.Lambda(lambda x: keras.ops.abs(x) * 3)),
+    "lambda that refers to a module": lambda: with_module(keras),
+    "activation without a name": lambda: with_parts(layers.Dense(3, activation=anonymous())),
     "nested": lambda: with_parts(with_parts(Shift(name="inner")), layers.Lambda(lambda x: -x)),
-    "subclass": Whole,
 }
+
+
+def with_module(imported: Any) -> Any:
+    return with_parts(layers.Lambda(lambda x: imported.ops.abs(x) * 3))
+
+
+def anonymous() -> Any:
+    return eval("lambda x: x * 3")
 
 
 def two_outputs(kind: Any) -> Any:
@@ -169,6 +178,10 @@ def test_the_users_own_parts_travel_in_memory(name: str, tmp_path: Path) -> None
         read_finished_run(directory)
     (again,) = of_run(tmp_path, model_fn=WITH_OBJECTS[name])({"x": VALUES})
     np.testing.assert_allclose(again, ours, rtol=1e-6)
+
+
+def test_a_subclass_that_takes_no_arguments_of_keras_loads(tmp_path: Path) -> None:
+    assert save_run(tmp_path, compiled(Whole()), [X]).loads == "objects"
 
 
 def test_a_dictionary_of_outputs_keeps_its_authors_order_and_names(tmp_path: Path) -> None:

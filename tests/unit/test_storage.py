@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import pickle
@@ -164,6 +165,19 @@ def test_checkpoints_come_back(directory: RunDirectory) -> None:
     assert files["variables.npz"]["model/0"][0] == 10
     assert files["ranks.npz"]["00000/seed/00000"].tolist() == [1, 10]
     assert [p.name for p in folder.parent.iterdir()] == ["step-00000010"]
+
+
+def test_checkpoints_of_before_say_nothing_of_the_model(directory: RunDirectory) -> None:
+    folder = save(directory, 3)
+    file = folder / "checkpoint.json"
+    manifest = json.loads(file.read_text())
+    del manifest["model"], manifest["manifest_sha256"]
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    file.write_text(json.dumps({**manifest, "manifest_sha256": digest}))
+    found = newest_checkpoint(directory)
+    assert found is not None
+    assert (found[1].step, found[1].model) == (3, {})
 
 
 def test_the_newest_are_kept(directory: RunDirectory) -> None:

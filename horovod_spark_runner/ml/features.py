@@ -1,0 +1,71 @@
+"""The feature columns of a DataFrame that is to be predicted on, as the model takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..data.columns import Source, expression, sizes
+from ..data.manifest import Column
+from ..data.schema import quote_all
+from ..errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+
+
+def check_once(names: Sequence[str], existing: Sequence[str], by_case: bool) -> None:
+    """Check that every feature column is there once, as Spark compares names.
+
+    Raises:
+        DataError: Spark could not tell which one is meant.
+    """
+    plain = [name if by_case else name.lower() for name in existing]
+    twice = [name for name in names if plain.count(name if by_case else name.lower()) > 1]
+    if twice:
+        raise DataError(
+            f"the DataFrame has several columns named {quote_all(twice)}, which the model takes; "
+            "rename them so that each name is there once"
+        )
+
+
+def feature_argument(source: Source, column: Column) -> SparkColumn:
+    """Return the Spark expression that gives ``source`` as the model was trained on ``column``.
+
+    What does not fit becomes null.
+
+    Raises:
+        DataError: its type is another one.
+    """
+    bytes_wanted, text = column.encoding != "", column.dtype == "string"
+    if (
+        (source.kind == "binary") != bytes_wanted
+        or (not bytes_wanted and (source.kind == "scalar") != (column.shape == ()))
+        or (source.given == "string") != text
+    ):
+        kind = "string" if source.given == "string" else source.kind
+        raise DataError(
+            f"column {source.name!r} is a {kind}, but the model was trained on {column.describe()}"
+        )
+    real = source.kind == "vector" or source.given in ("float", "double", "decimal")
+    if real and not bytes_wanted and not column.dtype.startswith("float"):
+        raise DataError(
+            f"column {source.name!r} holds real numbers ({source.given}), but the model was "
+            f"trained on {column.describe()}: round and cast them first"
+        )
+    return _of_same_shape(expression(replace(source, dtype=column.dtype)), source, column)
+
+
+def _of_same_shape(value: SparkColumn, source: Source, column: Column) -> SparkColumn:
+    """Return null in place of nested arrays whose sizes only add up to those of ``column``."""
+    from pyspark.sql import functions as F
+
+    for level in range(2, source.depth + 1):
+        found = sizes(source, level)
+        size = F.array_min(found)
+        same = size == F.array_max(found)
+        if len(column.shape) == source.depth:
+            same &= size == column.shape[level - 1]
+        value = F.when(same, value)
+    return value

@@ -1,0 +1,75 @@
+"""Predicting with a model that was just trained: nothing of it is built again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner import RunDirectoryError, TFTransformer, run_training
+
+pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    powers = np.exp(values - values.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def test_model_fn_is_not_called_to_predict(digits_df: Any, tmp_path: Path) -> None:
+    """It asks Horovod for its size, reads a file that is gone later, and has parts of its own."""
+    token = tmp_path / "token"
+    token.write_text("2.0")
+
+    def model_fn() -> Any:
+        import horovod.tensorflow as hvd
+        import keras
+
+        class Scale(keras.layers.Layer):
+            def __init__(self, by: float, **arguments: Any) -> None:
+                super().__init__(**arguments)
+                self.by = by
+
+            def call(self, x: Any) -> Any:
+                return x * self.by
+
+            def get_config(self) -> dict[str, Any]:
+                return {**super().get_config(), "by": self.by}
+
+        layers = [
+            keras.Input((64,)),
+            Scale(float(token.read_text())),
+            keras.layers.Lambda(lambda x: keras.ops.square(x)),
+            keras.layers.Dense(10, activation="softmax", dtype="float32"),
+        ]
+        keras.config.set_image_data_format("channels_first")
+        model = keras.Sequential(layers)
+        model.compile(keras.optimizers.Adam(0.01 * hvd.size()), "sparse_categorical_crossentropy")
+        return model
+
+    frame = digits_df.filter("id < 200")
+    transformer = run_training(
+        frame,
+        model_fn,
+        feature_cols=["image"],
+        label_cols=["digit"],
+        num_workers=2,
+        run_dir=str(tmp_path / "run"),
+        prediction_col="scores",
+        verbose=False,
+    )
+    token.unlink()
+    rows = transformer.transform(frame).collect()
+    with np.load(tmp_path / "run" / "model" / "weights.npz") as file:
+        kernel, bias = file["00000"], file["00001"]
+    images = np.array([row.image for row in rows])
+    expected = softmax((images * 2) ** 2 @ kernel + bias)
+    np.testing.assert_allclose([row.scores for row in rows], expected, atol=1e-5)
+    signature = json.loads((tmp_path / "run" / "model" / "signature.json").read_text())
+    assert signature["self_contained"] is False
+    assert signature["state"]["image_data_format"] == "channels_first"
+    with pytest.raises(RunDirectoryError, match="'Scale' in layer 'scale'"):
+        TFTransformer.from_run(str(tmp_path / "run"))

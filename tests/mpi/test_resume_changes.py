@@ -1,0 +1,150 @@
+"""Runs that are gone on with by another call, and models with two optimizers."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner import ModelError, RunDirectoryError
+from tests.faults.injection import Fault, callbacks_for
+
+from .test_resume import final_weights, train
+
+pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+
+
+def network(rate: float = 0.02, activation: str = "relu", classes: int = 10) -> Any:
+    import keras
+
+    model = keras.Sequential(
+        [
+            keras.layers.Input((64,)),
+            keras.layers.Normalization(name="scale"),
+            keras.layers.Dense(12, activation=activation, name="body"),
+            keras.layers.Dense(classes, activation="softmax", name=f"head_{classes}"),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(rate, momentum=0.9), "sparse_categorical_crossentropy")
+    return model
+
+
+def pair() -> Any:
+    """A model of two parts, each with an optimizer of its own that Keras builds when first used."""
+    import keras
+    import tensorflow as tf
+
+    class Pair(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            inputs, labels = data[:2]
+            with tf.GradientTape(persistent=True) as tape:
+                loss = self.compute_loss(x=inputs, y=labels, y_pred=self(inputs, training=True))
+            for optimizer, name in [(self.optimizer, "one"), (self.other_optimizer, "two")]:
+                weights = self.get_layer(name).trainable_variables
+                optimizer.apply(tape.gradient(loss, weights), weights)
+            self._loss_tracker.update_state(loss)
+            return {"loss": self._loss_tracker.result()}
+
+    inputs = keras.Input((64,))
+    hidden = keras.layers.Dense(12, activation="relu", name="one")(inputs)
+    hidden = keras.layers.Dropout(0.2)(hidden)
+    model = Pair(inputs, keras.layers.Dense(10, activation="softmax", name="two")(hidden))
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy")
+    model.other_optimizer = keras.optimizers.RMSprop(0.01, momentum=0.5)
+    return model
+
+
+@pytest.fixture(scope="module")
+def small(digits_df: Any) -> Any:
+    return digits_df.filter("id < 400").cache()
+
+
+def newest(run_dir: Path) -> dict[str, Any]:
+    folder = max((run_dir / "checkpoints").iterdir())
+    found: dict[str, Any] = json.loads((folder / "checkpoint.json").read_text())
+    return found
+
+
+def rate_of(run_dir: Path) -> float:
+    folder = max((run_dir / "checkpoints").iterdir())
+    names = {path: name for name, path, *_ in newest(run_dir)["variables"]}
+    with np.load(folder / "variables.npz") as file:
+        return float(file[next(n for p, n in names.items() if p.endswith("learning_rate"))])
+
+
+def test_what_another_call_asks_for_otherwise(
+    small: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_dir = tmp_path / "run"
+    network().save(tmp_path / "model.keras")
+    train(small, run_dir, str(tmp_path / "model.keras"), epochs=1, validation=0.2)
+    before = newest(run_dir)
+
+    with caplog.at_level(logging.WARNING, logger="horovod_spark_runner"):
+        longer = train(
+            small,
+            run_dir,
+            lambda: network(rate=0.5),
+            epochs=2,
+            validation=0.2,
+            lr_scaling="linear",
+            initial_weights=str(tmp_path / "model.keras"),
+        )
+    assert len(longer.history) == 2
+    assert rate_of(run_dir) == pytest.approx(0.02)
+    for text in (
+        "lr_scaling is 'linear' now, the run was begun with 'none'",
+        "model.keras' is ignored: the run goes on from its checkpoint",
+        "learning_rate of optimizer SGD is 0.5 now, the run was begun with 0.02",
+    ):
+        assert text in caplog.text
+    after = newest(run_dir)
+    assert after["settings"]["fit"]["lr_scaling"] == "none"
+    assert after["model"] == before["model"]
+
+    with pytest.raises(
+        RunDirectoryError, match="validation is 0.3 now, the run was begun with 0.2"
+    ):
+        train(small, run_dir, network, epochs=3, validation=0.3)
+    with pytest.raises(RunDirectoryError, match=r"layer 3 \(Dense\): activation is 'tanh' now"):
+        train(small, run_dir, lambda: network(activation="tanh"), epochs=3, validation=0.2)
+
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="horovod_spark_runner"):
+        train(
+            small,
+            tmp_path / "warm",
+            lambda: network(classes=12),
+            epochs=1,
+            initial_weights=str(run_dir),
+            initial_weights_skip_mismatch=True,
+        )
+    assert "5 of 7 weights taken over" in caplog.text
+    assert "head_12/kernel (12, 12)" in caplog.text
+    with pytest.raises(ModelError, match="initial_weights_skip_mismatch=True takes over those"):
+        train(small, tmp_path / "other", lambda: network(classes=12), initial_weights=str(run_dir))
+
+
+def test_two_optimizers_go_on_to_the_bit(small: Any, tmp_path: Path) -> None:
+    whole = train(small, tmp_path / "whole", pair)
+    within = train(
+        small,
+        tmp_path / "within",
+        pair,
+        callbacks=callbacks_for([Fault(11, 1, "sigkill")], str(tmp_path)),
+        checkpoint_every_steps=2,
+        max_restarts=1,
+    )
+    assert [attempt.first_step for attempt in within.attempts] == [0, 10]
+    train(small, tmp_path / "between", pair, epochs=1)
+    between = train(small, tmp_path / "between", pair)
+    expected = final_weights(tmp_path / "whole")
+    for name, run in [("within", within), ("between", between)]:
+        assert run.history == whole.history
+        for key, array in final_weights(tmp_path / name).items():
+            np.testing.assert_array_equal(array, expected[key], err_msg=f"{name} {key}")
+    assert newest(tmp_path / "whole")["model"]["trained_by"] == [[0, 1, 2, 3], [2, 3]]

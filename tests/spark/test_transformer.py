@@ -1,0 +1,308 @@
+"""The transformer on real DataFrames: names, nulls, types, sessions, copies, files."""
+
+from __future__ import annotations
+
+import copy
+import glob
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from horovod_spark_runner import DataError, InvalidInputError, ModelError, TFTransformer
+from horovod_spark_runner.data.manifest import Column
+
+from ..runs import save_run
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "id int, x array<float>, n int"
+ROWS = [(i, [float(i), 1.0, -float(i)], i % 5) for i in range(40)]
+
+
+def layers_of() -> Any:
+    import keras
+
+    return keras.layers
+
+
+def summing(outputs: int) -> Any:
+    """A model that can be computed by hand: sums of x and n, and x twice."""
+    import keras
+
+    x, n = keras.Input((3,), name="x"), keras.Input((1,), name="n")
+    total = keras.ops.sum(x, axis=1, keepdims=True) + n
+    given = {"total": total, "Twice": x * 2}
+    model = keras.Model({"x": x, "n": n}, given if outputs == 2 else total)
+    model.compile("sgd", "mse")
+    return model
+
+
+COLUMNS = [Column("x", "float32", (3,)), Column("n", "int32")]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("one")
+    save_run(place, summing(1), COLUMNS)
+    return str(place)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("two")
+    save_run(place, summing(2), COLUMNS)
+    return str(place)
+
+
+@pytest.fixture(scope="module")
+def frame(spark: Any) -> Any:
+    return spark.createDataFrame(ROWS, SCHEMA).repartition(2).cache()
+
+
+def expected(row: Any) -> float:
+    return float(sum(row.x) + row.n)
+
+
+def check(rows: list[Any], name: str = "prediction") -> None:
+    assert len(rows) == len(ROWS)
+    for row in rows:
+        assert row[name] == pytest.approx(expected(row))
+
+
+def test_copies_predict_after_transform_was_called(one: str, frame: Any) -> None:
+    transformer = TFTransformer.from_run(one)
+    check(transformer.transform(frame).collect())
+    for again in (
+        pickle.loads(pickle.dumps(transformer)),
+        cloudpickle.loads(cloudpickle.dumps(transformer)),
+        copy.deepcopy(transformer),
+        transformer.copy(),
+    ):
+        assert again.history == transformer.history
+        check(again.transform(frame).collect())
+
+
+def test_a_dataframe_outlives_its_transformer(one: str, frame: Any) -> None:
+    import gc
+
+    predicted = TFTransformer.from_run(one).transform(frame)
+    gc.collect()
+    frame.sparkSession._jvm.System.gc()
+    check(predicted.collect())
+
+
+def test_names_of_one_output(one: str, frame: Any) -> None:
+    taken = frame.withColumnRenamed("id", "Prediction")
+    with pytest.raises(DataError, match=r"already has a column 'Prediction'.*prediction_col="):
+        TFTransformer.from_run(one).transform(taken)
+    named = TFTransformer.from_run(one, prediction_col="a `b.c`")
+    predicted = named.transform(taken)
+    assert predicted.columns == ["Prediction", "x", "n", "a `b.c`"]
+    check(predicted.collect(), "a `b.c`")
+
+
+def test_names_of_several_outputs(two: str, frame: Any) -> None:
+    labelled = frame.withColumnRenamed("id", "TOTAL")
+    transformer = TFTransformer.from_run(two)
+    assert transformer.output_names == ["total", "Twice"]
+    with pytest.raises(DataError, match=r"'TOTAL'.*prediction_col=\{'total': 'predicted_total'"):
+        transformer.transform(labelled)
+    for given, names in (
+        ({"total": "sum"}, ["sum", "Twice"]),
+        ("p", ["p_total", "p_Twice"]),
+        (["u", "v"], ["u", "v"]),
+    ):
+        transformer.prediction_col = given
+        predicted = transformer.transform(labelled)
+        assert predicted.columns == ["TOTAL", "x", "n", *names]
+    check(predicted.collect(), "u")
+    transformer.prediction_col = {"totl": "sum"}
+    with pytest.raises(InvalidInputError, match="names the output 'totl'.*'total', 'Twice'"):
+        transformer.transform(labelled)
+    transformer.prediction_col = ["a", "A"]
+    with pytest.raises(DataError, match="several predictions would be called 'A'"):
+        transformer.transform(labelled)
+
+
+def test_columns_with_backticks_and_columns_of_one_name_stay(two: str, frame: Any) -> None:
+    odd = frame.selectExpr("*", "id as `a``b`", "1 as same", "2 as same", "3 as `a.b`")
+    rows = TFTransformer.from_run(two).transform(odd).collect()
+    assert rows[0].__fields__ == [
+        "id", "x", "n", "a`b", "same", "same", "a.b", "total", "Twice"
+    ]  # fmt: skip
+    for row in rows:
+        assert list(row)[4:7] == [1, 2, 3]
+        assert list(row.Twice) == pytest.approx([2 * v for v in row.x])
+    check(rows, "total")
+
+
+def test_feature_columns_that_spark_cannot_tell_apart(one: str, frame: Any) -> None:
+    with pytest.raises(DataError, match="several columns named 'x', which the model takes"):
+        TFTransformer.from_run(one).transform(frame.selectExpr("*", "x as X"))
+
+
+BROKEN = [
+    (100, None, 1, "column 'x' is null"),
+    (101, [1.0, 2.0], 1, "'x' holds an array of 2 elements, not 3"),
+    (102, [1.0, None, 2.0], 1, "'x' holds an array with null elements"),
+    (103, [1.0, 2.0, 3.0], None, "column 'n' is null, or not int32,"),
+    (104, [1.0, 2.0, 3.0], 2**40, "column 'n' is null, or not int32,"),
+]
+
+
+@pytest.fixture(scope="module")
+def holes(spark: Any) -> Any:
+    rows = [*ROWS[:20], *(row[:3] for row in BROKEN), *ROWS[20:]]
+    return spark.createDataFrame(rows, "id int, x array<float>, n bigint").coalesce(1).cache()
+
+
+@pytest.mark.parametrize("outputs", ["one", "two"])
+@pytest.mark.parametrize("pandas", [False, True])
+def test_invalid_rows_are_kept_or_left_out(
+    outputs: str,
+    pandas: bool,
+    holes: Any,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if pandas:
+        monkeypatch.delattr("pyspark.sql.functions.arrow_udf")
+    place = request.getfixturevalue(outputs)
+    name = "prediction" if outputs == "one" else "total"
+    keep = TFTransformer.from_run(place, handle_invalid="keep", batch_size=7)
+    rows = keep.transform(holes).collect()
+    assert len(rows) == len(ROWS) + len(BROKEN)
+    assert {row.id for row in rows if row[name] is None} == {row[0] for row in BROKEN}
+    check([row for row in rows if row.id < 100], name)
+    keep.handle_invalid = "skip"
+    check(keep.transform(holes).collect(), name)
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda row: str(row[0]))
+def test_an_invalid_row_is_named(broken: Any, one: str, holes: Any) -> None:
+    some = holes.filter(f"id < 20 or id = {broken[0]}")
+    with pytest.raises(Exception, match=broken[3]) as caught:
+        TFTransformer.from_run(one).transform(some).collect()
+    assert "in row 20 of a batch of 21" in str(caught.value)
+    assert "handle_invalid='skip'" in str(caught.value)
+
+
+def test_settings_are_checked(one: str, frame: Any) -> None:
+    with pytest.raises(InvalidInputError, match="handle_invalid must be one of error, skip, keep"):
+        TFTransformer.from_run(one, handle_invalid="drop")
+    with pytest.raises(InvalidInputError, match="prediction_col must be"):
+        TFTransformer.from_run(one, prediction_col=5)  # type: ignore[arg-type]
+    transformer = TFTransformer.from_run(one)
+    transformer.batch_size = 0
+    with pytest.raises(InvalidInputError, match="batch_size"):
+        transformer.transform(frame)
+
+
+def test_types_that_would_be_cut_are_refused(one: str, frame: Any) -> None:
+    transformer = TFTransformer.from_run(one)
+    with pytest.raises(DataError, match=r"'n' holds real numbers \(double\).*int32"):
+        transformer.transform(frame.withColumn("n", frame.n / 2))
+    check(transformer.transform(frame.withColumn("n", frame.n.cast("bigint"))).collect())
+
+
+def test_nested_arrays_whose_sizes_only_add_up(spark: Any, tmp_path: Path) -> None:
+    import keras
+
+    x = keras.Input((2, 2))
+    model = keras.Model(x, keras.ops.sum(x, axis=2))
+    model.compile("sgd", "mse")
+    save_run(tmp_path, model, [Column("x", "float32", (2, 2))])
+    rows = [
+        (0, [[1.0, 2.0], [3.0, 4.0]]),
+        (1, [[1.0], [2.0, 3.0, 4.0]]),
+        (2, [[1.0, 2.0, 3.0, 4.0]]),
+    ]
+    frame = spark.createDataFrame(rows, "id int, x array<array<float>>")
+    transformer = TFTransformer.from_run(str(tmp_path), handle_invalid="keep")
+    found = {row.id: row.prediction for row in transformer.transform(frame).collect()}
+    assert found == {0: [3.0, 7.0], 1: None, 2: None}
+
+
+def test_outputs_of_all_types(spark: Any, tmp_path: Path) -> None:
+    import keras
+
+    x = keras.Input((2,))
+    kinds = ["bool", "uint8", "uint16", "uint32", "int8", "int64", "float16", "bfloat16", "float64"]
+    model = keras.Model(x, {kind: keras.ops.cast(x, kind) for kind in kinds})
+    model.compile("sgd", "mse")
+    save_run(tmp_path, model, [Column("x", "float32", (2,))])
+    frame = spark.createDataFrame([([0.0, 200.0],)], "x array<float>")
+    row = TFTransformer.from_run(str(tmp_path)).transform(frame).first()
+    assert row.bool == [False, True]
+    for kind in kinds[1:]:
+        assert row[kind] == ([0, -56] if kind == "int8" else [0, 200])
+
+
+def test_a_model_that_cannot_be_called_is_told_on_the_driver(frame: Any, tmp_path: Path) -> None:
+    import keras
+
+    class Silent(keras.Model):
+        pass
+
+    model = Silent()
+    model.compile("sgd", "mse")
+    save_run(tmp_path, model, COLUMNS)
+    with pytest.raises(ModelError, match="cannot predict: NotImplementedError"):
+        TFTransformer.from_run(str(tmp_path)).transform(frame)
+
+
+def test_nothing_stays_in_the_temporary_directory(one: str, frame: Any) -> None:
+    import tempfile
+
+    place = Path(tempfile.gettempdir())
+    transformer = TFTransformer.from_run(one)
+    before = set(place.iterdir()) | set(map(Path, glob.glob("/tmp/*")))
+    check(transformer.transform(frame.repartition(4)).collect())
+    after = set(place.iterdir()) | set(map(Path, glob.glob("/tmp/*")))
+    assert {p.name for p in after - before if "autograph" in p.name or p.suffix == ".py"} == set()
+
+
+def test_a_transformer_outlives_its_session(one: str) -> None:
+    script = Path(__file__).with_name("restarted_session.py")
+    run = subprocess.run(
+        [sys.executable, str(script), one], capture_output=True, text=True, timeout=200
+    )
+    assert run.stdout.split() == ["predicted", "10.0"] * 2, run.stderr[-2000:]
+
+
+def test_a_call_may_be_given_later(frame: Any, tmp_path: Path) -> None:
+    import keras
+
+    def silent(called: bool) -> Any:
+        class Pair(keras.Model):
+            inputs = None
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.dense = keras.layers.Dense(2, kernel_initializer="ones")
+                self.dense.build((None, 3))
+
+        class Called(Pair):
+            def call(self, inputs: Any) -> Any:
+                return {"first": self.dense(inputs["x"]), "second": inputs["n"]}
+
+        return Called() if called else Pair()
+
+    model = silent(called=False)
+    model.compile("sgd", "mse")
+    save_run(tmp_path, model, COLUMNS)
+    with pytest.raises(ModelError, match="cannot predict: NotImplementedError"):
+        TFTransformer.from_run(str(tmp_path)).transform(frame)
+    with pytest.raises(ModelError, match="cannot predict: NotImplementedError"):
+        TFTransformer.from_run(str(tmp_path), model_fn=lambda: silent(False)).transform(frame)
+    given = TFTransformer.from_run(str(tmp_path), model_fn=lambda: silent(True))
+    rows = given.transform(frame).collect()
+    assert given.output_names == ["first", "second"]
+    for row in rows:
+        assert row.first == pytest.approx([1.0, 1.0])
+        assert row.second == row.n

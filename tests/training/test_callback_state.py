@@ -1,0 +1,149 @@
+"""Keras' own callbacks, cut short at an epoch's end or within, go on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from horovod_spark_runner.training.callback_state import CallbackStates
+from horovod_spark_runner.training.state import TrainingVariables
+
+EPOCHS, STEPS = 7, 3
+LOSSES = (3.0, 1.0, 2.0, 1.5, 0.9, 1.2, 1.3)
+Make = Callable[[Path], Any]
+
+
+def make_model() -> Any:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.Adam(0.1, use_ema=True, ema_momentum=0.5), "mse")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+class Run:
+    """Epochs of a small training, as the training loop runs them, with given losses."""
+
+    def __init__(self, make: Make, folder: Path, *, resumed: bool = False) -> None:
+        self.model = make_model()
+        self.callback = make(folder)
+        if resumed and isinstance(self.callback, keras.callbacks.CSVLogger):
+            self.callback.append = True
+        self.callbacks = keras.callbacks.CallbackList(
+            [self.callback], add_history=False, model=self.model, epochs=EPOCHS
+        )
+        self.callbacks.set_params({"epochs": EPOCHS, "steps": STEPS, "verbose": 0})
+        self.model.stop_training = False
+        self.callbacks.on_train_begin()
+        self.states = CallbackStates({"0": self.callback})
+        self.variables = TrainingVariables(self.model)
+        self.seen: list[Any] = []
+
+    def saved(self) -> Any:
+        values, arrays = self.states.capture()
+        return json.loads(json.dumps(values)), dict(arrays), self.variables.capture()
+
+    def restore(self, saved: Any) -> None:
+        values, arrays, weights = saved
+        self.variables.restore(weights)
+        self.states.restore(values, arrays)
+
+    def epoch(self, number: int) -> None:
+        self.callbacks.on_epoch_begin(number)
+        rng = np.random.default_rng(number)
+        for step in range(STEPS):
+            self.callbacks.on_train_batch_begin(step)
+            x, y = rng.normal(size=(4, 3)), rng.normal(size=(4, 2))
+            self.model.train_on_batch(x, y)
+            self.callbacks.on_train_batch_end(step, {"loss": LOSSES[number]})
+        logs = {"loss": LOSSES[number], "val_loss": LOSSES[number] + 1}
+        self.callbacks.on_epoch_end(number, logs)
+        self.seen.append(
+            [
+                float(self.model.optimizer.learning_rate),
+                self.model.stop_training,
+                *(np.array(w).tobytes() for w in self.model.weights),
+            ]
+        )
+
+    def end(self) -> None:
+        self.callbacks.on_train_end()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Return the text files as they are, of files of weights when they were written."""
+    return {
+        path.name: path.read_bytes() if path.suffix == ".csv" else b"" for path in folder.iterdir()
+    }
+
+
+CALLBACKS: dict[str, Make] = {
+    "early stopping": lambda _: keras.callbacks.EarlyStopping(
+        "loss", patience=3, min_delta=0.05, restore_best_weights=True, start_from_epoch=1
+    ),
+    "plateau": lambda _: keras.callbacks.ReduceLROnPlateau(
+        "loss", factor=0.5, patience=1, cooldown=1
+    ),
+    "checkpoint": lambda folder: keras.callbacks.ModelCheckpoint(
+        str(folder / "{epoch:02d}.weights.h5"),
+        "val_loss",
+        save_best_only=True,
+        save_weights_only=True,
+    ),
+    "checkpoint by steps": lambda folder: keras.callbacks.ModelCheckpoint(
+        str(folder / "{epoch:02d}.weights.h5"), "loss", save_weights_only=True, save_freq=4
+    ),
+    "nan": lambda _: keras.callbacks.TerminateOnNaN(),
+    "average": lambda _: keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+    "schedule": lambda _: keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+    "csv": lambda folder: keras.callbacks.CSVLogger(str(folder / "log.csv")),
+}
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+@pytest.mark.parametrize("cut", [1, 3, 6])
+def test_callbacks_go_on_as_if_nothing_had_happened(name: str, cut: int, tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "part").mkdir()
+    whole = Run(CALLBACKS[name], tmp_path / "whole")
+    first = Run(CALLBACKS[name], tmp_path / "part")
+    for number in range(EPOCHS):
+        whole.epoch(number)
+    for number in range(cut):
+        first.epoch(number)
+    second = Run(CALLBACKS[name], tmp_path / "part", resumed=True)
+    second.restore(first.saved())
+    for number in range(cut, EPOCHS):
+        second.epoch(number)
+    whole.end()
+    second.end()
+    assert second.seen == whole.seen[cut:]
+    for ours, theirs in zip(second.model.weights, whole.model.weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert files(tmp_path / "part") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("saved_at", [0, 2])
+def test_rows_that_are_written_again_are_taken_out(saved_at: int, tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "part").mkdir()
+    whole = Run(CALLBACKS["csv"], tmp_path / "whole")
+    first = Run(CALLBACKS["csv"], tmp_path / "part")
+    for number in range(saved_at):
+        first.epoch(number)
+    saved = first.saved()
+    for number in range(saved_at, saved_at + 2):  # killed before the next checkpoint was written
+        first.epoch(number)
+    second = Run(CALLBACKS["csv"], tmp_path / "part", resumed=True)
+    second.restore(saved)
+    for number in range(EPOCHS):
+        whole.epoch(number)
+        if number >= saved_at:
+            second.epoch(number)
+    assert files(tmp_path / "part") == files(tmp_path / "whole")

@@ -1,0 +1,108 @@
+"""Rows that no prediction can be made of, and names of the added columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.errors import DataError, InvalidInputError
+from horovod_spark_runner.ml.naming import added_columns, check_added, check_prediction_col
+from horovod_spark_runner.ml.rows import describe_fault, valid_rows, with_nulls
+
+LISTS = [[9, 9], [1, 2], None, [3], [4, None], [5, 6], [], [None, None], [7, 8, 9]]
+PAIR = Column("x", "float32", (2,))
+
+
+@pytest.mark.parametrize("begin", [0, 1, 3])
+@pytest.mark.parametrize("kind", [pa.list_, pa.large_list])
+def test_lists(kind: Any, begin: int) -> None:
+    array = pa.array(LISTS, kind(pa.float32())).slice(begin)
+    expected = [value is not None and len(value) == 2 and None not in value for value in LISTS]
+    found = valid_rows(array, PAIR)
+    assert found is not None
+    assert found.tolist() == expected[begin:]
+
+
+def test_lists_of_fixed_size() -> None:
+    given = [[1, 2], None, [3, None], [5, 6]]
+    array = pa.array([[0, 0], *given], pa.list_(pa.float32(), 2)).slice(1)
+    found = valid_rows(array, PAIR)
+    assert found is not None
+    assert found.tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("values", "column"),
+    [
+        (pa.array([1, 2]), Column("x", "int64")),
+        (pa.array([[1.0, 2.0], [3.0, float("nan")]]), PAIR),
+        (pa.array([b"12345678"]), Column("x", "float32", (2,), "raw")),
+        (pa.array([b"1"]), Column("x", "uint8", (2, 2), "image")),
+        (pa.array(["a", ""]), Column("x", "string")),
+        (pa.array([], pa.list_(pa.float32())), PAIR),
+    ],
+)
+def test_nothing_is_wrong(values: Any, column: Column) -> None:
+    assert valid_rows(values, column) is None
+
+
+def test_faults_are_described() -> None:
+    array = pa.array(LISTS, pa.list_(pa.float32()))
+    raw = Column("x", "float32", (2,), "raw")
+    assert describe_fault(array, PAIR, 2) == "column 'x' is null, or not float32,"
+    assert describe_fault(array, PAIR, 3) == "column 'x' holds an array of 1 elements, not 2"
+    assert describe_fault(array, PAIR, 4) == "column 'x' holds an array with null elements"
+    assert describe_fault(pa.array([b"123"]), raw, 0) == "column 'x' holds 3 bytes, not 8"
+    assert valid_rows(pa.array([b"123", None]), raw).tolist() == [False, False]  # type: ignore[union-attr]
+    assert describe_fault(pa.array([None], pa.string()), Column("x", "string"), 0) == (
+        "column 'x' is null"
+    )
+
+
+@pytest.mark.parametrize("kind", ["number", "list", "struct"])
+def test_predictions_go_to_their_rows(kind: str) -> None:
+    values = {"number": [1, 2], "list": [[1], [2]], "struct": [{"a": 1}, {"a": 2}]}[kind]
+    valid = np.array([False, True, False, True, False])
+    assert with_nulls(pa.array(values), valid).to_pylist() == [
+        None, values[0], None, values[1], None
+    ]  # fmt: skip
+    assert with_nulls(pa.array(values).slice(0, 0), valid & False).to_pylist() == [None] * 5
+
+
+@pytest.mark.parametrize("given", [5, "", [], {}, [1], {"a": None}, b"x"])
+def test_what_is_no_column_name(given: Any) -> None:
+    with pytest.raises(InvalidInputError, match="prediction_col must be"):
+        check_prediction_col(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "one", "two"),
+    [
+        (None, ["prediction"], ["u", "v"]),
+        ("p", ["p"], ["p_u", "p_v"]),
+        ({"u": "a"}, None, ["a", "v"]),
+        ({"prediction": "a"}, ["a"], None),
+        (["a", "b"], None, ["a", "b"]),
+        (["a"], ["a"], None),
+    ],
+)
+def test_names(given: Any, one: Any, two: Any) -> None:
+    for outputs, expected in ((["prediction"], one), (["u", "v"], two)):
+        if expected is None:
+            with pytest.raises(InvalidInputError):
+                added_columns(outputs, given)
+        else:
+            assert added_columns(outputs, given) == expected
+
+
+def test_names_that_are_taken() -> None:
+    check_added(["A"], ["prediction"], ["a"], by_case=True)
+    check_added(["u", "U"], ["u", "U"], ["x"], by_case=True)
+    with pytest.raises(DataError, match="already has a column 'a'"):
+        check_added(["A"], ["prediction"], ["a"], by_case=False)
+    with pytest.raises(DataError, match="several predictions would be called 'U'"):
+        check_added(["u", "U"], ["u", "U"], ["x"], by_case=False)
