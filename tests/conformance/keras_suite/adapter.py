@@ -77,6 +77,8 @@ def _fit(
 ) -> Any:
     if initial_epoch:
         raise NotRowsError("initial_epoch: a run is gone on with from its own checkpoints")
+    if validation_batch_size not in (None, batch_size):
+        raise NotRowsError("validation_batch_size: a batch has as many rows in validation")
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
             (x, y, sample_weight), validation_split=validation_split

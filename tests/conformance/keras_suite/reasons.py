@@ -22,6 +22,7 @@ class Reason:
 
 _TRAINER = "trainers.trainer_test::TestTrainer::"
 _CALLBACKS = "callbacks."
+_MODEL = "models.model_test::ModelTest::"
 
 REASONS = (
     Reason(
@@ -63,6 +64,28 @@ REASONS = (
         "It compares, to the last bit, the model as it was trained with one that was loaded. "
         "Compiled by XLA, as only the latter is still, floats are rounded differently.",
         (_CALLBACKS + "swap_ema_weights_test::*::test_swap_ema_weights_on_epoch",),
+    ),
+    Reason(
+        "Inputs that are `None`, and structures within structures: an input or output is a column.",
+        (
+            _MODEL + "test_functional_deeply_nested_outputs_struct_losses",
+            _MODEL + "test_functional_optional_inputs_*",
+            "models.functional_test::FunctionalTest::test_required_none_raises_in_fit",
+        ),
+    ),
+    Reason(
+        "Labels for outputs in a dictionary, given in an order: Keras sorts the keys, we ask which "
+        "column is for which.",
+        (
+            _MODEL + "test_functional_dict_outputs_dict_losses_invalid_keys",
+            _MODEL + "test_functional_dict_outputs_dict_metrics_invalid_keys",
+            _MODEL + "test_functional_dict_outputs_with_single_tensor",
+        ),
+    ),
+    Reason(
+        "More labels than outputs, for a `compute_loss` that takes the output apart: a label is "
+        "for an output.",
+        (_MODEL + "test_functional_list_outputs_with_custom_compute_loss",),
     ),
     Reason(
         "Sparse and ragged tensors: columns of a DataFrame have rows of one shape, and values for "

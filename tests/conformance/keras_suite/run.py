@@ -12,12 +12,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
+# For all tests; a quiet machine of two cores takes a quarter of it.
+SECONDS = 800
 # Of Keras' tests, those of what training is: the trainer, callbacks, and others that call ``fit``.
 MODULES = (
     "trainers/trainer_test.py",
     "callbacks/*_test.py",
     "optimizers/*_test.py",
     "optimizers/schedules/*_test.py",
+    "models/model_test.py",
+    "models/functional_test.py",
 )
 
 
@@ -76,7 +80,7 @@ def run_suite(*options: str) -> tuple[dict[str, Result], str]:
             },
             capture_output=True,
             text=True,
-            timeout=290,
+            timeout=SECONDS,
         )
         if not results.is_file():
             return {}, done.stdout + done.stderr

@@ -16,8 +16,8 @@ from .run import Result, run_suite
 _HEAD = """\
 # Keras' own tests
 
-Keras {version} comes with the tests of its trainer, its callbacks and its optimizers.
-`tests/conformance/keras_suite` runs them, as they are installed, with an adapter in the place of
+Keras {version} comes with the tests of its trainer and its callbacks, and others call `fit` to
+test optimizers and models. `tests/conformance/keras_suite` runs them, as they are installed, with an adapter in the place of
 `Model.fit`: what `fit` is given, arrays, tensors, datasets or generators, is written to Parquet as
 rows, and this project's own training trains the test's very model on it. What the test then expects
 of the history, the callbacks, the weights or the error, it expects of our training. `evaluate`,

@@ -9,8 +9,10 @@ import pytest
 from tests.conftest import ROOT
 
 from .reasons import reason_for, unused_patterns
-from .run import Result, run_suite
+from .run import SECONDS, Result, run_suite
 from .table import kind_of, render
+
+pytestmark = pytest.mark.timeout(SECONDS + 60)
 
 Results = dict[str, Result]
 
