@@ -88,10 +88,14 @@ def rows_of(x: Any, y: Any, sample_weight: Any, batches: int | None) -> Rows:
     ]
     if not taken:
         raise NotRowsError("the data have no batch")
-    sizes = [len(keras.tree.flatten(batch[0])[0]) for batch in taken]
+    sizes = [_size(batch) for batch in taken]
     if len(set(sizes[:-1])) > 1 or sizes[-1] > sizes[0]:
         raise NotRowsError("the batches differ in size")
     return _rows(*keras.tree.map_structure(_joined, *taken), sizes[0])
+
+
+def _size(batch: tuple[Any, ...]) -> int:
+    return len(next(array for array in keras.tree.flatten(batch) if array is not None))
 
 
 def _joined(*values: Any) -> Any:
