@@ -74,7 +74,7 @@ REASONS = (
         "Inputs that are `None`, and structures within structures: an input or output is a column.",
         (
             _MODEL + "test_functional_deeply_nested_outputs_struct_losses",
-            _MODEL + "test_functional_optional_inputs_*",
+            _MODEL + "test_functional_optional_inputs_*optional_none",
             "models.functional_test::FunctionalTest::test_required_none_raises_in_fit",
         ),
     ),
