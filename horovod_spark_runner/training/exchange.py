@@ -25,7 +25,7 @@ import tensorflow as tf
 from ..config import AllreduceOptions
 from ..errors import ModelError
 from .collectives import Part, sum_over_ranks
-from .losses import parts_of_a_whole, replaced
+from .losses import alone, parts_of_a_whole, replaced
 from .metrics import StepMetrics
 
 
@@ -136,7 +136,9 @@ class GradientExchange:
                 self.applied.append(optimizer)
             self._inside = True
             try:
-                return original(optimizer, self.reduce(list(grads)), trainable_variables)
+                reduced = self.reduce(list(grads))
+                with alone():
+                    return original(optimizer, reduced, trainable_variables)
             finally:
                 self._inside = False
 

@@ -42,6 +42,18 @@ def parts_of_a_whole(part: Part) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Let nothing be summed over ranks meanwhile: Keras's optimizers would add gradients again."""
+    context = tf.distribute.get_replica_context()
+    ours = None if context is None else vars(context).pop("all_reduce", None)
+    try:
+        yield
+    finally:
+        if ours is not None:
+            context.all_reduce = ours
+
+
+@contextlib.contextmanager
 def replaced(owner: type, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
     """Replace method ``name`` of a class by ``wrap(method)`` for a while."""
     original = vars(owner)[name]
