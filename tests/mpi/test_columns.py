@@ -42,7 +42,8 @@ def test_models_of_strings_are_trained_and_predict(spark: Any, tmp_path: Path) -
     rows = []
     for number in range(203):
         colour = COLOURS[number % 3]
-        text = f"A very {'good' if number % 2 else 'bad'} film!"
+        # The number makes rows distinct: equal ones are all held out, or none.
+        text = f"A very {'good' if number % 2 else 'bad'} film: {number}!"
         liked = int((number % 2 == 1) != (colour == "blue"))
         rows.append((colour, [colour, "red"], text, liked, number))
     schema = "colour string, tags array<string>, text string, liked int, id int"
