@@ -19,7 +19,14 @@ from .archive import custom_parts, read_config, with_named_lambdas
 from .custom_objects import find_objects, name_lambdas, only_keras, revivable
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .model import finalize_layers
-from .outputs import call_model, fixed_batch, output_leaves, output_specs, repeat_rows
+from .outputs import (
+    call_model,
+    fixed_batch,
+    output_leaves,
+    output_specs,
+    repeat_rows,
+    unchanged,
+)
 from .signature import Signature
 from .spec import OutputSpec, SavedModel, TrainingSpec
 
@@ -112,7 +119,8 @@ def _written(model: Any) -> bytes:
 def _outputs(model: Any, example: Any) -> tuple[tuple[OutputSpec, ...] | None, str]:
     """Return what the model gives, or why it gives nothing."""
     try:
-        return tuple(output_specs(model, example)), ""
+        with unchanged(model):
+            return tuple(output_specs(model, example)), ""
     except Exception as error:  # the user's own call may fail in any way
         reason = _first_line(error)
         logger.warning("the model is saved, but it cannot predict: %s", reason)
@@ -124,7 +132,8 @@ def _how_it_loads(
 ) -> tuple[SavedModel, str]:
     """Find out, by loading the archive, what it takes to get the same model from it."""
     finalize_layers(model)
-    inputs, expected = _probe(model, example)
+    with unchanged(model):
+        inputs, expected = _probe(model, example)
     try:
         with only_keras():
             _check_same(_load_in_new_state(archive, None), model, inputs, expected)

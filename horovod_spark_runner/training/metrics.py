@@ -72,7 +72,7 @@ def _plain_value(value: Any) -> Any:
         array = np.asarray(value, np.float64)
     except (TypeError, ValueError):
         return str(value)
-    return float(array) if array.size == 1 and array.ndim <= 1 else array.tolist()
+    return array.item() if array.size == 1 and array.ndim <= 1 else array.tolist()
 
 
 def numbers(logs: Mapping[str, Any]) -> dict[str, float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,6 +18,18 @@ Path = tuple[Any, ...]
 def call_model(model: Any, inputs: Any) -> Any:
     """Return what ``model.predict`` would, for one batch: a user's ``predict_step`` counts."""
     return model.predict_step((inputs,))
+
+
+@contextlib.contextmanager
+def unchanged(model: Any) -> Iterator[None]:
+    """Give ``model`` its state back, should calls change it: counters, seeds."""
+    before = [(variable, np.array(variable)) for variable in model.non_trainable_variables]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            if not np.array_equal(np.array(variable), value):
+                variable.assign(value)
 
 
 def output_leaves(value: Any) -> list[tuple[Path, Any]]:

@@ -21,13 +21,14 @@ def text_model() -> Any:
 
     colour = keras.layers.Input((1,), dtype="string", name="colour")
     tags = keras.layers.Input((2,), dtype="string", name="tags")
-    text = keras.layers.Input((1,), dtype="string", name="text")
+    text = keras.layers.Input((), dtype="string", name="text")
     lookup = keras.layers.StringLookup(vocabulary=list(COLOURS), output_mode="one_hot")
     several = keras.layers.StringLookup(vocabulary=list(COLOURS), output_mode="multi_hot")
     vectorize = keras.layers.TextVectorization(
-        vocabulary=list(WORDS), output_mode="multi_hot", pad_to_max_tokens=True, max_tokens=9
+        vocabulary=list(WORDS), output_mode="int", output_sequence_length=6
     )
-    parts = [lookup(colour), several(tags), vectorize(text)]
+    embedded = keras.layers.Embedding(len(WORDS) + 2, 8)(vectorize(text))
+    parts = [lookup(colour), several(tags), keras.layers.GlobalMaxPooling1D()(embedded)]
     hidden = keras.layers.Dense(16, activation="relu")(keras.layers.Concatenate()(parts))
     output = keras.layers.Dense(1, activation="sigmoid")(hidden)
     model = keras.Model([colour, tags, text], output)
@@ -65,7 +66,7 @@ def test_models_of_strings_are_trained_and_predict(spark: Any, tmp_path: Path) -
     inputs = {
         "colour": keras.ops.convert_to_tensor([[row[0]] for row in rows]),
         "tags": keras.ops.convert_to_tensor([row[1] for row in rows]),
-        "text": keras.ops.convert_to_tensor([[row[2]] for row in rows]),
+        "text": keras.ops.convert_to_tensor([row[2] for row in rows]),
     }
     np.testing.assert_allclose(predicted, model(inputs).numpy()[:, 0], atol=1e-5)
     loaded = TFTransformer.from_run(str(tmp_path / "run"))

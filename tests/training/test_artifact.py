@@ -55,6 +55,18 @@ class Registered(Shift):
     pass
 
 
+class Counting(layers.Layer):
+    """A layer that every call changes."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x: Any) -> Any:
+        self.calls.assign_add(1)
+        return x + self.calls
+
+
 class Whole(keras.Model):
     """A subclass that answers predict in its own way."""
 
@@ -307,3 +319,12 @@ def test_a_lambda_is_named_by_its_layer(tmp_path: Path) -> None:
     save_run(tmp_path, compiled(with_parts(layers.Lambda(lambda x: -x, name="minus"))), [X])
     with pytest.raises(RunDirectoryError, match=r"a lambda in layer 'minus'.*model_fn"):
         read_finished_run(RunDirectory(str(tmp_path)))
+
+
+def test_saving_a_model_does_not_change_it(tmp_path: Path) -> None:
+    layer = Counting()
+    model = compiled(with_parts(layer))
+    calls = float(layer.calls.numpy())
+    saved = save_run(tmp_path, model, [X])
+    assert float(layer.calls.numpy()) == calls
+    assert saved.loads == "objects"  # found to be the same model
