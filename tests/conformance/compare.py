@@ -52,7 +52,7 @@ def two_ranks(case: Case, one: Recording, first: Recording, second: Recording) -
         *_call_logs(_without_test_batches(first.calls), _without_test_batches(second.calls), 0.0),
     ]
     found = [f"between the ranks: {text}" for text in found]
-    if not all(np.all(np.isfinite(v)) for v in first.weights.values() if v.dtype.kind == "f"):
+    if _finite(one) and not _finite(first):
         found.append("weights are not finite")
     found += _call_names(one.calls, first.calls)
     if case.two is not None:
@@ -192,6 +192,11 @@ def _call_logs(want: list[Call], have: list[Call], tolerance: float) -> list[str
             for text in _values(f"logs of {_shown(a)}", a[2], b[2], tolerance)
         ]
     )
+
+
+def _finite(recording: Recording) -> bool:
+    weights = [v for v in recording.weights.values() if v.dtype.kind == "f"]
+    return all(bool(np.all(np.isfinite(value))) for value in weights)
 
 
 def _without_test_batches(calls: list[Call]) -> list[Call]:
