@@ -22,7 +22,6 @@ from horovod_spark_runner.data.materialize import DataRequest
 from horovod_spark_runner.data.parquet import open_parquet
 from horovod_spark_runner.data.schema import Roles
 from horovod_spark_runner.data.signatures import encoding_of
-from horovod_spark_runner.ml.inference import _decode_and_predict
 from horovod_spark_runner.storage.filesystem import Location
 
 DEEP = np.linspace(0, 65535, 48, dtype=np.uint16).reshape(6, 8)
@@ -267,8 +266,6 @@ def test_a_row_that_cannot_be_decoded_is_numbered() -> None:
     with pytest.raises(UndecodableRow) as raised:
         decode({"image": values}, returns(None))
     assert raised.value.row == 20
-    with pytest.raises(DataError, match=r"decoded: .*\(row 20 of a batch of 30\)"):
-        _decode_and_predict(decode, returns(None), {"image": values})
     decode.close()
 
 
