@@ -13,7 +13,6 @@ from ..data.decode import Transform
 from ..data.manifest import Column, Manifest
 from ..errors import ModelError
 from ..quiet import quiet_imports
-from ..storage.arrays import load_arrays
 from ..training.spec import Binding, ModelSource, OutputSpec
 
 # Columns to the outputs' values, for any number of rows.
@@ -121,14 +120,14 @@ def _from_source(recipe: Recipe) -> Any:
 def _give_weights(model: Any, recipe: Recipe, bind: Any) -> None:
     from ..training.keras_state import using_keras_state
     from ..training.model import finalize_layers
-    from ..training.outputs import call_model
+    from ..training.outputs import build_by_call
 
-    if not model.built:
-        blank = {c.name: c.blank().repeat(recipe.batch_size or 1, 0) for c in recipe.columns}
-        with using_keras_state(recipe.state):
-            call_model(model, bind(blank))
     arrays = load_arrays(recipe.weights or b"")
     values = [arrays[name] for name in sorted(arrays)]
+    if not model.built or len(model.weights) != len(values):
+        blank = {c.name: c.blank().repeat(recipe.batch_size or 1, 0) for c in recipe.columns}
+        with using_keras_state(recipe.state):
+            build_by_call(model, bind(blank))
     trained, built = ([tuple(array.shape) for array in w] for w in (values, model.weights))
     if trained != built:
         place = next((n for n, (a, b) in enumerate(zip(trained, built)) if a != b), None)  # noqa: B905

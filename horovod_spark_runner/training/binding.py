@@ -213,6 +213,8 @@ def bind_outputs(
             }
         return lambda arrays: _plain([s(arrays) for s in slots if s is not None])
     leaves = keras.tree.flatten(outputs)
+    if binding.names is None and len(slots) != len(leaves) and _compares_itself(model):
+        return lambda arrays: _plain([s(arrays) for s in slots if s is not None])
     ordered = _match_outputs(model, outputs, binding, slots)
     if not keras.tree.is_nested(outputs):
         return lambda arrays: ordered[0](arrays)
@@ -236,13 +238,20 @@ def _plain(values: list[Any]) -> Any:
 
 
 def _check_may_lack_labels(model: Any) -> None:
-    own_step = type(model).train_step is not keras.Model.train_step
-    own_loss = type(model).compute_loss is not keras.Model.compute_loss
-    if has_loss(model) and not own_step and not own_loss:
+    if has_loss(model) and not _compares_itself(model):
         raise ModelError(
             f"label_cols names no column, but model {model.name!r} is compiled with a loss; name "
             "the label columns (for an autoencoder, those of feature_cols), or compile it without"
         )
+
+
+def _compares_itself(model: Any) -> bool:
+    """Tell whether the user's own code compares outputs with labels."""
+    kind = type(model)
+    return (
+        kind.train_step is not keras.Model.train_step
+        or kind.compute_loss is not keras.Model.compute_loss
+    )
 
 
 def has_loss(model: Any) -> bool:

@@ -30,7 +30,7 @@ from .epochs import Epochs, Step
 from .initial_weights import load_initial_weights
 from .keeper import Keeper
 from .learning_rate import LearningRate
-from .metrics import check_additive, epoch_logs, numbers, plain, reduce_metrics
+from .metrics import check_additive, epoch_logs, numbers, plain
 from .model import finalize_layers
 from .preemption import PreemptionWatch
 from .progress import Progress, ProgressReporter
@@ -186,6 +186,7 @@ class Training:
         """Begin the training, or go on with it; return whether within an epoch."""
         if self._restored is None:
             self._callbacks.list.on_train_begin()
+            self._trace_for_summaries()
             # Keras's BackupAndRestore, on rank 0, may have loaded weights, and says the epoch.
             initial = self._world.bcast(self._model._initial_epoch)
             if initial:
@@ -199,6 +200,7 @@ class Training:
         # The hooks set up what callbacks do not keep; what they change is put back.
         values = self._variables.capture()
         self._callbacks.list.on_train_begin()
+        self._trace_for_summaries()
         self._states = CallbackStates(self._callbacks.named)
         self._callbacks.restore_history(info.history)
         if info.epoch_step:
@@ -210,6 +212,11 @@ class Training:
         self._share_variables()
         restore_rank(own, self._model, self._variables, self._states)
         return info.epoch_step > 0
+
+    def _trace_for_summaries(self) -> None:
+        """Trace the steps again where TensorBoard has opened what a model's summaries go to."""
+        if any(isinstance(callback, keras.callbacks.TensorBoard) for callback in self._given):
+            self._steps.trace()
 
     @property
     def _finished(self) -> bool:
@@ -249,14 +256,13 @@ class Training:
         progress.seconds += seconds
         if self._preempted:
             return {}
-        reduce_metrics(self._model)
         results = epoch_logs(self._model, *last)
         if self._validation is not None and self._spec.fit.validates(progress.epoch):
             results.update(self._evaluate(self._validation))
-        results = self._callbacks.end_epoch(progress.epoch, results)
+        logs = self._callbacks.end_epoch(progress.epoch, results)
         self._agree()
         self._check_agreement(f"at the end of epoch {progress.epoch + 1}")
-        progress.history.append(plain(results))
+        progress.history.append(plain(logs))
         progress.epoch += 1
         progress.epoch_step = 0
         rate = self._world.allreduce(progress.rows - rows_before) / max(seconds, 1e-9)
@@ -354,7 +360,6 @@ class Training:
                     callbacks.on_test_batch_end(end, logs)
                     if self._world.allreduce(int(self._model.stop_evaluating), op=MPI.MAX):
                         break
-        reduce_metrics(self._model)
         results = epoch_logs(self._model, *last)
         callbacks.on_test_end(results)
         return {f"val_{name}": value for name, value in results.items()}

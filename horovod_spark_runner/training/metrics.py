@@ -25,42 +25,40 @@ def metric_variables(model: Any) -> list[Any]:
     return list(found.values())
 
 
-def reduce_metrics(model: Any) -> None:
-    """Give the model's metrics the sums of all ranks; every rank must call it.
-
-    Reset them before the next epoch.
-    """
-    variables = metric_variables(model)
-    for variable, value in zip(variables, _combined(variables), strict=True):
-        variable.assign(value)
-
-
 def epoch_logs(model: Any, logs: Any, fraction: float) -> dict[str, Any]:
-    """Return the logs of an epoch as ``Model.fit`` makes them; every rank must call it.
+    """Return the logs of an epoch over all ranks, as ``Model.fit`` makes them.
 
     Those are the results of the model's metrics, or, where a step of the model's own returns logs
-    under other names, the logs of the last step.
+    under other names, the logs of the last step. Every rank must call it; the metrics keep the sums
+    of all ranks until they are reset.
 
     Args:
-        model: the model, its metrics reduced.
+        model: the model.
         logs: what its last step returned on this rank.
         fraction: this rank's part of the last step's rows.
     """
+    local = model.get_metrics_result()
+    variables = metric_variables(model)
+    for variable, value in zip(variables, _combined(variables), strict=True):
+        variable.assign(value)
     results = model.get_metrics_result()
-    if isinstance(logs, Mapping) and set(logs) != set(results):
-        return _mean_logs(logs, results, Part(hvd.size(), tf.constant(fraction, tf.float64)))
-    return dict(results)
+    if not isinstance(logs, Mapping) or set(logs) == set(results):
+        return flat(results)
+    part = Part(hvd.size(), tf.constant(fraction, tf.float64))
+    return _over_ranks(flat(logs), flat(local), flat(results), part)
+
+
+def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``logs`` without nesting, as Keras's callbacks see them."""
+    result: dict[str, Any] = {}
+    for name, value in sorted(logs.items()):
+        result.update(flat(value) if isinstance(value, Mapping) else {name: value})
+    return result
 
 
 def plain(logs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return ``logs`` as JSON: numbers, and lists where a metric gives several."""
-    result: dict[str, Any] = {}
-    for name, value in sorted((logs or {}).items()):
-        if isinstance(value, Mapping):
-            result.update(plain(value))
-        else:
-            result[name] = _plain_value(value)
-    return result
+    return {name: _plain_value(value) for name, value in flat(logs or {}).items()}
 
 
 def _plain_value(value: Any) -> Any:
@@ -109,58 +107,60 @@ class StepMetrics:
             variable.assign(tf.where(self._part.present(tf.float32) > 0, value, before))
         if not share or self._part.size == 1 or not isinstance(logs, Mapping):
             return logs
-        local = self._model.get_metrics_result()
+        local = flat(self._model.get_metrics_result())
         variables = metric_variables(self._model)
         kept = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
         for variable, value in zip(variables, _combined(variables), strict=True):
             variable.assign(value)
-        results = self._model.get_metrics_result()
+        results = flat(self._model.get_metrics_result())
         for variable, value in zip(variables, kept, strict=True):
             variable.assign(value)
-        return _choose(logs, local, results, _mean_logs(logs, {}, self._part))
+        return _over_ranks(flat(logs), local, results, self._part)
 
 
-def _choose(
-    logs: Mapping[str, Any],
-    local: Mapping[str, Any],
-    results: Mapping[str, Any],
-    means: Mapping[str, Any],
+def _over_ranks(
+    logs: Mapping[str, Any], local: Mapping[str, Any], results: Mapping[str, Any], part: Part
 ) -> dict[str, Any]:
-    """Return the metrics' results where the step logged those, else the means over the ranks."""
-    known = [name for name in logs if name in results and not isinstance(logs[name], Mapping)]
-    own = [
-        tf.reduce_any(tf.not_equal(tf.convert_to_tensor(logs[n]), tf.cast(local[n], logs[n].dtype)))
-        if tf.is_tensor(logs[n])
-        else tf.constant(True)
-        for n in known
+    """Return a step's logs over all ranks.
+
+    Where every rank logged the result of a metric, that is the metric's over all ranks; what else
+    was logged is taken for a mean over the step's rows.
+
+    Args:
+        logs: what the step returned on this rank.
+        local: results of the metrics on this rank.
+        results: results of the metrics over all ranks.
+        part: this rank's part of the step.
+    """
+    if part.size == 1:
+        return dict(logs)
+    numbered = {name: _number(value) for name, value in logs.items()}
+    values = {name: number for name, number in numbered.items() if number is not None}
+    known = [name for name in values if name in results]
+    terms = [part.term(value) for value in values.values()]
+    other = [
+        tf.reduce_any(tf.not_equal(values[name], tf.cast(local[name], values[name].dtype)))
+        for name in known
     ]
-    flags = sum_over_ranks([tf.cast(flag, tf.float32) for flag in own], "logs.own")
-    chosen = dict(means)
-    for name, flag in zip(known, flags, strict=True):
-        result = tf.convert_to_tensor(results[name])
-        chosen[name] = tf.where(flag > 0, tf.cast(means[name], result.dtype), result)
-    return chosen
+    summed = sum_over_ranks([*terms, *(tf.cast(flag, tf.float32) for flag in other)], "logs")
+    shared: dict[str, Any] = dict(logs)
+    for name, value in zip(values, summed, strict=False):
+        shared[name] = part.total(value)
+    for name, count in zip(known, summed[len(terms) :], strict=True):
+        result = tf.cast(results[name], shared[name].dtype)
+        shared[name] = tf.where(count > 0, shared[name], result)
+    return shared
 
 
-def _mean_logs(logs: Mapping[str, Any], known: Mapping[str, Any], part: Part) -> dict[str, Any]:
-    """Return the logs of a step as means over its rows; those ``known`` are taken as they are."""
-    result: dict[str, Any] = {name: known.get(name, value) for name, value in logs.items()}
-    names, terms = [], []
-    for name, value in logs.items():
-        if name in known or isinstance(value, Mapping):
-            continue
-        try:
-            number = tf.convert_to_tensor(value)
-        except (TypeError, ValueError):
-            continue
-        if number.dtype.is_floating or number.dtype.is_integer:
-            number = number if number.dtype.is_floating else tf.cast(number, tf.float32)
-            names.append(name)
-            terms.append(part.term(number))
-    if part.size > 1:
-        for name, value in zip(names, sum_over_ranks(terms, "logs"), strict=True):
-            result[name] = part.total(value)
-    return result
+def _number(value: Any) -> Any | None:
+    """Return a logged value as a tensor of real numbers; ``None`` if it is something else."""
+    try:
+        number = tf.convert_to_tensor(value)
+    except (TypeError, ValueError):
+        return None
+    if number.dtype.is_integer:
+        return tf.cast(number, tf.float32)
+    return number if number.dtype.is_floating else None
 
 
 def _combined(variables: list[Any]) -> list[Any]:

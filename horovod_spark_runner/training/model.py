@@ -95,6 +95,17 @@ def check_trainable(model: Any, batch_size: int, rows: Sequence[int] = (), ranks
             f"model {model.name!r} is not compiled; call model.compile(optimizer=…, loss=…) in "
             "model_fn"
         )
+    if model._distribute_strategy is not None:
+        raise ModelError(
+            f"model {model.name!r} was built under a tf.distribute strategy; build it without: "
+            "run_training spreads the training over ranks itself"
+        )
+    for name in ("max_epochs", "max_steps_per_epoch"):
+        if getattr(keras.config, name, lambda: None)():
+            raise ModelError(
+                f"keras.config.set_{name} is not honoured by run_training; give epochs and "
+                "steps_per_epoch instead"
+            )
     for name in ("fit", "make_train_function", "make_test_function", "evaluate"):
         if getattr(type(model), name) is not getattr(keras.Model, name):
             raise ModelError(

@@ -20,6 +20,12 @@ def call_model(model: Any, inputs: Any) -> Any:
     return model.predict_step((inputs,))
 
 
+def build_by_call(model: Any, inputs: Any) -> None:
+    """Let a model make the weights it has when it was trained, by a call as in training."""
+    arguments = {"training": True} if model._call_has_training_arg else {}
+    model(inputs, **arguments)
+
+
 @contextlib.contextmanager
 def unchanged(model: Any) -> Iterator[None]:
     """Give ``model`` its state back, should calls change it: counters, seeds."""
