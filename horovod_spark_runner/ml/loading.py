@@ -13,6 +13,7 @@ from ..data.decode import Transform
 from ..data.manifest import Column, Manifest
 from ..errors import ModelError
 from ..quiet import quiet_imports
+from ..storage.arrays import load_arrays
 from ..training.spec import Binding, ModelSource, OutputSpec
 
 # Columns to the outputs' values, for any number of rows.
