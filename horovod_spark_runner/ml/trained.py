@@ -112,6 +112,11 @@ def read_finished_run(
             f"it; its layers need get_config(). Or give the function that builds it: "
             + WITH_MODEL_FN
         )
+    if signature.needs_source:
+        raise RunDirectoryError(
+            f"the archive in {directory.location} does not give the model that was trained "
+            f"({signature.problem}); give the function that builds it: {WITH_MODEL_FN}"
+        )
     archive = directory.model.join("model.keras").read_bytes()
     objects = None
     if not signature.self_contained:
@@ -192,11 +197,6 @@ def _needed_objects(
     missing = [part for part in parts if part.key not in objects]
     if missing:
         raise RunDirectoryError(_missing(directory, missing))
-    if not parts and signature.problem:
-        raise RunDirectoryError(
-            f"the archive in {directory.location} does not give the model that was trained "
-            f"({signature.problem}); give the function that builds it: {WITH_MODEL_FN}"
-        )
     return objects
 
 

@@ -72,6 +72,7 @@ def save_model(directory: RunDirectory, model: Any, spec: TrainingSpec, example:
         transforms=tuple(sorted(set(spec.transforms) & set(spec.inputs.columns))),
         archive=archive is not None,
         self_contained=saved.loads == "archive",
+        needs_source=archive is not None and saved.loads == "source",
         problem=problem,
         run_eagerly=bool(model.run_eagerly),
         batch_size=fixed_batch(model),

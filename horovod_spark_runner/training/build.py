@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from .batches import BatchBinding
 from .exchange import GradientExchange
-from .model import build_and_watch, check_trainable, switch_off_jit
+from .model import build_and_watch, check_trainable, has_own_steps, switch_off_jit
 from .optimizers import check_optimizers, find_optimizers
 from .spec import TrainingSpec
 from .step import Steps
@@ -49,7 +49,7 @@ class BuiltModel:
         self.exchange = GradientExchange(self.model, spec.allreduce, share_logs=share_logs)
         eager = bool(self.model.run_eagerly)
         data = self.batches.training_data(self.batches.blank)
-        self.steps = Steps(self.exchange, data, eager=eager)
+        self.steps = Steps(self.exchange, data, eager=eager, own=has_own_steps(self.model))
         optimizer = self.model.optimizer
         if eager and optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -25,7 +25,7 @@ import tensorflow as tf
 from ..config import AllreduceOptions
 from ..errors import ModelError
 from .collectives import Part, sum_over_ranks
-from .losses import alone, parts_of_a_whole, replaced
+from .losses import Scope, alone, current_graph, parts_of_a_whole, replaced
 from .metrics import StepMetrics
 
 
@@ -46,52 +46,68 @@ class GradientExchange:
         self.share_logs = share_logs
         # The optimizers that the step was seen to use, in this order.
         self.applied: list[Any] = []
+        # The names of what its steps log, before nested logs are taken apart.
+        self.logged: dict[str, set[str]] = {}
+        self.scope = Scope()
         self._part = Part(1)
+        # A variable, not an argument: a function within the step may be traced only once.
+        self._fraction = tf.Variable(1.0 / hvd.size(), trainable=False, dtype=tf.float64)
+        self._fraction_now = 1.0 / hvd.size()
         self._control: Any = None
-        self._graph: Any = None
         self._reduced: Any = None
         self._inside = False
-        self._calls = 0
 
-    def step(self, data: Any, control: Any, fraction: Any) -> tuple[Any, Any]:
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return int(hvd.size())
+
+    def set_fraction(self, fraction: float) -> None:
+        """Say which part of the global batch's rows this rank has in the next step."""
+        if fraction != self._fraction_now:
+            self._fraction.assign(fraction)
+            self._fraction_now = fraction
+
+    def step(self, data: Any, control: Any) -> tuple[Any, Any]:
         """Run the model's ``train_step`` as part of the world; may be traced.
 
         Args:
             data: what ``train_step`` takes.
             control: float32 vector of what this rank asks of all: 1 for each request and 0 else.
-            fraction: float64 scalar: its rows over those of the global batch.
 
         Returns:
             The step's logs, and how many ranks made each request.
         """
-        return self._step(data, control, Part(hvd.size(), fraction))
+        return self._step(data, control, Part(hvd.size(), self._fraction))
 
     def equal_step(self, data: Any, control: Any) -> tuple[Any, Any]:
         """Run a `step` where every rank is known to have equally many rows."""
         return self._step(data, control, Part(hvd.size()))
 
-    def test_step(self, data: Any, fraction: Any) -> Any:
+    def test_step(self, data: Any) -> Any:
         """Run the model's ``test_step`` as part of the world; may be traced."""
-        part = Part(hvd.size(), fraction)
+        part = Part(hvd.size(), self._fraction)
+        self.scope.enter()
         metrics = StepMetrics(self._model, part)
-        with parts_of_a_whole(part):
+        with parts_of_a_whole(part, self.scope):
             logs = self._model.test_step(data)
+        self.logged["test"] = set(logs) if isinstance(logs, Mapping) else set()
         return metrics.finish(logs, share=self.share_logs)
 
     def _step(self, data: Any, control: Any, part: Part) -> tuple[Any, Any]:
         self._part, self._control = part, control
-        self._graph = _graph()
         self._reduced = None
-        self._calls = 0
+        self.scope.enter()
         metrics = StepMetrics(self._model, part)
         statistics = _Statistics(self._model, part)
-        with parts_of_a_whole(part), self._reducing_optimizers():
+        with parts_of_a_whole(part, self.scope), self._reducing_optimizers():
             logs = self._model.train_step(data)
             self._end_applying()
         if self._reduced is None:
             # No gradients were applied, or in a graph of their own, whose tensors stay there.
             self._reduced = sum_over_ranks([control], "control")[0]
         statistics.average()
+        self.logged["train"] = set(logs) if isinstance(logs, Mapping) else set()
         return metrics.finish(logs, share=self.share_logs), self._reduced
 
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
@@ -109,9 +125,8 @@ class GradientExchange:
             packed.append(small)
             contexts.append(context)
         # What the ranks ask of each other goes along, where its sum can be used outside.
-        along = [self._control] if _graph() is self._graph else []
-        summed = sum_over_ranks([*packed, *along], f"gradients.{self._calls}")
-        self._calls += 1
+        along = [self._control] if self.scope.outermost else []
+        summed = sum_over_ranks([*packed, *along], self.scope.name("gradients"))
         if along:
             self._reduced = summed[-1]
         result: list[Any] = [None] * len(gradients)
@@ -150,8 +165,8 @@ class GradientExchange:
         if tf.executing_eagerly():
             self._agree_to_apply(True)
             return
-        graph = _graph()
-        while graph is not None and graph is not self._graph:
+        graph = current_graph()
+        while graph is not None and graph is not self.scope.graph:
             if type(graph).__name__ in _CONDITIONAL_GRAPHS:
                 raise ModelError(
                     f"the train_step of model {self._model.name!r} applies gradients inside a "
@@ -167,8 +182,7 @@ class GradientExchange:
 
     def _agree_to_apply(self, applying: bool) -> None:
         """Check, where Python decides it, that all ranks apply gradients now or none does."""
-        name = f"applying.{self._calls}"
-        (count,) = sum_over_ranks([tf.constant(float(applying))], name)
+        (count,) = sum_over_ranks([tf.constant(float(applying))], self.scope.name("applying"))
         if int(count) not in (0, self._part.size) or bool(int(count)) != applying:
             raise ModelError(
                 f"the train_step of model {self._model.name!r} applied gradients on {int(count)} "
@@ -178,10 +192,6 @@ class GradientExchange:
 
 
 _CONDITIONAL_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
-
-
-def _graph() -> Any | None:
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def _classes_that_apply(cls: type) -> list[type]:

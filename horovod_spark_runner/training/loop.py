@@ -256,7 +256,8 @@ class Training:
         progress.seconds += seconds
         if self._preempted:
             return {}
-        results = epoch_logs(self._model, *last)
+        names = self._built.exchange.logged.get("train", set())
+        results = epoch_logs(self._model, last[0], names, last[1])
         if self._validation is not None and self._spec.fit.validates(progress.epoch):
             results.update(self._evaluate(self._validation))
         logs = self._callbacks.end_epoch(progress.epoch, results)
@@ -360,7 +361,8 @@ class Training:
                     callbacks.on_test_batch_end(end, logs)
                     if self._world.allreduce(int(self._model.stop_evaluating), op=MPI.MAX):
                         break
-        results = epoch_logs(self._model, *last)
+        names = self._built.exchange.logged.get("test", set())
+        results = epoch_logs(self._model, last[0], names, last[1])
         callbacks.on_test_end(results)
         return {f"val_{name}": value for name, value in results.items()}
 

@@ -22,21 +22,60 @@ from .collectives import Part, differentiable_sum, sum_over_ranks
 _MEANS = ("sum_over_batch_size", "mean")
 
 
+class Scope:
+    """A step while it runs or is traced: names for its collectives, and where they lie.
+
+    A function of the user's own with ``@tf.function`` on it is traced once and used again in other
+    steps. So names are given once only, and it is noted that there is such a function.
+    """
+
+    def __init__(self) -> None:
+        self.nested = False
+        self._number = 0
+        self.graph: Any = None
+
+    def enter(self) -> None:
+        """Begin a step."""
+        self.graph = current_graph()
+        if self.graph is None:  # what runs eagerly may use the names of the step before
+            self._number = 0
+
+    @property
+    def outermost(self) -> bool:
+        """Whether this is the step itself, and no function within it."""
+        return current_graph() is self.graph
+
+    def note(self) -> None:
+        """Note that what is done here depends on the part of this rank."""
+        self.nested = self.nested or not self.outermost
+
+    def name(self, kind: str) -> str:
+        """Return a name for a collective."""
+        self.note()
+        self._number += 1
+        return f"{kind}.{self._number}"
+
+
+def current_graph() -> Any | None:
+    """Return the graph that is being traced; ``None`` while TensorFlow runs eagerly."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
 @contextlib.contextmanager
-def parts_of_a_whole(part: Part) -> Iterator[None]:
+def parts_of_a_whole(part: Part, scope: Scope) -> Iterator[None]:
     """Let Keras's losses, means and synchronised layers count for all ranks, while in a step."""
     if part.size == 1:
         yield
         return
-    names = _names()
     context = tf.distribute.get_replica_context()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(keras.losses.Loss, "__call__", _loss_of(part, names)))
+        stack.enter_context(replaced(keras.losses.Loss, "__call__", _loss_of(part, scope)))
         if not part.equal:
-            stack.enter_context(replaced(keras.metrics.Mean, "update_state", _mean_of(part)))
+            mean = _mean_of(part, scope)
+            stack.enter_context(replaced(keras.metrics.Mean, "update_state", mean))
         if context is not None:
             # What layers call that share their statistics, as synchronised batch normalisation.
-            context.all_reduce = functools.partial(_all_reduce, part, names)
+            context.all_reduce = functools.partial(_all_reduce, part, scope)
             stack.callback(vars(context).pop, "all_reduce", None)
         yield
 
@@ -64,26 +103,20 @@ def replaced(owner: type, name: str, wrap: Callable[[Any], Any]) -> Iterator[Non
         setattr(owner, name, original)
 
 
-def _names() -> Iterator[str]:
-    number = 0
-    while True:
-        yield f"within.{number}"
-        number += 1
-
-
-def _loss_of(part: Part, names: Iterator[str]) -> Callable[[Any], Any]:
+def _loss_of(part: Part, scope: Scope) -> Callable[[Any], Any]:
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
             loss = original(self, y_true, y_pred, sample_weight)
             if self.reduction == "sum":
+                scope.note()
                 return tf.math.divide_no_nan(loss, part.fraction(loss.dtype))
             mask = getattr(y_pred, "_keras_mask", None)
             count = _denominator(self.reduction, mask, sample_weight, loss.dtype)
             if count is None:
                 return loss
             count = tf.stop_gradient(count) * part.present(loss.dtype)
-            (total,) = sum_over_ranks([count], next(names))
+            (total,) = sum_over_ranks([count], scope.name("denominator"))
             return loss * tf.math.divide_no_nan(count, part.fraction(loss.dtype) * total)
 
         return call
@@ -110,13 +143,14 @@ def _denominator(reduction: str | None, mask: Any, sample_weight: Any, dtype: An
     return tf.reduce_sum(weight)
 
 
-def _mean_of(part: Part) -> Callable[[Any], Any]:
+def _mean_of(part: Part, scope: Scope) -> Callable[[Any], Any]:
     """Let a mean over steps count a step by the rank's part of it."""
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
             if sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
+                scope.note()
                 sample_weight = part.fraction(tf.float32) * part.size
             return original(self, values, sample_weight)
 
@@ -125,8 +159,10 @@ def _mean_of(part: Part) -> Callable[[Any], Any]:
     return wrap
 
 
-def _all_reduce(part: Part, names: Iterator[str], reduce_op: Any, value: Any, *_: Any) -> Any:
-    summed = tf.nest.map_structure(lambda v: differentiable_sum(v, part, next(names)), value)
+def _all_reduce(part: Part, scope: Scope, reduce_op: Any, value: Any, *_: Any) -> Any:
+    summed = tf.nest.map_structure(
+        lambda v: differentiable_sum(v, part, scope.name("statistic")), value
+    )
     if str(getattr(reduce_op, "name", reduce_op)).upper().endswith("MEAN"):
         return tf.nest.map_structure(lambda v: v / tf.cast(part.size, v.dtype), summed)
     return summed

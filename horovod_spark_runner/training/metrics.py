@@ -25,7 +25,7 @@ def metric_variables(model: Any) -> list[Any]:
     return list(found.values())
 
 
-def epoch_logs(model: Any, logs: Any, fraction: float) -> dict[str, Any]:
+def epoch_logs(model: Any, logs: Any, names: set[str], fraction: float) -> dict[str, Any]:
     """Return the logs of an epoch over all ranks, as ``Model.fit`` makes them.
 
     Those are the results of the model's metrics, or, where a step of the model's own returns logs
@@ -35,17 +35,18 @@ def epoch_logs(model: Any, logs: Any, fraction: float) -> dict[str, Any]:
     Args:
         model: the model.
         logs: what its last step returned on this rank.
+        names: the names under which it did, before nested logs were taken apart.
         fraction: this rank's part of the last step's rows.
     """
-    local = model.get_metrics_result()
+    local = _values(model.get_metrics_result())
     variables = metric_variables(model)
     for variable, value in zip(variables, _combined(variables), strict=True):
         variable.assign(value)
     results = model.get_metrics_result()
-    if not isinstance(logs, Mapping) or set(logs) == set(results):
+    if not isinstance(logs, Mapping) or names == set(results):
         return flat(results)
     part = Part(hvd.size(), tf.constant(fraction, tf.float64))
-    return _over_ranks(flat(logs), flat(local), flat(results), part)
+    return _over_ranks(flat(logs), local, _values(results), part)
 
 
 def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,6 +55,14 @@ def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in sorted(logs.items()):
         result.update(flat(value) if isinstance(value, Mapping) else {name: value})
     return result
+
+
+def _values(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``logs`` as they are now: a metric may give its very variables."""
+    return {
+        name: value if (number := _number(value)) is None else tf.identity(number)
+        for name, value in flat(logs).items()
+    }
 
 
 def plain(logs: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -107,12 +116,12 @@ class StepMetrics:
             variable.assign(tf.where(self._part.present(tf.float32) > 0, value, before))
         if not share or self._part.size == 1 or not isinstance(logs, Mapping):
             return logs
-        local = flat(self._model.get_metrics_result())
+        local = _values(self._model.get_metrics_result())
         variables = metric_variables(self._model)
         kept = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
         for variable, value in zip(variables, _combined(variables), strict=True):
             variable.assign(value)
-        results = flat(self._model.get_metrics_result())
+        results = _values(self._model.get_metrics_result())
         for variable, value in zip(variables, kept, strict=True):
             variable.assign(value)
         return _over_ranks(flat(logs), local, results, self._part)
@@ -142,7 +151,9 @@ def _over_ranks(
         tf.reduce_any(tf.not_equal(values[name], tf.cast(local[name], values[name].dtype)))
         for name in known
     ]
-    summed = sum_over_ranks([*terms, *(tf.cast(flag, tf.float32) for flag in other)], "logs")
+    # What a rank without rows logged is that of the row that stands in.
+    flags = [tf.cast(flag, tf.float32) * part.present(tf.float32) for flag in other]
+    summed = sum_over_ranks([*terms, *flags], "logs")
     shared: dict[str, Any] = dict(logs)
     for name, value in zip(values, summed, strict=False):
         shared[name] = part.total(value)

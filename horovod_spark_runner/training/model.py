@@ -136,6 +136,14 @@ def _check_batch_size(model: Any, batch_size: int, rows: Sequence[int], ranks: i
             )
 
 
+def has_own_steps(model: Any) -> bool:
+    """Tell whether the user's own code is part of the model's steps, besides its call."""
+    return any(
+        getattr(type(model), name) is not getattr(keras.Model, name)
+        for name in ("train_step", "test_step", "compute_loss", "compute_metrics")
+    )
+
+
 def switch_off_jit(model: Any, asked: bool) -> None:
     """Keep Keras from compiling the steps with XLA, in which no collective can run.
 

@@ -23,6 +23,7 @@ class Signature:
         transforms: image columns that were trained with a transform.
         archive: whether there is a ``model.keras``.
         self_contained: whether it loads and predicts the same without the user's code.
+        needs_source: whether it does not with the user's code either, but must be built anew.
         problem: why it does not, or why the model cannot be called; ``""`` if it does and can.
         run_eagerly: whether it was compiled to run without a graph.
         batch_size: rows it has to be called with; ``None`` for any number.
@@ -37,6 +38,7 @@ class Signature:
     transforms: tuple[str, ...] = ()
     archive: bool = False
     self_contained: bool = False
+    needs_source: bool = False
     problem: str = ""
     run_eagerly: bool = False
     batch_size: int | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..errors import ModelError
 from .exchange import GradientExchange
 
 # What a rank may ask of all ranks at a step, by place.
@@ -26,34 +27,49 @@ class Steps:
         exchange: connects the model to the other ranks.
         data: one batch, as the steps take it.
         eager: whether the model is not to be compiled.
+        own: whether the steps run code of the user's own, which may compile parts of itself.
     """
 
-    def __init__(self, exchange: GradientExchange, data: Any, *, eager: bool) -> None:
+    def __init__(self, exchange: GradientExchange, data: Any, *, eager: bool, own: bool) -> None:
         self._exchange = exchange
         self._eager = eager
+        self._own = own
         self._kind = tf.nest.map_structure(_any_batch, data)
         self._nothing_asked = _control(NOTHING)
         self._train: Callable[..., Any] = exchange.step
-        self._train_full: Callable[..., Any] = exchange.equal_step
+        self._train_full: Callable[..., Any] | None = exchange.equal_step
         self._test: Callable[..., Any] = exchange.test_step
         self.trace()
 
     def trace(self) -> None:
-        """Compile the steps, anew where layers hold other constants than before."""
+        """Compile the steps, anew where layers hold other constants than before.
+
+        Raises:
+            ModelError: a layer has a compiled function that knows of one kind of step only.
+        """
         if self._eager:
+            self._train_full = None if self._own else self._train_full
             return
+        exchange = self._exchange
         control = tf.TensorSpec(self._nothing_asked.shape, tf.float32)
-        fraction = tf.TensorSpec((), tf.float64)
-        full = tf.function(self._exchange.equal_step, autograph=False)
-        self._train_full = full.get_concrete_function(self._kind, control)
-        self._train = tf.function(
-            self._exchange.step,
-            autograph=False,
-            input_signature=(self._kind, control, fraction),
-        )
-        self._test = tf.function(
-            self._exchange.test_step, autograph=False, input_signature=(self._kind, fraction)
-        )
+        kind = (self._kind, control)
+        train = tf.function(exchange.step, autograph=False, input_signature=kind)
+        self._train, self._train_full = train, None
+        self._test = tf.function(exchange.test_step, autograph=False, input_signature=(self._kind,))
+        if self._own and exchange.size > 1:
+            self._train = train.get_concrete_function()
+            if exchange.scope.nested:
+                return  # what was traced within the step is used again, for any part of a batch
+        full = tf.function(exchange.equal_step, autograph=False)
+        self._train_full = full.get_concrete_function(*kind)
+        if exchange.size == 1:
+            self._train = self._train_full
+        elif exchange.scope.nested:
+            raise ModelError(
+                "a layer or metric computes losses or means inside a function of its own with "
+                "@tf.function, which cannot be trained on several ranks; take the decorator off: "
+                "the whole step is compiled anyway"
+            )
 
     def train_full(self, data: Any, asked: Sequence[bool]) -> tuple[Any, Any]:
         """Run a step where every rank has a full batch.
@@ -66,19 +82,21 @@ class Steps:
             The step's logs, and how many ranks asked for each.
         """
         control = _control(asked) if any(asked) else self._nothing_asked
+        if self._train_full is None:
+            return self.train(data, 1.0 / self._exchange.size, asked)
         result: tuple[Any, Any] = self._train_full(data, control)
         return result
 
     def train(self, data: Any, fraction: float, asked: Sequence[bool]) -> tuple[Any, Any]:
         """Run a step where this rank has ``fraction`` of the rows of all."""
-        result: tuple[Any, Any] = self._train(
-            data, _control(asked), tf.constant(fraction, tf.float64)
-        )
+        self._exchange.set_fraction(fraction)
+        result: tuple[Any, Any] = self._train(data, _control(asked))
         return result
 
     def test(self, data: Any, fraction: float) -> Any:
         """Run a test step where this rank has ``fraction`` of the rows of all."""
-        return self._test(data, tf.constant(fraction, tf.float64))
+        self._exchange.set_fraction(fraction)
+        return self._test(data)
 
 
 def _any_batch(tensor: Any) -> tf.TensorSpec:

@@ -27,7 +27,7 @@ OF_STEPS = [
     Case("add-loss-in-layer", lambda: compiled(stack(layers.Dense(5), steps.Penalty()))),
     Case("add-loss-in-call", lambda: compiled(steps.AddsLoss(), loss=None), y=None),
     Case("layer-only-in-training", lambda: compiled(steps.TrainingOnly())),
-    Case("eager-only", lambda: compiled(steps.EagerOnly(), run_eagerly=True)),
+    Case("eager-only", lambda: compiled(steps.EagerOnly(), run_eagerly=True), lost="does not give the model that was trained", note="a class that cannot be built without rows; `from_run` takes `model_fn`"),
     Case("distiller", lambda: compiled(steps.Distiller())),
     Case("gan-attributes", lambda: compiled(steps.CalledAdversaries(), None, None), y="y2"),
     Case("gan-dict", lambda: compiled(steps.CalledAdversaries("dict"), None, None), y="y2"),
