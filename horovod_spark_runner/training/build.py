@@ -40,9 +40,10 @@ class BuiltModel:
         check_trainable(self.model, spec.fit.batch_size, rows, world.Get_size())
         check_optimizers(find_optimizers(self.model))
         switch_off_jit(self.model, asked_for_jit)
-        # Ops without a seed of their own must not draw the same numbers on all ranks; what they
-        # draw for weights is replaced by rank 0's.
-        tf.random.set_seed(spec.fit.seed + world.Get_rank())
+        if world.Get_rank():
+            # Ops without a seed of their own must not draw the same numbers on all ranks; what they
+            # draw for weights is replaced by rank 0's.
+            tf.random.set_seed(spec.fit.seed + world.Get_rank())
         self.batches = BatchBinding(self.model, spec)
         example = tf.nest.map_structure(as_tensor, self.batches.example)
         self.batches.bind_labels(call_outputs(self.model, example))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Seconds: for the frameworks to be imported, for a case, and for the other ranks once one is done.
 START, CASE, OTHERS = 120.0, 120.0, 15.0
 _TAIL = 4000
+_PR_SET_PDEATHSIG = 1
 
 
 class World:
@@ -73,6 +75,7 @@ class World:
                     env=_environment(),
                     cwd=ROOT,
                     start_new_session=True,
+                    preexec_fn=_end_with_parent,
                 )
                 try:
                     reason = self._watch(process)
@@ -123,6 +126,11 @@ class World:
         for file in files:
             if not file.exists():
                 save(Recording(error=f"{reason}{heard}", trace=tail), file)
+
+
+def _end_with_parent() -> None:
+    """Let the world end, also mpirun's, if the tests are killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _environment() -> dict[str, str]:
