@@ -57,7 +57,8 @@ REASONS = (
         (_TRAINER + "test_max_epochs_and_steps",),
     ),
     Reason(
-        "A model made under a `tf.distribute` strategy is refused by name: the ranks are the strategy.",
+        "A model made under a `tf.distribute` strategy is refused by name: the ranks are the "
+        "strategy.",
         (_CALLBACKS + "swap_ema_weights_test::*::test_swap_ema_weights_with_tf_distribute",),
     ),
     Reason(
