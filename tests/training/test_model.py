@@ -79,7 +79,9 @@ def test_input_shape_shows_both() -> None:
 
 
 def test_several_columns_for_one_input_point_to_the_assembler() -> None:
-    with pytest.raises(ModelError, match=r"feature_cols=\[\['x', 'y'\]\], or with .*VectorAssembler"):
+    with pytest.raises(
+        ModelError, match=r"feature_cols=\[\['x', 'y'\]\], or with .*VectorAssembler"
+    ):
         InputBinding(sequential((2,)), Binding(("x", "y")), manifest(x=(), y=()))
 
 
