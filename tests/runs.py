@@ -40,6 +40,14 @@ def spec_of(columns: Sequence[Column], **fields: Any) -> TrainingSpec:
     return TrainingSpec(**given)
 
 
+def variables_of(model: Any) -> Any:
+    """Return the variables that a training of ``model`` goes on from."""
+    from horovod_spark_runner.training.optimizers import find_optimizers
+    from horovod_spark_runner.training.state import TrainingVariables
+
+    return TrainingVariables(model, find_optimizers(model))
+
+
 def blank(columns: Sequence[Column]) -> Any:
     """Return one row of inputs: an array, or arrays by column."""
     arrays = {c.name: np.zeros((1, *c.shape), c.dtype) for c in columns}

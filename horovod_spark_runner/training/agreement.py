@@ -49,6 +49,8 @@ def check_ranks_agree(variables: Sequence[Any], world: MPI.Comm, when: str) -> N
     different = [int(place) for place in np.flatnonzero(low != high)]
     if not different:
         return
+    # What the others differ by, if it is among them.
+    different.sort(key=lambda place: not _is_rate(variables[place]))
     root = world.bcast(own, root=0)
     ranks = world.allgather(bool((own != root).any()))
     others = [rank for rank, other in enumerate(ranks) if other]
@@ -62,7 +64,7 @@ def check_ranks_agree(variables: Sequence[Any], world: MPI.Comm, when: str) -> N
 
 def _likely_cause(variables: Sequence[Any], different: Sequence[int]) -> str:
     chosen = [variables[i] for i in different]
-    if any(str(getattr(v, "name", "")) == "learning_rate" for v in chosen):
+    if any(map(_is_rate, chosen)):
         return (
             "The learning rate differs, so a callback set it from what only its own rank knows "
             "(its clock, random numbers, or a loss of its own); use the logs that Keras passes, "
@@ -78,3 +80,7 @@ def _likely_cause(variables: Sequence[Any], different: Sequence[int]) -> str:
         "own), whose gradients are exchanged; apply gradients with a keras.optimizers.Optimizer, "
         "and let callbacks do the same on every rank"
     )
+
+
+def _is_rate(variable: Any) -> bool:
+    return str(getattr(variable, "name", "")) == "learning_rate"

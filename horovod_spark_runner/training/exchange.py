@@ -56,6 +56,7 @@ class GradientExchange:
         self._control: Any = None
         self._reduced: Any = None
         self._inside = False
+        self._refusal: ModelError | None = None
 
     @property
     def size(self) -> int:
@@ -101,7 +102,7 @@ class GradientExchange:
         metrics = StepMetrics(self._model, part)
         statistics = _Statistics(self._model, part)
         with parts_of_a_whole(part, self.scope), self._reducing_optimizers():
-            logs = self._model.train_step(data)
+            logs = self._train_step(data)
             self._end_applying()
         if self._reduced is None:
             # No gradients were applied, or in a graph of their own, whose tensors stay there.
@@ -109,6 +110,15 @@ class GradientExchange:
         statistics.average()
         self.logged["train"] = set(logs) if isinstance(logs, Mapping) else set()
         return metrics.finish(logs, share=self.share_logs), self._reduced
+
+    def _train_step(self, data: Any) -> Any:
+        self._refusal = None
+        try:
+            return self._model.train_step(data)
+        except Exception:
+            if self._refusal is not None:  # AutoGraph makes another exception of it
+                raise self._refusal from None
+            raise
 
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients of the global batch; ``None`` entries stay.
@@ -168,12 +178,13 @@ class GradientExchange:
         graph = current_graph()
         while graph is not None and graph is not self.scope.graph:
             if type(graph).__name__ in _CONDITIONAL_GRAPHS:
-                raise ModelError(
+                self._refusal = ModelError(
                     f"the train_step of model {self._model.name!r} applies gradients inside a "
                     "condition or loop on a tensor: ranks could decide differently and wait for "
                     "each other for ever. Apply them in every step (multiply them by 0 where they "
                     "are not to count), and repeat steps with Python's range"
                 )
+                raise self._refusal
             graph = getattr(graph, "outer_graph", None)
 
     def _end_applying(self) -> None:

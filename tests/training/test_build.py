@@ -1,14 +1,322 @@
-"""Inputs and outputs of models, in the structure they were built with."""
+"""Models as users write them: built before the first step, or refused by name."""
 
 from __future__ import annotations
 
-import keras
+import logging
+from typing import Any
 
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.errors import ModelError
+from horovod_spark_runner.training.batches import class_weights
 from horovod_spark_runner.training.binding import input_structure
-from horovod_spark_runner.training.build import call_outputs
+from horovod_spark_runner.training.build import BuiltModel, call_outputs
+from horovod_spark_runner.training.spec import Binding
+from tests.runs import source, spec_of
+
+X, Y, Z = Column("x", "float32", (3,)), Column("y", "float32", ()), Column("z", "float32", ())
+A, B = Column("a", "float32", (2,)), Column("b", "float32", (3,))
+WORD = Column("word", "string", ())
+FEATURE, LABEL = Binding(("x",)), Binding(("y",))
+layers = keras.layers
+
+
+def build(
+    make: Any,
+    features: Binding = FEATURE,
+    labels: Binding = LABEL,
+    **fields: Any,
+) -> BuiltModel:
+    hvd.init()
+    columns = (X, Y, Z, A, B, WORD)
+    spec = spec_of(columns, model=source(make), inputs=features, outputs=labels, **fields)
+    return BuiltModel(spec, MPI.COMM_WORLD, share_logs=False)
+
+
+def rows(count: int = 4) -> dict[str, np.ndarray]:
+    """Return rows in which every column has another value."""
+    columns = {"x": (3,), "y": (), "z": (), "a": (2,), "b": (3,)}
+    return {
+        name: np.full((count, *shape), number, np.float32)
+        for number, (name, shape) in enumerate(columns.items(), start=1)
+    }
+
+
+def values(structure: Any) -> Any:
+    """Return the structure with the number that each of its arrays is full of."""
+    return keras.tree.map_structure(
+        lambda v: None if v is None else float(np.ravel(v)[0]), structure, none_is_leaf=False
+    )
+
+
+class Dense(keras.Model):  # type: ignore[misc]
+    """A subclassed network with one output."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.dense = layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+
+class Pair(Dense):
+    """One that takes two inputs by place."""
+
+    def call(self, inputs: Any) -> Any:
+        p, q = inputs
+        return self.dense(layers.concatenate([p, q]))
+
+
+class Named(Dense):
+    """One that takes two inputs by name."""
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(layers.concatenate([inputs["p"], inputs["q"]]))
+
+
+class Callless(Dense):
+    """One that its own ``train_step`` alone knows how to use."""
+
+    call = keras.Model.call
+
+    def train_step(self, data: Any) -> Any:
+        import tensorflow as tf
+
+        x = data[0] if isinstance(data, tuple) else data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(self.dense(x) ** 2)
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+def compiled(model: Any, loss: Any = "mse", **more: Any) -> Any:
+    model.compile(**{"optimizer": "adam", "loss": loss, **more})
+    return model
+
+
+def sequential(shape: tuple[int, ...] | None = None, **more: Any) -> Any:
+    begin = [] if shape is None else [keras.Input(shape)]
+    return compiled(keras.Sequential([*begin, layers.Dense(1)]), **more)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: compiled(Dense()), sequential, lambda: compiled(Callless(), None)],
+    ids=["subclassed", "sequential without Input", "without call"],
+)
+def test_what_a_model_lacks_is_made_before_the_first_step(make: Any) -> None:
+    built = build(make)
+    assert [tuple(w.shape) for w in built.model.weights] == [(3, 1), (1,)]
+    (optimizer,) = built.optimizers
+    assert optimizer.built
+    assert len(optimizer.variables) >= 6  # the moments of both weights
+    for weight in optimizer._momentums:
+        np.testing.assert_array_equal(weight, np.zeros(weight.shape))
+
+
+def test_building_leaves_no_trace_of_the_row_it_was_done_with() -> None:
+    built = build(lambda: compiled(Dense(), metrics=["mae"]))
+    assert int(built.model.optimizer.iterations) == 0
+    assert all(float(np.sum(v)) == 0 for m in built.model.metrics for v in m.variables)
+
+
+def test_optimizers_made_in_the_first_step_are_known() -> None:
+    class Late(Callless):
+        def train_step(self, data: Any) -> Any:
+            if not hasattr(self, "tools"):
+                self.tools = type("Tools", (), {})()  # where nobody would look
+                self.tools.optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+            self.optimizer, given = self.tools.optimizer, self.optimizer
+            try:
+                return super().train_step(data)
+            finally:
+                self.optimizer = given
+
+    built = build(lambda: compiled(Late(), None))
+    assert [type(optimizer).__name__ for optimizer in built.optimizers] == ["Adam", "SGD"]
+    assert built.optimizers[1].built
+
+
+@pytest.mark.parametrize(("given", "told"), [("auto", False), (True, True)])
+def test_xla_is_switched_off_and_told_of_where_it_was_asked_for(
+    given: Any, told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from keras.src.trainers import trainer
+
+    monkeypatch.setattr(trainer, "model_supports_jit", lambda model: True)
+    with caplog.at_level(logging.WARNING):
+        built = build(lambda: sequential((3,), jit_compile=given))
+    assert built.model.jit_compile is False
+    assert ("jit_compile=True; it is trained without" in caplog.text) == told
+
+
+def under_a_strategy() -> Any:
+    import tensorflow as tf
+
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        return sequential((3,))
+
+
+def overriding(name: str) -> Any:
+    return compiled(type("Own", (Dense,), {name: lambda self, *a, **k: None})())
+
+
+def stateful() -> Any:
+    lstm = layers.LSTM(2, stateful=True)
+    return compiled(
+        keras.Sequential([keras.Input(batch_shape=(4, 3)), layers.Reshape((3, 1)), lstm])
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (under_a_strategy, "built under a tf.distribute strategy"),
+        (lambda: overriding("fit"), r"Own overrides fit\(\)"),
+        (lambda: overriding("evaluate"), r"Own overrides evaluate\(\)"),
+        (lambda: overriding("make_train_function"), r"Own overrides make_train_function\(\)"),
+        (stateful, "is stateful: it carries its state"),
+        (
+            lambda: compiled(keras.Sequential([keras.Input(batch_shape=(8, 3)), layers.Dense(1)])),
+            "exactly 8 rows, but batch_size is 4",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_by_name(make: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        build(make)
+
+
+def test_strings_for_numbers_are_refused() -> None:
+    with pytest.raises(ModelError, match="column 'word' holds string; build the model with keras"):
+        build(lambda: sequential((1,)), Binding(("word",)))
+
+    def of_words() -> Any:
+        words = keras.Input((), dtype="string")
+        return compiled(keras.Model(words, layers.StringLookup(vocabulary=["a"])(words)))
+
+    with pytest.raises(ModelError, match="takes string, but column 'y'.*a column of strings"):
+        build(of_words, Binding(("y",)), Binding(("z",)))
+
+
+# -- columns as inputs --------------------------------------------------------------------------
+
+
+def two_inputs(named: bool, as_dictionary: bool) -> Any:
+    """A functional model of two inputs whose alphabetical order is not that of its columns."""
+    p = keras.Input((3,), name="q_layer" if named else None)
+    q = keras.Input((2,), name="p_layer" if named else None)
+    inputs = {"second": p, "first": q} if as_dictionary else [p, q]
+    return compiled(keras.Model(inputs, layers.Dense(1)(layers.concatenate([p, q]))))
+
+
+def test_unnamed_inputs_take_columns_in_their_order() -> None:
+    data = build(lambda: two_inputs(False, False), Binding(("b", "a"))).batches.data(rows())
+    assert [tuple(part.shape) for part in data[0]] == [(4, 3), (4, 2)]
+    assert values(data[0]) == (5.0, 4.0)
+
+
+def test_a_dictionary_of_inputs_is_bound_by_keys_or_names_but_not_by_order() -> None:
+    with pytest.raises(ModelError, match=r"the keys \['first', 'second'\], which have no order"):
+        build(lambda: two_inputs(True, True), Binding(("b", "a")))
+    for names in (("second", "first"), ("q_layer", "p_layer")):
+        built = build(lambda: two_inputs(True, True), Binding(("b", "a"), names))
+        assert values(built.batches.data(rows())[0]) == {"second": 5.0, "first": 4.0}
+
+
+def test_joined_columns_are_one_input_in_the_order_given() -> None:
+    built = build(lambda: sequential((4,)), Binding((("x", "y"),)))
+    np.testing.assert_array_equal(built.batches.data(rows())[0][0], [1, 1, 1, 2])
+    built = build(lambda: sequential((4,)), Binding((("y", "x"),)))
+    np.testing.assert_array_equal(built.batches.data(rows())[0][0], [2, 1, 1, 1])
+
+
+def test_subclasses_take_tuples_by_place_and_dictionaries_by_name() -> None:
+    built = build(lambda: compiled(Pair()), Binding(("b", "a")))
+    assert values(built.batches.data(rows())[0]) == (5.0, 4.0)
+    built = build(lambda: compiled(Named()), Binding(("b", "a"), ("q", "p")))
+    assert values(built.batches.data(rows())[0]) == {"q": 5.0, "p": 4.0}
 
 
 def test_a_sequential_model_that_was_never_called_has_inputs_and_outputs() -> None:
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
     assert input_structure(model).shape == (None, 3)
     assert call_outputs(model, None).shape == (None, 2)
+
+
+# -- columns as labels --------------------------------------------------------------------------
+
+
+def two_outputs(loss: Any, as_dictionary: bool = True) -> Any:
+    """Outputs called ``reg`` and ``cls``, in this order, from layers of other names."""
+    inputs = keras.Input((3,))
+    reg, cls = layers.Dense(1, name="one")(inputs), layers.Dense(1, name="two")(inputs)
+    outputs = {"reg": reg, "cls": cls} if as_dictionary else [reg, cls]
+    return compiled(keras.Model(inputs, outputs), loss)
+
+
+BOTH = {"reg": "mse", "cls": "mae"}
+
+
+def test_a_dictionary_of_outputs_learns_each_its_own_label() -> None:
+    with pytest.raises(ModelError, match=r"the keys \['cls', 'reg'\], which have no order"):
+        build(lambda: two_outputs(BOTH), labels=Binding(("y", "z")))
+    built = build(lambda: two_outputs(BOTH), labels=Binding(("y", "z"), ("reg", "cls")))
+    _, labels = built.batches.data(rows())
+    assert values(labels) == {"reg": 2.0, "cls": 3.0}
+    # As far as Keras itself is concerned: the loss with these labels is what one would compute.
+    data = rows()
+    outputs = built.model(data["x"])
+    expected = np.mean((outputs["reg"] - 2) ** 2) + np.mean(np.abs(outputs["cls"] - 3))
+    loss = built.model.compute_loss(y=labels, y_pred=outputs)
+    assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_outputs_by_layer_names() -> None:
+    built = build(lambda: two_outputs(BOTH), labels=Binding(("y", "z"), ("one", "two")))
+    assert values(built.batches.data(rows())[1]) == {"reg": 2.0, "cls": 3.0}
+
+
+def test_an_output_without_a_loss_needs_no_label() -> None:
+    built = build(lambda: two_outputs({"reg": "mse"}), labels=Binding(("y",), ("reg",)))
+    assert values(built.batches.data(rows())[1])["reg"] == 2.0
+    with pytest.raises(ModelError, match="output 'cls' has no label column, but the model is"):
+        build(lambda: two_outputs(BOTH), labels=Binding(("y",), ("reg",)))
+
+
+def test_one_label_may_stand_for_two_outputs_and_be_a_feature() -> None:
+    built = build(lambda: two_outputs(BOTH), labels=Binding(("y", "y"), ("reg", "cls")))
+    assert values(built.batches.data(rows())[1]) == {"reg": 2.0, "cls": 2.0}
+
+    def autoencoder() -> Any:
+        return compiled(keras.Sequential([keras.Input((3,)), layers.Dense(3)]))
+
+    built = build(autoencoder, labels=Binding(("x",)))
+    x, y = built.batches.data(rows())
+    np.testing.assert_array_equal(x, y)
+    assert built.batches.columns == ["x"]
+
+
+def test_no_label_is_refused_where_there_is_a_loss_to_compare_it() -> None:
+    with pytest.raises(ModelError, match="label_cols names no column, but model .* with a loss"):
+        build(lambda: sequential((3,)), labels=Binding(()))
+    built = build(lambda: compiled(Callless(), None), labels=Binding(()))
+    assert tuple(built.batches.data(rows()).shape) == (4, 3)  # as fit passes it on
+    assert build(lambda: compiled(Callless(), "mse"), labels=Binding(())).optimizers
+
+
+def test_classes_have_weights_whether_by_number_or_one_hot() -> None:
+    weights = {0: 2.0, 2: 0.5}
+    expected = [2.0, 1.0, 0.5, 2.0]
+    numbers = np.array([0, 1, 2, 0])
+    for labels in (numbers, numbers[:, None], numbers.astype(np.float32), np.eye(3)[numbers]):
+        np.testing.assert_array_equal(np.ravel(class_weights(labels, weights)), expected)
+    # Row by row, as Keras does it: a label of shape (rows, 1) weighs rows as one of (rows,).
+    assert class_weights(np.eye(3)[numbers], weights).shape == (4,)

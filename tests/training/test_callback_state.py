@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.training.callback_state import CallbackStates
-from horovod_spark_runner.training.state import TrainingVariables
+from tests.runs import variables_of
 
 EPOCHS, STEPS = 7, 3
 LOSSES = (3.0, 1.0, 2.0, 1.5, 0.9, 1.2, 1.3)
@@ -42,7 +42,7 @@ class Run:
         self.model.stop_training = False
         self.callbacks.on_train_begin()
         self.states = CallbackStates({"0": self.callback})
-        self.variables = TrainingVariables(self.model)
+        self.variables = variables_of(self.model)
         self.seen: list[Any] = []
 
     def saved(self) -> Any:

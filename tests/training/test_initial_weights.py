@@ -15,8 +15,8 @@ from horovod_spark_runner.storage.checkpoint import CheckpointInfo, save_checkpo
 from horovod_spark_runner.storage.run_directory import RunDirectory
 from horovod_spark_runner.training import initial_weights
 from horovod_spark_runner.training.initial_weights import load_initial_weights, match_paths
-from horovod_spark_runner.training.state import TrainingVariables
 from horovod_spark_runner.training.warm_start import read_warm_start
+from tests.runs import variables_of
 
 layers = keras.layers
 
@@ -41,7 +41,7 @@ def trained(classes: int = 10) -> Any:
 
 
 def save_run(model: Any, place: Path) -> None:
-    variables = TrainingVariables(model)
+    variables = variables_of(model)
     info = CheckpointInfo(1, 1, [{}], "f", variables.describe())
     save_checkpoint(RunDirectory(str(place)), info, {"variables.npz": variables.capture()})
 

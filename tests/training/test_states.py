@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.errors import ModelError, RunDirectoryError
+from tests.runs import variables_of
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +211,6 @@ def test_what_holds_no_weights_is_refused(tmp_path: Any) -> None:
 def test_other_metrics_within_an_epoch_are_refused(keras: Any) -> None:
     from horovod_spark_runner.training.callback_state import CallbackStates
     from horovod_spark_runner.training.rank_state import capture_rank, restore_rank
-    from horovod_spark_runner.training.state import TrainingVariables
 
     def fitted(metrics: list[str]) -> Any:
         model = small_model(keras)
@@ -220,19 +220,17 @@ def test_other_metrics_within_an_epoch_are_refused(keras: Any) -> None:
 
     one, other = fitted(["mae"]), fitted([])
     states = CallbackStates({})
-    state = capture_rank(one, TrainingVariables(one), states, rank=0, in_epoch=True)
-    restore_rank(state, one, TrainingVariables(one), states)
+    state = capture_rank(one, variables_of(one), states, rank=0, in_epoch=True)
+    restore_rank(state, one, variables_of(one), states)
     with pytest.raises(RunDirectoryError, match="compiled with other metrics"):
-        restore_rank(state, other, TrainingVariables(other), states)
+        restore_rank(state, other, variables_of(other), states)
 
 
 def test_ranks_drop_other_units(keras: Any) -> None:
-    from horovod_spark_runner.training.state import TrainingVariables
-
     def dropped(rank: int) -> list[bool]:
         model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dropout(0.5, seed=1)])
         model.compile("sgd", "mse")
-        TrainingVariables(model).separate_seeds(rank)
+        variables_of(model).separate_seeds(rank)
         return (np.asarray(model(np.ones((1, 64)), training=True)) == 0).ravel().tolist()
 
     masks = [dropped(rank) for rank in (0, 0, 1, 2)]
@@ -274,13 +272,11 @@ def two_optimizers(keras: Any, rate: float = 0.1) -> Any:
 
 def restored(keras: Any, source: Any) -> Any:
     """Return a new model brought to where ``source`` is by way of what a checkpoint holds."""
-    from horovod_spark_runner.training.state import TrainingVariables
-
-    saved = TrainingVariables(source)
+    saved = variables_of(source)
     trained_by = json.loads(json.dumps(saved.trained_by()))
     described = json.loads(json.dumps(saved.describe()))
     model = two_optimizers(keras)
-    variables = TrainingVariables(model)
+    variables = variables_of(model)
     variables.build_optimizers(trained_by)
     variables.check_same(described, "checkpoint")
     variables.restore(saved.capture())
@@ -311,10 +307,8 @@ def test_optimizers_built_in_the_first_step_go_on(keras: Any) -> None:
 
 
 def test_variables_made_after_the_start_are_kept(keras: Any) -> None:
-    from horovod_spark_runner.training.state import TrainingVariables
-
     model = two_optimizers(keras)
-    variables = TrainingVariables(model)
+    variables = variables_of(model)
     before = variables.capture()
     model.train_on_batch(np.ones((8, 3), np.float32), np.ones((8, 1), np.float32))
     after = variables.capture(before)
@@ -323,13 +317,11 @@ def test_variables_made_after_the_start_are_kept(keras: Any) -> None:
 
 
 def test_other_variables_are_refused_whatever_their_names(keras: Any) -> None:
-    from horovod_spark_runner.training.state import TrainingVariables
-
-    def variables(momentum: float, width: int = 3) -> TrainingVariables:
+    def variables(momentum: float, width: int = 3) -> Any:
         model = small_model(keras, width)
         model.compile(keras.optimizers.SGD(0.1, momentum=momentum), "mse")
         model.optimizer.build(model.trainable_variables)
-        return TrainingVariables(model)
+        return variables_of(model)
 
     saved = variables(0.9)
     variables(0.9).check_same(saved.describe(), "checkpoint")

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from horovod_spark_runner.config import FitOptions
-from horovod_spark_runner.training.learning_rate import scale_factor, warmup_factor
+from horovod_spark_runner.errors import ModelError
+from horovod_spark_runner.training.learning_rate import (
+    LearningRate,
+    scale_factor,
+    warmup_factor,
+)
 
 
 def test_scaling() -> None:
@@ -22,3 +29,71 @@ def test_warm_up_rises_evenly_to_the_scaled_rate() -> None:
 
 def test_without_warm_up_the_scaled_rate_holds_from_the_start() -> None:
     assert warmup_factor(FitOptions(lr_scaling="linear"), 4, 0.0) == 4.0
+
+
+def sgd(*rates: Any) -> list[Any]:
+    import keras
+
+    return [keras.optimizers.SGD(rate) for rate in rates]
+
+
+def rates(optimizers: list[Any]) -> list[float]:
+    return [float(optimizer.learning_rate) for optimizer in optimizers]
+
+
+WARMED = FitOptions(epochs=9, lr_scaling="linear", warmup_epochs=2.0)
+
+
+def test_all_optimizers_are_scaled() -> None:
+    optimizers = sgd(0.1, 0.3)
+    rate = LearningRate(optimizers, WARMED, 3)
+    for progress, factor in ((0.0, 1), (0.5, 1.5), (2.0, 3), (2.5, 3)):
+        rate.before_step(progress)
+        assert rates(optimizers) == pytest.approx([0.1 * factor, 0.3 * factor])
+
+
+def test_optimizers_that_others_wrap_are_scaled() -> None:
+    import keras
+
+    first, second, third = sgd(0.1, 0.2, 0.3)
+    wrapped = keras.optimizers.LossScaleOptimizer(first)
+    by_path = keras.optimizers.OptimizerMap(second, {".*bias": third})
+    pair = keras.optimizers.MultiOptimizer(by_path)
+    LearningRate([wrapped, pair], FitOptions(lr_scaling="linear"), 2).before_step(0.0)
+    assert rates([first, second, third]) == pytest.approx([0.2, 0.4, 0.6])
+
+
+@pytest.mark.parametrize("when", [0.0, 1.0])
+def test_what_a_callback_sets_has_the_last_word(when: float) -> None:
+    (optimizer,) = sgd(0.1)
+    rate = LearningRate([optimizer], WARMED, 3)
+    if when:
+        rate.before_step(0.0)
+    optimizer.learning_rate = 0.07
+    for progress in (when, when + 0.5, 4.0):
+        rate.before_step(progress)
+        assert rates([optimizer]) == pytest.approx([0.07])
+    assert rate.state["done"]
+
+
+def test_a_resumed_warm_up_goes_on() -> None:
+    whole, optimizers = sgd(0.1, 0.3), sgd(0.1, 0.3)
+    first, before = LearningRate(whole, WARMED, 3), LearningRate(optimizers, WARMED, 3)
+    for progress in (0.0, 0.5, 1.0):
+        first.before_step(progress)
+    before.before_step(0.0)
+    before.before_step(0.5)
+    restored = sgd(*rates(optimizers))  # as they come with a checkpoint
+    after = LearningRate(restored, WARMED, 3, before.state)
+    after.before_step(1.0)
+    assert rates(restored) == rates(whole)
+
+
+def test_a_schedule_is_refused_by_name() -> None:
+    import keras
+
+    (plain,) = sgd(0.1)
+    second = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10), name="second")
+    with pytest.raises(ModelError, match="that of 'second' is a CosineDecay"):
+        LearningRate([plain, second], FitOptions(lr_scaling="linear"), 2)
+    LearningRate([second], FitOptions(), 2).before_step(0.0)

@@ -1,0 +1,94 @@
+"""Which rows the steps of an epoch hold, on each rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import chain
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from horovod_spark_runner.config import FitOptions
+from horovod_spark_runner.data.manifest import Manifest
+from horovod_spark_runner.data.materialize import DataRequest
+from horovod_spark_runner.data.parquet import open_parquet
+from horovod_spark_runner.data.reader import DatasetReader
+from horovod_spark_runner.data.schema import Roles
+from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.training.epochs import Epochs, Step
+
+ROWS = 59
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    folder = tmp_path_factory.mktemp("rows")
+    numbers = pa.table({"x": pa.array(range(ROWS), pa.int32())})
+    pq.write_table(numbers, folder / "part-0.parquet", row_group_size=20)
+    found = open_parquet(Location(folder), DataRequest(Roles(("x",), ())))
+    assert found is not None
+    return found
+
+
+def steps(
+    manifest: Manifest, fit: FitOptions, size: int, epoch: int, first: int = 0, batch: int = 16
+) -> list[list[Step]]:
+    """Return the steps of an epoch on each rank, with batches of their own."""
+    found = []
+    for rank in range(size):
+        reader = DatasetReader(manifest)
+        epochs = Epochs(reader, manifest, fit, batch, rank, size)
+        found.append([_kept(step) for step in epochs.steps_from(epoch, first)])
+        reader.close()
+    return found
+
+
+def _kept(step: Step) -> Step:
+    # The reader may use the memory of a batch again.
+    arrays = {name: values.copy() for name, values in step.batch.arrays.items()}
+    return replace(step, batch=replace(step.batch, arrays=arrays))
+
+
+def rows_of(ranks: list[list[Step]]) -> list[list[int]]:
+    """Return the rows of each global batch."""
+    return [
+        sorted(int(x) for step in parts for x in step.batch.arrays["x"])
+        for parts in zip(*ranks, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_several_passes_hold_every_row_equally_often(manifest: Manifest, size: int) -> None:
+    fit = FitOptions(steps_per_epoch=6)  # a pass has four
+    batches = [rows_of(steps(manifest, fit, size, epoch)) for epoch in (0, 1)]
+    assert [len(epoch) for epoch in batches] == [6, 6]
+    counts = Counter(row for epoch in batches for batch in epoch for row in batch)
+    assert counts == dict.fromkeys(range(ROWS), 3)
+    # A pass is over before the next begins, and is in another order.
+    flat = [batch for epoch in batches for batch in epoch]
+    for begin in (0, 4, 8):
+        assert sorted(chain.from_iterable(flat[begin : begin + 4])) == list(range(ROWS))
+    assert flat[:4] != flat[4:8]
+
+
+def test_an_epoch_goes_on_at_a_step(manifest: Manifest) -> None:
+    fit = FitOptions(steps_per_epoch=6)
+    whole = rows_of(steps(manifest, fit, 2, 1))
+    for first in (1, 4, 5):
+        assert rows_of(steps(manifest, fit, 2, 1, first)) == whole[first:]
+
+
+def test_shares_are_equal_only_where_ranks_divide_a_full_batch(manifest: Manifest) -> None:
+    fit = FitOptions()
+    assert [[s.equal for s in rank] for rank in steps(manifest, fit, 2, 0)] == [
+        [True, True, True, False]
+    ] * 2
+    # 16 rows on three ranks, as after a restart of a run of four with one rank fewer.
+    ranks = steps(manifest, fit, 3, 0)
+    assert not any(step.equal for rank in ranks for step in rank)
+    for parts in zip(*ranks, strict=True):
+        assert sum(step.batch.rows for step in parts) == parts[0].rows
+        assert sum(step.fraction for step in parts) == pytest.approx(1)
+        assert max(s.batch.rows for s in parts) - min(s.batch.rows for s in parts) <= 1
