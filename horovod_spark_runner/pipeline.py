@@ -289,10 +289,10 @@ def _slot(given: Any, title: str) -> tuple[str, ...]:
     )
 
 
-def _recorded(binding: Binding) -> list[str] | dict[str, str]:
-    if binding.names is None:
-        return list(binding.columns)
-    return dict(zip(binding.names, binding.columns, strict=True))
+def _recorded(binding: Binding) -> list[Any] | dict[str, Any]:
+    """Return ``feature_cols`` or ``label_cols`` as JSON."""
+    slots = [slot[0] if len(slot) == 1 else list(slot) or None for slot in binding.slots]
+    return slots if binding.names is None else dict(zip(binding.names, slots, strict=True))
 
 
 def _recorded_data(options: DataOptions) -> dict[str, Any]:

@@ -60,6 +60,7 @@ ALLOWED = {
     "training.collectives": LIGHT | {"horovod", "mpi4py", "tensorflow"},
     "training.exchange": LIGHT | {"horovod", "keras", "tensorflow"},
     "training.keeper": LIGHT | {"mpi4py"},
+    "training.probe": LIGHT | {"keras"},
     "training.random_state": LIGHT | {"keras", "tensorflow"},
     "training.losses": LIGHT | {"keras", "tensorflow"},
     "training.metrics": LIGHT | {"horovod", "keras", "tensorflow"},

@@ -49,8 +49,10 @@ class BuiltModel:
         self.batches.bind_labels(call_outputs(self.model, example))
         self.exchange = GradientExchange(self.model, spec.allreduce, share_logs=share_logs)
         eager = bool(self.model.run_eagerly)
-        data = self.batches.training_data(self.batches.blank)
-        self.steps = Steps(self.exchange, data, eager=eager, own=has_own_steps(self.model))
+        blank = self.batches.blank
+        data, test_data = self.batches.training_data(blank), self.batches.data(blank)
+        own = has_own_steps(self.model)
+        self.steps = Steps(self.exchange, data, test_data, eager=eager, own=own)
         optimizer = self.model.optimizer
         if eager and optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)

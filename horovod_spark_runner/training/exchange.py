@@ -148,9 +148,25 @@ class GradientExchange:
     def _reducing_optimizers(self) -> Iterator[None]:
         """Make all optimizers reduce gradients before they apply them."""
         with contextlib.ExitStack() as stack:
-            for cls in _classes_that_apply(keras.optimizers.Optimizer):
+            for cls in _classes_with("apply"):
                 stack.enter_context(replaced(cls, "apply", self._reducing))
+            # What one of the user's own does there sees the reduced gradients, too.
+            for cls in _classes_with("apply_gradients"):
+                stack.enter_context(replaced(cls, "apply_gradients", self._reducing_pairs))
             yield
+
+    def _reducing_pairs(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def of_lists(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
+            return original(optimizer, list(zip(grads, variables, strict=True)))
+
+        reducing = self._reducing(of_lists)
+
+        @functools.wraps(original)
+        def apply_gradients(optimizer: Any, grads_and_vars: Any) -> Any:
+            pairs = list(grads_and_vars)
+            return reducing(optimizer, [g for g, _ in pairs], [v for _, v in pairs])
+
+        return apply_gradients
 
     def _reducing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -205,16 +221,16 @@ class GradientExchange:
 _CONDITIONAL_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
 
 
-def _classes_that_apply(cls: type) -> list[type]:
-    """Return ``cls``, its bases and all classes derived from it that define ``apply``."""
-    found = [base for base in cls.__mro__ if "apply" in vars(base)]
-    pending = [cls]
+def _classes_with(method: str) -> list[type]:
+    """Return all classes of optimizers, their bases and what is derived, that define ``method``."""
+    base = keras.optimizers.Optimizer
+    found = [cls for cls in base.__mro__ if method in vars(cls)]
+    pending: list[type] = [base]
     while pending:
-        current = pending.pop()
         derived: type
-        for derived in current.__subclasses__():
+        for derived in pending.pop().__subclasses__():
             pending.append(derived)
-            if "apply" in vars(derived) and derived not in found:
+            if method in vars(derived) and derived not in found:
                 found.append(derived)
     return found
 

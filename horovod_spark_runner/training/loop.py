@@ -6,6 +6,7 @@ It follows ``Model.fit``, hook by hook; `tests/conformance` compares the two.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,6 +19,7 @@ from mpi4py import MPI
 
 from ..data.manifest import Manifest
 from ..data.reader import DatasetReader
+from ..errors import ModelError
 from ..storage.filesystem import Location
 from ..storage.run_directory import RunDirectory
 from .agreement import check_ranks_agree
@@ -30,15 +32,18 @@ from .epochs import Epochs, Step
 from .initial_weights import load_initial_weights
 from .keeper import Keeper
 from .learning_rate import LearningRate
-from .metrics import check_additive, epoch_logs, numbers, plain
+from .metrics import epoch_logs, numbers, plain
 from .model import finalize_layers
 from .preemption import PreemptionWatch
+from .probe import Probe
 from .progress import Progress, ProgressReporter
 from .random_state import make_generators, separate_generators
 from .rank_state import restore_rank
 from .spec import TrainingReport, TrainingSpec
 from .state import TrainingVariables
 from .step import PREEMPT, SAVE, STOP
+
+logger = logging.getLogger(__name__)
 
 
 def train(spec: TrainingSpec) -> TrainingReport:
@@ -316,7 +321,7 @@ class Training:
     def _train_step(self, step: Step) -> tuple[Any, Any]:
         asked = (self._model.stop_training, self._keeper.clock_is_due(), self._watch.requested)
         if not self._checked and self._size > 1:
-            self._check_metrics(step)
+            self._probe(step)
         if step.batch.rows == 0:
             # Fewer rows than ranks: take part in the exchange with a row that counts for nothing.
             data = self._batches.training_data(self._batches.blank)
@@ -329,16 +334,16 @@ class Training:
         self._progress.rows += step.batch.rows
         return logs, counts.numpy()
 
-    def _check_metrics(self, step: Step) -> None:
-        def predict(x: Any) -> Any:
-            return self._model(x, training=False)
-
-        error: Exception | None = None
+    def _probe(self, step: Step) -> None:
+        """Check, on rank 0, what the user wrote; all ranks raise what it finds."""
+        error: ModelError | None = None
         if self._rank == 0 and step.batch.rows:
             try:
-                check_additive(self._model, self._batches.data(step.batch.arrays), predict)
-            except Exception as raised:
+                Probe(self._model, self._batches.data(step.batch.arrays)).run()
+            except ModelError as raised:
                 error = raised
+            except Exception as raised:  # user code that only works inside its own step
+                logger.info("losses and metrics were not tried beforehand: %r", raised)
         error = self._world.bcast(error)
         if error is not None:
             raise error

@@ -7,15 +7,13 @@ whole epoch, weighted by samples, instead of a mean of means.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import horovod.tensorflow as hvd
-import keras
 import numpy as np
 import tensorflow as tf
 
-from ..errors import ModelError
 from .collectives import Part, sum_over_ranks
 
 
@@ -189,51 +187,3 @@ def _combined(variables: list[Any]) -> list[Any]:
         value / tf.cast(hvd.size(), value.dtype) if variable.aggregation == "mean" else value
         for variable, value in zip(variables, summed, strict=True)
     ]
-
-
-def check_additive(model: Any, data: tuple[Any, ...], predict: Callable[[Any], Any]) -> None:
-    """Check that the user's own metrics can be added up over the ranks.
-
-    Each is tried on the two halves of a batch: apart, their sums must add up to those of both.
-
-    Args:
-        model: the model, all its metrics built.
-        data: one batch, as its steps take it.
-        predict: gives the model's outputs.
-
-    Raises:
-        ModelError: a metric keeps something else than sums.
-    """
-    compiled = getattr(model, "_compile_metrics", None)
-    own = [m for m in getattr(compiled, "metrics", ()) if _keeps_its_own(m)]
-    x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-    rows = len(keras.tree.flatten(x)[0])
-    if compiled is None or not own or y is None or rows < 2:
-        return
-    outputs = predict(x)
-    halves = (slice(0, rows // 2), slice(rows // 2, rows))
-
-    def state_after(*parts: slice) -> list[list[np.ndarray]]:
-        compiled.reset_state()
-        for part in parts:
-            take = [keras.tree.map_structure(lambda v, p=part: v[p], z) for z in (y, outputs)]
-            compiled.update_state(*take)
-        return [[np.array(v) for v in metric.variables] for metric in own]
-
-    first, second, both = state_after(halves[0]), state_after(halves[1]), state_after(*halves)
-    compiled.reset_state()
-    for metric, one, other, whole in zip(own, first, second, both, strict=True):
-        for variable, a, b, c in zip(metric.variables, one, other, whole, strict=True):
-            if variable.aggregation == "sum" and not np.allclose(a + b, c, rtol=1e-3, atol=1e-5):
-                raise ModelError(
-                    f"metric {metric.name!r} ({type(metric).__name__}) cannot be computed over "
-                    f"several ranks: its variable {variable.name!r} is not a sum over rows "
-                    "(a maximum or a running value, say). Keep sums, give the variable another "
-                    "aggregation ('mean', 'only_first_replica'), or train with num_workers=1"
-                )
-
-
-def _keeps_its_own(metric: Any) -> bool:
-    """Tell whether a metric's updates are written by the user."""
-    update = type(metric).update_state
-    return not str(getattr(update, "__module__", "")).startswith("keras.")

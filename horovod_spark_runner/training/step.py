@@ -25,16 +25,20 @@ class Steps:
 
     Args:
         exchange: connects the model to the other ranks.
-        data: one batch, as the steps take it.
+        data: one batch, as ``train_step`` takes it.
+        test_data: one batch, as ``test_step`` takes it.
         eager: whether the model is not to be compiled.
         own: whether the steps run code of the user's own, which may compile parts of itself.
     """
 
-    def __init__(self, exchange: GradientExchange, data: Any, *, eager: bool, own: bool) -> None:
+    def __init__(
+        self, exchange: GradientExchange, data: Any, test_data: Any, *, eager: bool, own: bool
+    ) -> None:
         self._exchange = exchange
         self._eager = eager
         self._own = own
         self._kind = tf.nest.map_structure(_any_batch, data)
+        self._test_kind = tf.nest.map_structure(_any_batch, test_data)
         self._nothing_asked = _control(NOTHING)
         self._train: Callable[..., Any] = exchange.step
         self._train_full: Callable[..., Any] | None = exchange.equal_step
@@ -55,7 +59,9 @@ class Steps:
         kind = (self._kind, control)
         train = tf.function(exchange.step, autograph=False, input_signature=kind)
         self._train, self._train_full = train, None
-        self._test = tf.function(exchange.test_step, autograph=False, input_signature=(self._kind,))
+        self._test = tf.function(
+            exchange.test_step, autograph=False, input_signature=(self._test_kind,)
+        )
         if self._own and exchange.size > 1:
             self._train = train.get_concrete_function()
             if exchange.scope.nested:

@@ -1,0 +1,154 @@
+"""Whether what the user wrote can be computed over several ranks: tried on the halves of a batch.
+
+Keras's own metrics keep sums, and its losses are means over rows (or sums, which are known to be).
+What the user's own metrics, loss functions and layers compute is not known, so it is tried once,
+before the first step: the first batch of rank 0 is cut in two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from ..errors import ModelError
+from ..launch.reporting import notify
+from .metrics import metric_variables
+from .outputs import unchanged
+
+_RTOL, _ATOL = 1e-3, 1e-5
+
+
+class Probe:
+    """Tries a model on a batch; leaves no trace in it.
+
+    Args:
+        model: the model, all its metrics and losses built.
+        data: one batch, as its steps take it.
+    """
+
+    def __init__(self, model: Any, data: Any) -> None:
+        self._model = model
+        self._x, self._y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        rows = len(keras.tree.flatten(self._x)[0])
+        self._first, self._second = slice(0, rows // 2), slice(rows // 2, rows)
+        self._parts = [self._first, self._second, slice(0, rows)]
+        # Of halves that are equally large, a mean and half a sum are the same for equal rows only.
+        self._share = (rows // 2) / rows if rows else 0.0
+
+    def run(self) -> None:
+        """Check metrics and losses of the user's own.
+
+        Raises:
+            ModelError: a metric keeps something else than sums, or a loss is a sum over rows.
+        """
+        metrics = [m for m in getattr(self._metrics, "metrics", ()) if _is_own(m, "update_state")]
+        losses = self._own_losses()
+        if self._share == 0.0 or not (metrics or losses or self._model.losses):
+            return
+        with unchanged(self._model), _metrics_unchanged(self._model):
+            outputs, added = zip(*(self._call(part) for part in self._parts), strict=True)
+            if self._y is not None and metrics:
+                self._check_metrics(metrics, outputs)
+            self._check_losses(losses, outputs)
+            self._check_added(added)
+
+    @property
+    def _metrics(self) -> Any:
+        return getattr(self._model, "_compile_metrics", None)
+
+    def _own_losses(self) -> list[Any]:
+        compiled = getattr(self._model, "_compile_loss", None)
+        flat = getattr(compiled, "_flat_losses", None) or ()
+        return [loss for loss in flat if _is_own_loss(loss.loss)]
+
+    def _call(self, part: slice) -> tuple[Any, list[float]]:
+        outputs = self._model(_rows(self._x, part), training=False)
+        return outputs, [float(np.mean(loss)) for loss in self._model.losses]
+
+    def _check_metrics(self, own: Sequence[Any], outputs: Sequence[Any]) -> None:
+        def state_after(*numbers: int) -> list[list[np.ndarray]]:
+            self._metrics.reset_state()
+            for number in numbers:
+                self._metrics.update_state(_rows(self._y, self._parts[number]), outputs[number])
+            return [[np.array(v) for v in metric.variables] for metric in own]
+
+        first, second, both = state_after(0), state_after(1), state_after(0, 1)
+        for metric, one, other, whole in zip(own, first, second, both, strict=True):
+            for variable, a, b, c in zip(metric.variables, one, other, whole, strict=True):
+                if variable.aggregation == "sum" and not _close(a + b, c):
+                    raise ModelError(
+                        f"metric {metric.name!r} ({type(metric).__name__}) cannot be computed over "
+                        f"several ranks: its variable {variable.name!r} is not a sum over rows "
+                        "(a maximum or a running value, say). Keep sums, give the variable another "
+                        "aggregation ('mean', 'only_first_replica'), or train with num_workers=1"
+                    )
+
+    def _check_losses(self, own: Sequence[Any], outputs: Sequence[Any]) -> None:
+        for loss in own:
+            values = []
+            for part, given in zip(self._parts, outputs, strict=True):
+                y_true, y_pred = _rows(self._y, part), given
+                for key in loss.path:
+                    y_true, y_pred = y_true[key], y_pred[key]
+                if getattr(y_pred, "_keras_mask", None) is not None:
+                    return  # a mean over what is not masked, whose denominator is exchanged
+                values.append(float(np.sum(loss.loss(y_true, y_pred))))
+            self._judge(f"loss {loss.loss.name!r}", values, summed=loss.loss.reduction == "sum")
+
+    def _check_added(self, added: Sequence[Sequence[float]]) -> None:
+        for number, values in enumerate(zip(*added, strict=False)):
+            self._judge(f"loss {number} that a layer adds (add_loss)", list(values), summed=False)
+
+    def _judge(self, title: str, values: Sequence[float], *, summed: bool) -> None:
+        """Refuse a sum over rows, and warn of what is neither a sum nor a mean."""
+        first, second, whole = values
+        mean = self._share * first + (1 - self._share) * second
+        if _close(whole, first + second if summed else mean):
+            return
+        if _close(whole, first + second):
+            raise ModelError(
+                f"{title} of model {self._model.name!r} is a sum over the rows of a batch, which "
+                "depends on how many ranks share them; let it return the mean over rows, or the "
+                "values of all rows (keras.losses.Loss with reduction='sum' is a sum that is known)"
+            )
+        notify(
+            f"{title} of model {self._model.name!r} is no mean over the rows of a batch: every "
+            "rank computes it from its own rows, and the mean of that is trained, which is another "
+            "number than that of the global batch",
+            warn=True,
+        )
+
+
+def _is_own(thing: Any, method: str) -> bool:
+    """Tell whether ``method`` of a Keras object is written by the user."""
+    module = getattr(getattr(type(thing), method), "__module__", "")
+    return not str(module).startswith("keras.")
+
+
+def _is_own_loss(loss: Any) -> bool:
+    function = getattr(loss, "fn", None)
+    if function is not None:
+        return not str(getattr(function, "__module__", "")).startswith("keras.")
+    return _is_own(loss, "call")
+
+
+def _rows(values: Any, part: slice) -> Any:
+    return keras.tree.map_structure(lambda value: value[part], values)
+
+
+def _close(value: Any, other: Any) -> bool:
+    return bool(np.allclose(value, other, rtol=_RTOL, atol=_ATOL, equal_nan=True))
+
+
+@contextlib.contextmanager
+def _metrics_unchanged(model: Any) -> Iterator[None]:
+    before = [(variable, np.array(variable)) for variable in metric_variables(model)]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
