@@ -10,7 +10,13 @@ from mpi4py import MPI
 
 from .batches import BatchBinding
 from .exchange import GradientExchange
-from .model import build_and_watch, check_trainable, has_own_steps, switch_off_jit
+from .model import (
+    build_and_watch,
+    check_losses,
+    check_trainable,
+    has_own_steps,
+    switch_off_jit,
+)
 from .optimizers import check_optimizers, find_optimizers
 from .spec import TrainingSpec
 from .step import Steps
@@ -58,6 +64,8 @@ class BuiltModel:
             optimizer.build(self.model.trainable_variables)
         self.optimizers = find_optimizers(self.model, self.exchange.applied)
         check_optimizers(self.optimizers)
+        if world.Get_size() > 1:
+            check_losses(self.model)
 
 
 def call_outputs(model: Any, example: Any) -> Any | None:

@@ -136,6 +136,21 @@ def _check_batch_size(model: Any, batch_size: int, rows: Sequence[int], ranks: i
             )
 
 
+def check_losses(model: Any) -> None:
+    """Check that the losses a model is compiled with can be shared out over ranks.
+
+    Raises:
+        ModelError: one is not reduced to a number.
+    """
+    for loss in getattr(getattr(model, "_compile_loss", None), "_flat_losses", None) or ():
+        if loss.loss.reduction in (None, "none"):
+            raise ModelError(
+                f"loss {loss.loss.name!r} of model {model.name!r} has reduction="
+                f"{loss.loss.reduction!r}, so that the gradients of all rows are added up, however "
+                "many ranks share them; use 'sum_over_batch_size' (the default), 'mean' or 'sum'"
+            )
+
+
 def has_own_steps(model: Any) -> bool:
     """Tell whether the user's own code is part of the model's steps, besides its call."""
     return any(

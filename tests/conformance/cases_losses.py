@@ -77,7 +77,7 @@ OF_LOSSES = [
     Case("loss-function", lambda: compiled(dense(2), loss=own_loss), y="y2", custom_objects={"own_loss": own_loss}),
     Case("loss-class", lambda: compiled(dense(2), loss=OwnLoss()), y="y2", shows=("losses.Loss",)),
     Case("loss-sum", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="sum")), two=1e-4, why="sums are larger than means"),
-    Case("loss-none-reduction", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="none"))),
+    Case("loss-none-reduction", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="none")), refused_by_two="has reduction='none'"),
     Case("loss-mean-with-sample-weight", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="mean_with_sample_weight")), weight="w"),
     Case("loss-list", lambda: compiled(two_outputs(), loss=["mae", CE]), y=TWO),
     Case("loss-one-for-two-outputs", lambda: compiled(two_outputs(), loss="mse"), y=["y", "onehot"]),
