@@ -213,3 +213,16 @@ def test_notices_of_ranks_reach_the_caller(
         observer.on_message({"type": "notice", "text": "all weights taken", "warn": False})
     assert caplog.messages == ["the rate is kept"] * 2  # also without progress and logs
     assert capsys.readouterr().err == "all weights taken\n"
+
+
+def test_columns_are_recorded_as_they_were_given() -> None:
+    from horovod_spark_runner.pipeline import _binding, _recorded
+
+    for given in (
+        ["x", "y"],
+        [["p", "q"]],
+        {"a": "y", "b": "y"},
+        {"a": "y", "b": None},
+        {"a": ["p", "q"], "b": "r"},
+    ):
+        assert _recorded(_binding(given, "label_cols")) == given

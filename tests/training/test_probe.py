@@ -1,0 +1,114 @@
+"""What the user wrote, tried on the halves of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from horovod_spark_runner.errors import ModelError
+from horovod_spark_runner.training import probe
+
+X = np.random.default_rng(0).random((7, 3)).astype(np.float32)
+Y = X.sum(1).astype(np.float32)
+DATA = (tf.constant(X), tf.constant(Y))
+
+
+def built(loss: Any = "mse", metrics: Any = None, *layers: Any) -> Any:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
+    model.compile("sgd", loss, metrics=metrics)
+    model.test_on_batch(X, Y)
+    model.reset_metrics()
+    return model
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    told: list[str] = []
+    monkeypatch.setattr(probe, "notify", lambda text, warn=False: told.append(text))
+    return told
+
+
+def run(model: Any) -> None:
+    probe.Probe(model, DATA).run()
+
+
+def squares(y: Any, p: Any) -> Any:
+    return ops.square(ops.reshape(p, (-1,)) - ops.reshape(y, (-1,)))
+
+
+class AddsSum(keras.layers.Layer):
+    def call(self, x: Any) -> Any:
+        self.add_loss(ops.sum(x**2))
+        return x
+
+
+class AddsMean(keras.layers.Layer):
+    def call(self, x: Any) -> Any:
+        self.add_loss(ops.mean(x**2))
+        return x
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self) -> None:
+        super().__init__(name="largest")
+        self.value = self.add_weight(name="value", initializer="zeros")
+
+    def update_state(self, y: Any, p: Any, sample_weight: Any = None) -> None:
+        self.value.assign(ops.maximum(self.value, ops.max(p)))
+
+    def result(self) -> Any:
+        return self.value
+
+
+def test_means_pass(warnings: list[str]) -> None:
+    for loss in (squares, lambda y, p: ops.mean(squares(y, p)), "mae", keras.losses.Huber()):
+        run(built(loss, ["mae", lambda y, p: squares(y, p)], AddsMean()))
+    run(built(keras.losses.MeanSquaredError(reduction="sum")))
+    assert warnings == []
+
+
+def test_a_sum_is_refused() -> None:
+    with pytest.raises(ModelError, match="loss .* is a sum over the rows"):
+        run(built(lambda y, p: ops.sum(squares(y, p))))
+    with pytest.raises(ModelError, match=r"loss 0 that a layer adds \(add_loss\).* is a sum"):
+        run(built("mse", None, AddsSum()))
+
+
+def test_what_is_neither_is_warned_of(warnings: list[str]) -> None:
+    run(built(lambda y, p: ops.max(squares(y, p))))
+    assert len(warnings) == 1
+    assert "is no mean over the rows" in warnings[0]
+
+
+def test_a_metric_that_is_no_sum_is_refused() -> None:
+    with pytest.raises(ModelError, match="'largest' .* its variable 'value' is not a sum"):
+        run(built("mse", [Largest()]))
+
+
+def test_nothing_is_left_of_it() -> None:
+    class Tracks(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = keras.layers.Dense(1)
+            self.seen = keras.metrics.Mean(name="seen")
+            self.calls = self.add_weight(name="calls", trainable=False, initializer="zeros")
+
+        def call(self, x: Any) -> Any:
+            self.seen.update_state(ops.mean(x))
+            self.calls.assign_add(1.0)
+            return self.out(x)
+
+    model = Tracks()
+    model.compile("sgd", squares, metrics=[lambda y, p: squares(y, p)])
+    model.test_on_batch(X, Y)
+    before = [np.array(v) for v in [*model.weights, *model.metrics[-1].variables]]
+    run(model)
+    after = [np.array(v) for v in [*model.weights, *model.metrics[-1].variables]]
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
