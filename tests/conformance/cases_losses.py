@@ -23,6 +23,21 @@ def own_loss(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.mean(keras.ops.abs(y_true - y_pred) ** 1.5, axis=-1)
 
 
+def mean_loss(y_true: Any, y_pred: Any) -> Any:
+    """Return a mean over the batch."""
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred))
+
+
+def sum_loss(y_true: Any, y_pred: Any) -> Any:
+    """Return a sum over the batch."""
+    return 0.1 * keras.ops.sum(keras.ops.abs(y_true - y_pred))
+
+
+def largest_loss(y_true: Any, y_pred: Any) -> Any:
+    """Return the largest error of the batch."""
+    return keras.ops.max(keras.ops.abs(y_true - y_pred))
+
+
 @keras.saving.register_keras_serializable("conformance")
 class OwnLoss(losses.Loss):
     """A loss of a user's own."""
@@ -75,6 +90,9 @@ OF_LOSSES = [
 ] + [
     Case("loss-ctc", lambda: compiled(ctc(), loss="ctc"), x="tokens", y="codes", shows=("losses.CTC",)),
     Case("loss-function", lambda: compiled(dense(2), loss=own_loss), y="y2", custom_objects={"own_loss": own_loss}),
+    Case("loss-function-scalar", lambda: compiled(dense(2), loss=mean_loss), y="y2", custom_objects={"mean_loss": mean_loss}),
+    Case("loss-function-sum", lambda: compiled(dense(2), loss=sum_loss), y="y2", custom_objects={"sum_loss": sum_loss}, refused_by_two="is a sum over the rows"),
+    Case("loss-function-largest", lambda: compiled(dense(2), loss=largest_loss), y="y2", custom_objects={"largest_loss": largest_loss}, two=None, why=PAIRS, note="two ranks warn of it"),
     Case("loss-class", lambda: compiled(dense(2), loss=OwnLoss()), y="y2", shows=("losses.Loss",)),
     Case("loss-sum", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="sum")), two=1e-4, why="sums are larger than means"),
     Case("loss-none-reduction", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="none")), refused_by_two="has reduction='none'"),

@@ -19,6 +19,16 @@ HALF = "half precision rounds each rank's part by itself"
 
 
 @keras.saving.register_keras_serializable("conformance")
+class Centred(optimizers.SGD):
+    """An optimizer that divides gradients by their norm before it applies them."""
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        pairs = list(grads_and_vars)
+        norm = keras.ops.sqrt(sum(keras.ops.sum(gradient**2) for gradient, _ in pairs))
+        return super().apply_gradients([(gradient / norm, v) for gradient, v in pairs])
+
+
+@keras.saving.register_keras_serializable("conformance")
 class Signed(optimizers.Optimizer):
     """An optimizer of a user's own, with a state."""
 
@@ -104,6 +114,7 @@ OF_OPTIMIZERS = [
     for name, schedule in SCHEDULES.items()
 ] + [
     Case("optimizer-by-name", lambda: compiled(dense(), "adam"), two=1e-4, why=ROUND),
+    Case("own-apply-gradients", lambda: compiled(dense(), Centred(0.1))),
     Case("clipnorm", lambda: compiled(dense(), optimizers.SGD(0.1, clipnorm=0.1))),
     Case("clipvalue", lambda: compiled(dense(), optimizers.SGD(0.1, clipvalue=0.05))),
     Case("global-clipnorm", lambda: compiled(dense(), optimizers.SGD(0.1, global_clipnorm=0.1))),
