@@ -121,10 +121,12 @@ def run_training(
             images of 16 bits are uint16, those of real numbers float32. Values are never scaled.
         transforms: functions that vary a column's values, such as images, by column: called on
             threads, once per row, with the value (a NumPy array of its own in the column's shape,
-            ``()`` for a single number or string) and a ``numpy.random.Generator`` that depends on
-            seed, epoch and sample only (``None`` in validation and prediction), so that all columns
-            of a row get equal ones. The result has the column's shape and fits its type: to make
-            real numbers of an image of uint8, give ``dtypes={"image": "float32"}`` too.
+            ``()`` for a single number or string; booleans come as int8, 0 and 1) and a
+            ``numpy.random.Generator`` (``None`` in validation and prediction) that depends on seed,
+            epoch and the row's place in the epoch's order, which is the same on any number of
+            ranks with the same global batch. All columns of a row get equal ones. The result has
+            the column's shape and fits its type: to make real numbers of an image of uint8, give
+            ``dtypes={"image": "float32"}`` too.
         allow_nan: let NaN and infinite values pass (refused by default).
         seed: seed of the order of rows, the split and the model's initial weights (0).
         shuffle: take the rows in another order every epoch (default).

@@ -57,7 +57,8 @@ def decode_value(
         rng: random generator for the transform.
 
     Raises:
-        DataError: it cannot be decoded, or has not the column's shape or fits not its type.
+        DataError: it cannot be decoded, has not the column's shape or fits not its type, or the
+            transform raised.
     """
     if column.encoding == "image":
         array = decode_image(column, stored)
@@ -69,8 +70,18 @@ def decode_value(
         return fit_value(column, array, "a row holds")
     if column.encoding != "image":  # images stay as they are, for the transform to scale
         array = fit_value(column, array, "a row holds")
-    result = transform(array if array.flags.writeable else array.copy(), rng)
+    result = _transformed(column, transform, array, rng)
     return fit_value(column, _as_array(column, result), "its transform returned")
+
+
+def _transformed(
+    column: Column, transform: Transform, array: np.ndarray, rng: np.random.Generator | None
+) -> Any:
+    try:
+        return transform(array if array.flags.writeable else array.copy(), rng)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise DataError(f"column {column.name!r}: its transform raised {told}") from error
 
 
 def _as_array(column: Column, result: Any) -> np.ndarray:
@@ -173,7 +184,8 @@ class RowDecoder:
             random: gives the generator for the row of that number, equal for all columns.
 
         Raises:
-            UndecodableRow: a row cannot be decoded, or its transform's result does not fit.
+            UndecodableRow: a row cannot be decoded, or its transform raised or gave what does not
+                fit.
         """
         if not self._columns:
             return arrays

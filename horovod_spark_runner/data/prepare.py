@@ -24,10 +24,9 @@ from .parquet import open_parquet
 from .schema import (
     Roles,
     check_dtype,
+    check_named,
     check_shape,
-    check_shape_names,
     check_transform,
-    quote_all,
 )
 from .split import check_validation, split_rows
 from .store import delete_dataset
@@ -166,12 +165,8 @@ def check_data(data: Any, roles: Roles, options: DataOptions) -> None:
     """
     frame = frame_of(data)
     sources_of(frame, roles, options.dtypes)
-    check_shape_names(options.shapes, roles.columns)
-    unknown = [name for name in options.transforms if name not in roles.columns]
-    if unknown:
-        raise DataError(
-            f"transforms names {quote_all(unknown)}, which is neither feature nor label"
-        )
+    check_named("shapes", options.shapes, roles)
+    check_named("transforms", options.transforms, roles)
     check_validation(frame, options.validation, roles, options.stratify)
 
 

@@ -255,6 +255,12 @@ def test_arrays_of_other_types_than_the_first_are_not_cut() -> None:
     assert decode_value(real, npy([0.5, 2.5]), lambda m, rng: m + m.dtype.itemsize, None).tolist()
 
 
+def odd(value: np.ndarray, generator: Any) -> np.ndarray:
+    if value == 7:
+        raise ValueError("odd")
+    return value
+
+
 def lower(text: np.ndarray, generator: np.random.Generator | None) -> Any:
     suffix = "" if generator is None else str(generator.integers(2**30))
     return str(text).lower() + suffix
@@ -304,6 +310,14 @@ def test_transforms_of_numbers_arrays_and_strings(tmp_path: Path) -> None:
         assert whole["s"].tolist() == [f"word{i}" for i in n]
         assert whole["v"].tolist() == [[2 * i, -2 * i] for i in n]
         assert whole["x"].tolist() == n.tolist()
+    with pytest.raises(
+        DataError, match=r"'x': its transform raised ValueError: odd .row 7 of row group 0"
+    ) as raised:
+        list(Dataset(manifest, {"x": odd}).share(rank=0, size=1, batch_size=9))
+    chain: list[BaseException | None] = [raised.value]
+    while chain[-1] is not None:
+        chain.append(chain[-1].__cause__)
+    assert any(isinstance(error, ValueError) for error in chain)
     with pytest.raises(DataError, match=r"'x': its transform returned real.*row \d of row group"):
         list(Dataset(manifest, {"x": returns(0.5)}).share(rank=0, size=1, batch_size=9))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from horovod_spark_runner.data.layout import columns_of
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.places import Place
 from horovod_spark_runner.data.prepare import DataOptions
-from horovod_spark_runner.data.schema import Roles, check_roles, check_shapes, quoted
+from horovod_spark_runner.data.schema import Roles, check_named, check_roles, check_shapes, quoted
 from horovod_spark_runner.errors import DataError, InvalidInputError
 
 
@@ -181,6 +182,13 @@ def test_options_become_plain() -> None:
         ({"shapes": [2]}, r"shapes must be a dictionary by column, got \[2\]"),
         ({"dtypes": {"i": object()}}, "dtypes gives column 'i' the type .*; it must be the name"),
         ({"dtypes": "float32"}, "dtypes must be a dictionary"),
+        ({"dtypes": {"i": None}}, "'i' the type None; .* left out"),
+        (
+            {"transforms": {"i": lambda value: value}},
+            r"'i' a function with the arguments \(value\); it must be a function of a value and a",
+        ),
+        ({"transforms": {"i": lambda value, rng, more: value}}, "with the arguments"),
+        ({"transforms": {"i": lambda *, value, rng: value}}, "with the arguments"),
         ({"transforms": {"i": 3}}, "transforms gives column 'i' 3; it must be a function"),
         ({"transforms": len}, "transforms must be a dictionary"),
     ],
@@ -188,3 +196,24 @@ def test_options_become_plain() -> None:
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         DataOptions(**options)
+
+
+def test_functions_that_take_two_values_are_transforms() -> None:
+    given = {
+        "a": lambda value, rng: value,
+        "b": lambda *values: values[0],
+        "c": lambda value, rng=None, more=1: value,
+        "d": functools.partial(lambda more, value, rng: value, 1),
+        "e": np.add,  # these do not tell
+        "f": max,
+    }
+    assert DataOptions(transforms=given).transforms == given
+
+
+@pytest.mark.parametrize("argument", ["dtypes", "shapes", "transforms"])
+def test_arguments_by_column_name_columns_there_are(argument: str) -> None:
+    check_named(argument, {"a": 1}, Roles(("a",), ()))
+    with pytest.raises(DataError, match=f"{argument} names 'z', which is neither feature nor"):
+        check_named(argument, {"z": 1}, Roles(("a",), ("y",)))
+    with pytest.raises(DataError, match=f"{argument} names 'z', .* not among the columns 'a', 'b'"):
+        check_named(argument, {"z": 1}, Roles(("a", "b"), (), labelled=False))
