@@ -138,7 +138,7 @@ class Predictor:
 
 
 def _decoding(recipe: Recipe, model: Model) -> Model:
-    decode = RowDecoder(recipe.columns, recipe.transforms)
+    decode = RowDecoder(recipe.columns, recipe.transforms, allow_nan=True)
     return lambda values: model(decode(values, _no_generator))
 
 

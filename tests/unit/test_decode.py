@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,17 @@ def test_transforms_of_numbers_arrays_and_strings(tmp_path: Path) -> None:
     while chain[-1] is not None:
         chain.append(chain[-1].__cause__)
     assert any(isinstance(error, ValueError) for error in chain)
+    for bad in (np.nan, np.inf):
+        message = r"'v': its transform returned values that are NaN or inf.*row \d of row group \d"
+        spoilt = {"v": returns(np.array([0.0, bad]))}
+        with pytest.raises(DataError, match=message):
+            list(Dataset(manifest, spoilt).share(rank=0, size=1, batch_size=9))
+        with pytest.raises(DataError, match=message):
+            list(Dataset(manifest, spoilt).epoch(0, rank=0, size=1, batch_size=9))
+        passing = open_parquet(Location(tmp_path), replace(request, allow_nan=True))
+        assert passing is not None
+        batch = next(Dataset(passing, spoilt).share(rank=0, size=1, batch_size=9))
+        assert not np.isfinite(batch["v"][:, 1]).any()
     with pytest.raises(DataError, match=r"'x': its transform returned real.*row \d of row group"):
         list(Dataset(manifest, {"x": returns(0.5)}).share(rank=0, size=1, batch_size=9))
 
@@ -326,7 +338,7 @@ def test_a_row_that_cannot_be_decoded_is_numbered() -> None:
     column = image_column("uint8")
     good = encoded(SHALLOW)
     values = np.array([good] * 20 + [good[:30]] + [good] * 9, object)
-    decode = RowDecoder([column], {})
+    decode = RowDecoder([column], {}, allow_nan=False)
     with pytest.raises(UndecodableRow) as raised:
         decode({"image": values}, returns(None))
     assert raised.value.row == 20
@@ -354,3 +366,32 @@ def test_columns_of_strings() -> None:
     wrong = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
     with pytest.raises(DataError, match="'s' holds strings that are not UTF-8"):
         column_to_numpy(pa.chunked_array([wrong]), Column("s", "string"))
+
+
+@pytest.mark.parametrize("encoding", ["npy", "raw", "image"])
+def test_bytes_that_hold_nan_are_refused(tmp_path: Path, encoding: str) -> None:
+    def stored(value: float) -> bytes:
+        array = np.array([[0.5, value]], np.float32)
+        if encoding == "raw":
+            return array.tobytes()
+        if encoding == "image":
+            return encoded(array, "TIFF")
+        buffer = io.BytesIO()
+        np.save(buffer, array)
+        return buffer.getvalue()
+
+    rows = [stored(1.0), stored(2.0), stored(np.nan), stored(np.inf)]
+    pq.write_table(pa.table({"b": rows}), tmp_path / "f.parquet")
+    shapes = {"b": (1, 2, 1) if encoding == "image" else (1, 2)}
+    dtypes = {"b": "float32"} if encoding == "raw" else {}
+    request = DataRequest(Roles(("b",), (), labelled=False), shapes=shapes, dtypes=dtypes)
+    refusing = open_parquet(Location(tmp_path), request)
+    passing = open_parquet(Location(tmp_path), replace(request, allow_nan=True))
+    assert refusing is not None
+    assert passing is not None
+    # What Spark wrote counts as verified.
+    for manifest in (refusing, replace(refusing, verified=True)):
+        with pytest.raises(DataError, match=r"'b'.* values that are NaN or inf.*\brow 2 of"):
+            list(Dataset(manifest).share(rank=0, size=1, batch_size=4))
+    (batch,) = Dataset(passing).share(rank=0, size=1, batch_size=4)
+    assert np.isnan(batch["b"]).any()
