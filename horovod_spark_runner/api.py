@@ -243,7 +243,7 @@ def run_training(
     request = TrainingRequest(
         frame=df,
         model=model_fn,
-        custom_objects=custom_objects or {},
+        custom_objects=custom_objects,
         feature_cols=feature_cols,
         label_cols=label_cols,
         sample_weight_col=sample_weight_col,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import MATERIALIZERS, check_choice
+from ..config import MATERIALIZERS, check_choice, check_flag
 from ..errors import DataError, EnvironmentProblem, InvalidInputError, RunFailedError
 from ..session import active_session, classic_context
 from ..storage.filesystem import Location
@@ -57,6 +57,11 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         check_choice("materializer", self.materializer, MATERIALIZERS)
+        object.__setattr__(self, "allow_nan", check_flag("allow_nan", self.allow_nan))
+        if self.keep_data is not None:
+            object.__setattr__(self, "keep_data", check_flag("keep_data", self.keep_data))
+        if self.data_dir == "":
+            raise InvalidInputError("data_dir is empty; give a folder or URL, or leave it out")
         for name, check in (
             ("shapes", check_shape),
             ("dtypes", check_dtype),

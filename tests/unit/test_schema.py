@@ -190,6 +190,9 @@ def test_options_become_plain() -> None:
         ({"transforms": {"i": lambda value, rng, more: value}}, "with the arguments"),
         ({"transforms": {"i": lambda *, value, rng: value}}, "with the arguments"),
         ({"transforms": {"i": 3}}, "transforms gives column 'i' 3; it must be a function"),
+        ({"allow_nan": "no"}, "allow_nan must be True or False, got 'no'"),
+        ({"keep_data": 2}, "keep_data must be True or False, got 2"),
+        ({"data_dir": ""}, "data_dir is empty"),
         ({"transforms": len}, "transforms must be a dictionary"),
     ],
 )
