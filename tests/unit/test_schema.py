@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner.data.checks import Footer, Layout, check_values
+from horovod_spark_runner.data.checks import Footer, Layout, _faults, check_values
 from horovod_spark_runner.data.columns import Source
 from horovod_spark_runner.data.fingerprint import is_reproducible
 from horovod_spark_runner.data.layout import columns_of
@@ -62,13 +62,29 @@ def test_layouts() -> None:
     ("facts", "footers", "message"),
     [
         ({"rows": 0}, {}, "the DataFrame has no rows"),
-        ({}, {"y": Footer(3)}, "column 'y' has null values"),
+        ({}, {"y": Footer(3)}, "column 'y' has null values; fill them .df.fillna. or leave"),
+        ({}, {"x": Footer(3)}, "column 'x' has null values; leave those rows out .df.dropna."),
         ({"min0_1": 3}, {}, "column 'x' holds arrays of 3 to 4 elements"),
     ],
 )
 def test_values_are_checked(facts: dict[str, Any], footers: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         check_values(SOURCES, {**GOOD, **facts}, {**CLEAN, **footers}, None)
+
+
+@pytest.mark.parametrize("kind", ["array", "vector", "scalar"])
+def test_advice_reaches_into_arrays(kind: str) -> None:
+    source = Source("v", kind, "double", "float32", int(kind == "array"))
+    advice = {fault.title: fault.advice for fault in _faults(source, allow_nan=False)}
+    inside = f"leave those rows out (df.filter) or repair the {kind}s"
+    not_finite = advice["values that are NaN or infinite"]
+    assert "allow_nan=True" in not_finite
+    assert "df.filter" in not_finite
+    assert "dropna" not in not_finite
+    if kind != "scalar":
+        assert inside in not_finite
+    if kind == "array":
+        assert advice["arrays with null elements"] == inside
 
 
 def test_a_place_shows_the_row() -> None:
