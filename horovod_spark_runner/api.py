@@ -118,7 +118,8 @@ def run_training(
             (nested) arrays. Encoded images are resized to it, (height, width, channels).
         dtypes: NumPy dtypes to train columns in, such as ``{"price": "float64"}``. By default real
             numbers are float32, integers keep their size, strings stay strings and bytes are uint8;
-            images of 16 bits are uint16, those of real numbers float32. Values are never scaled.
+            grey images of 16 bits are uint16, those of real numbers float32. Values are never
+            scaled.
         transforms: functions that vary a column's values, such as images, by column: called on
             threads, once per row, with the value (a NumPy array of its own in the column's shape,
             ``()`` for a single number or string; booleans come as int8, 0 and 1) and a
@@ -127,7 +128,8 @@ def run_training(
             ranks with the same global batch. All columns of a row get equal ones. The result has
             the column's shape and fits its type: to make real numbers of an image of uint8, give
             ``dtypes={"image": "float32"}`` too.
-        allow_nan: let NaN and infinite values pass (refused by default).
+        allow_nan: let NaN and infinite values pass, also those that ``transforms`` return (refused
+            by default).
         seed: seed of the order of rows, the split and the model's initial weights (0).
         shuffle: take the rows in another order every epoch (default).
         gpus_per_worker: GPUs of each rank as Spark schedules them; 0 (default) for CPU.
