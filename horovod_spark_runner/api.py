@@ -118,14 +118,18 @@ def run_training(
             (nested) arrays. Encoded images are resized to it, (height, width, channels).
         dtypes: NumPy dtypes to train columns in, such as ``{"price": "float64"}``. By default real
             numbers are float32, integers keep their size, strings stay strings and bytes are uint8;
-            images of 16 bits are uint16, those of real numbers float32. Values are never scaled.
+            grey images of 16 bits are uint16, those of real numbers float32. Values are never
+            scaled.
         transforms: functions that vary a column's values, such as images, by column: called on
             threads, once per row, with the value (a NumPy array of its own in the column's shape,
-            ``()`` for a single number or string) and a ``numpy.random.Generator`` that depends on
-            seed, epoch and sample only (``None`` in validation and prediction), so that all columns
-            of a row get equal ones. The result has the column's shape and fits its type: to make
-            real numbers of an image of uint8, give ``dtypes={"image": "float32"}`` too.
-        allow_nan: let NaN and infinite values pass (refused by default).
+            ``()`` for a single number or string; booleans come as int8, 0 and 1) and a
+            ``numpy.random.Generator`` (``None`` in validation and prediction) that depends on seed,
+            epoch and the row's place in the epoch's order, which is the same on any number of
+            ranks with the same global batch. All columns of a row get equal ones. The result has
+            the column's shape and fits its type: to make real numbers of an image of uint8, give
+            ``dtypes={"image": "float32"}`` too.
+        allow_nan: let NaN and infinite values pass, also those that ``transforms`` return (refused
+            by default).
         seed: seed of the order of rows, the split and the model's initial weights (0).
         shuffle: take the rows in another order every epoch (default).
         gpus_per_worker: GPUs of each rank as Spark schedules them; 0 (default) for CPU.
@@ -241,7 +245,7 @@ def run_training(
     request = TrainingRequest(
         frame=df,
         model=model_fn,
-        custom_objects=custom_objects or {},
+        custom_objects=custom_objects,
         feature_cols=feature_cols,
         label_cols=label_cols,
         sample_weight_col=sample_weight_col,

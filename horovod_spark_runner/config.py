@@ -78,6 +78,17 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     return value
 
 
+def check_flag(name: str, value: object) -> bool:
+    """Return ``value``, which may be NumPy's, as a boolean.
+
+    Raises:
+        InvalidInputError: it is something else, such as ``"no"``, which Python takes for true.
+    """
+    if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):
+        raise InvalidInputError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
 def _set(settings: object, name: str, value: object) -> None:
     """Give a field of frozen ``settings``, while they are made, its checked value."""
     object.__setattr__(settings, name, value)
@@ -249,6 +260,7 @@ class FitOptions:
         for name in ("batch_size", "epochs", "window_bytes"):
             _set(self, name, check_count(name, getattr(self, name)))
         _set(self, "seed", check_count("seed", self.seed, minimum=0))
+        _set(self, "shuffle", check_flag("shuffle", self.shuffle))
         if self.steps_per_epoch is not None:
             _set(self, "steps_per_epoch", check_count("steps_per_epoch", self.steps_per_epoch))
         if isinstance(self.validation_freq, (list, tuple)):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .config import check_count
+from .config import check_count, check_flag
 from .data.decode import Transform
 from .data.manifest import Manifest
 from .data.prepare import DataOptions, check_data, data_folder, prepare_one, session_of
@@ -151,7 +151,11 @@ class Dataset:
                 "are; lower batch_size"
             )
         roles: list[Any] = [features, labels] + ([] if weight is None else [weight])
-        names = [name for role in roles for name in ([role] if isinstance(role, str) else role)]
+        names = [
+            *_column_names("features", features),
+            *_column_names("labels", labels),
+            *([] if weight is None else _column_names("weight", [weight])),
+        ]
         known = [column.name for column in self.manifest.columns]
         if unknown := sorted(set(names) - set(known)):
             raise InvalidInputError(f"no column {unknown[0]!r}; there are {known}")
@@ -229,6 +233,18 @@ class Dataset:
                             }
 
 
+def _column_names(argument: str, given: Any) -> list[str]:
+    """Return the columns an argument of `Dataset.tf_dataset` names."""
+    names = [given] if isinstance(given, str) else given
+    listed = isinstance(names, Sequence) and len(names) > 0
+    if not listed or not all(isinstance(name, str) for name in names):
+        raise InvalidInputError(
+            f"{argument} must be a column name, or a list of some, got {given!r}; for the arrays "
+            "of chosen columns alone, see Dataset.epoch"
+        )
+    return list(names)
+
+
 @dataclass(frozen=True)
 class _Share:
     """Which rows of every global batch are one rank's; plain, checked numbers."""
@@ -262,7 +278,7 @@ class _Order:
     @classmethod
     def of(cls, seed: int, shuffle: bool, window_bytes: int) -> _Order:
         seed = check_count("seed", seed, minimum=0)
-        return cls(seed, bool(shuffle), check_count("window_bytes", window_bytes))
+        return cls(seed, check_flag("shuffle", shuffle), check_count("window_bytes", window_bytes))
 
 
 def prepare_dataset(

@@ -19,6 +19,7 @@ from .config import (
     LaunchOptions,
     RestartOptions,
     check_choice,
+    check_flag,
     check_workers,
 )
 from .data.manifest import Manifest
@@ -38,7 +39,14 @@ from .storage.checkpoint import CheckpointInfo, newest_checkpoint
 from .storage.lock import RunLock
 from .storage.run_directory import RunDirectory
 from .training.changes import check_same_data, settings_to_go_on_with
-from .training.spec import Binding, ModelSource, TrainingSpec, WarmStart, model_source
+from .training.spec import (
+    Binding,
+    ModelSource,
+    TrainingSpec,
+    WarmStart,
+    check_given_callbacks,
+    model_source,
+)
 from .training.warm_start import read_warm_start
 
 if TYPE_CHECKING:
@@ -56,7 +64,7 @@ class TrainingRequest:
 
     frame: DataFrame | str | Path
     model: Any
-    custom_objects: Mapping[str, Any]
+    custom_objects: Mapping[str, Any] | None
     feature_cols: ColumnNames
     label_cols: ColumnNames | None
     sample_weight_col: str | None
@@ -71,6 +79,20 @@ class TrainingRequest:
     checkpoints: CheckpointOptions
     restarts: RestartOptions
     prediction_col: PredictionCol
+
+    def __post_init__(self) -> None:
+        if self.run_dir == "":
+            raise InvalidInputError(
+                "run_dir is empty; give a folder or URL, or leave it out for runs/<time> on a "
+                "local master"
+            )
+        if check_flag("initial_weights_skip_mismatch", self.skip_mismatch) and (
+            self.initial_weights is None
+        ):
+            raise InvalidInputError(
+                "initial_weights_skip_mismatch=True needs initial_weights: it says what becomes of "
+                "those that do not fit"
+            )
 
 
 @dataclass(frozen=True)
@@ -131,6 +153,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
             "transforms": dict(request.data.transforms),
         }
     )
+    check_given_callbacks(request.callbacks)
     inputs = _binding(request.feature_cols, "feature_cols")
     outputs = _binding(request.label_cols, "label_cols")
     if request.fit.class_weight is not None:
@@ -143,11 +166,6 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     directory.check_writable()
     checkpoint = find_checkpoint(directory, request.resume)
     warm_start = None
-    if request.skip_mismatch and request.initial_weights is None:
-        raise InvalidInputError(
-            "initial_weights_skip_mismatch=True needs initial_weights: it says what becomes of "
-            "those that do not fit"
-        )
     start = None if request.initial_weights is None else str(request.initial_weights)
     if checkpoint is not None:
         workers = request.launching.num_workers

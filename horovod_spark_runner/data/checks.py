@@ -203,10 +203,12 @@ class _Fault:
 
 
 def _faults(source: Source, allow_nan: bool) -> Iterator[_Fault]:
-    drop = "fill them (df.fillna) or leave those rows out (df.dropna)"
-    yield _Fault("null values", drop, _is_null)
+    # df.fillna and df.dropna do not look into arrays, nor does df.fillna make any.
+    repair = f"leave those rows out (df.filter) or repair the {source.kind}s"
+    filled = "fill them (df.fillna) or " if source.kind == "scalar" else ""
+    yield _Fault("null values", f"{filled}leave those rows out (df.dropna)", _is_null)
     if source.kind == "array":
-        yield _Fault("arrays with null elements", drop, _has_inner_null)
+        yield _Fault("arrays with null elements", repair, _has_inner_null)
         yield _Fault("empty arrays", "all rows need the same number of elements", _is_empty)
     if source.kind != "binary" and not source.is_text:
         wider = "float64" if source.dtype.startswith("float") else "int64"
@@ -214,7 +216,9 @@ def _faults(source: Source, allow_nan: bool) -> Iterator[_Fault]:
         advice = f"keep them with dtypes={{{source.name!r}: '{wider}'}}, or scale them"
         yield _Fault(title, advice, _overflows)
         if not allow_nan:
-            advice = f"{drop}, or let them pass with allow_nan=True"
+            if source.kind == "scalar":
+                repair = "fill them or leave those rows out (df.filter)"
+            advice = f"{repair}, or let them pass with allow_nan=True"
             yield _Fault("values that are NaN or infinite", advice, _is_not_finite)
     if source.weight:
         advice = "a sample weight is at least 0; leave those rows out"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import DataError
 from ..session import is_case_sensitive
 from .manifest import TEXT
-from .schema import Roles, check_roles, check_unambiguous, quote_all, quoted
+from .schema import Roles, check_named, check_roles, check_unambiguous, quote_all, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -96,9 +96,7 @@ def sources_of(
     """
     check_roles(roles, frame.columns, case_sensitive=is_case_sensitive(frame.sparkSession))
     asked = dict(dtypes or {})
-    unknown = [name for name in asked if name not in roles.columns]
-    if unknown:
-        raise DataError(f"dtypes names {quote_all(unknown)}, which is neither feature nor label")
+    check_named("dtypes", asked, roles)
     types = {field.name: field.dataType for field in frame.schema.fields}
     sources = tuple(_source(name, types[name], asked.get(name)) for name in roles.columns)
     for source in sources:

@@ -24,6 +24,7 @@ from .manifest import Column
 # Called with one row's value (an array of its own; images decoded and resized) and a random
 # generator (``None`` outside training); returns an array of the column's shape that fits its type.
 Transform = Callable[[np.ndarray, np.random.Generator | None], np.ndarray]
+_RETURNED = "its transform returned"
 _MAX_THREADS = 8
 # Rows a thread takes at once.
 _TASK_ROWS = 16
@@ -57,7 +58,8 @@ def decode_value(
         rng: random generator for the transform.
 
     Raises:
-        DataError: it cannot be decoded, or has not the column's shape or fits not its type.
+        DataError: it cannot be decoded, has not the column's shape or fits not its type, or the
+            transform raised.
     """
     if column.encoding == "image":
         array = decode_image(column, stored)
@@ -69,8 +71,18 @@ def decode_value(
         return fit_value(column, array, "a row holds")
     if column.encoding != "image":  # images stay as they are, for the transform to scale
         array = fit_value(column, array, "a row holds")
-    result = transform(array if array.flags.writeable else array.copy(), rng)
-    return fit_value(column, _as_array(column, result), "its transform returned")
+    result = _transformed(column, transform, array, rng)
+    return fit_value(column, _as_array(column, result), _RETURNED)
+
+
+def _transformed(
+    column: Column, transform: Transform, array: np.ndarray, rng: np.random.Generator | None
+) -> Any:
+    try:
+        return transform(array if array.flags.writeable else array.copy(), rng)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise DataError(f"column {column.name!r}: its transform raised {told}") from error
 
 
 def _as_array(column: Column, result: Any) -> np.ndarray:
@@ -142,6 +154,14 @@ def _to_real(column: Column, array: np.ndarray, made: str) -> np.ndarray:
         ) from error
 
 
+def _check_finite(column: Column, value: np.ndarray, made: str) -> None:
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise DataError(
+            f"column {column.name!r}: {made} values that are NaN or infinite; let them pass with "
+            "allow_nan=True"
+        )
+
+
 def _advice(column: Column, dtype: str) -> str:
     if column.encoding == "raw":  # there, dtypes says how the bytes are to be read
         return f"return values that {column.dtype} holds"
@@ -154,11 +174,15 @@ class RowDecoder:
     Args:
         columns: the columns; those that need neither pass through.
         transforms: what to do with each row's value, by column.
+        allow_nan: let NaN and infinite values pass.
     """
 
-    def __init__(self, columns: Sequence[Column], transforms: Mapping[str, Transform]) -> None:
+    def __init__(
+        self, columns: Sequence[Column], transforms: Mapping[str, Transform], allow_nan: bool
+    ) -> None:
         self._columns = [c for c in columns if c.is_encoded or c.name in transforms]
         self._transforms = dict(transforms)
+        self._allow_nan = allow_nan
         self._pool: ThreadPoolExecutor | None = None
 
     def __call__(
@@ -173,7 +197,8 @@ class RowDecoder:
             random: gives the generator for the row of that number, equal for all columns.
 
         Raises:
-            UndecodableRow: a row cannot be decoded, or its transform's result does not fit.
+            UndecodableRow: a row cannot be decoded, its transform raised or gave what does not
+                fit, or what came of it is NaN or infinite.
         """
         if not self._columns:
             return arrays
@@ -185,7 +210,9 @@ class RowDecoder:
             values = arrays[column.name]
             target = empty_rows(len(values), column)
             transform = self._transforms.get(column.name)
-            some = functools.partial(_decode_into, column, values, target, transform, random)
+            some = functools.partial(
+                _decode_into, column, values, target, transform, random, self._allow_nan
+            )
             starts = range(0, len(values), _TASK_ROWS)
             for _ in self._pool.map(
                 some, [range(s, min(s + _TASK_ROWS, len(values))) for s in starts]
@@ -215,12 +242,15 @@ def _decode_into(
     target: np.ndarray,
     transform: Transform | None,
     random: Callable[[int], np.random.Generator | None],
+    allow_nan: bool,
     rows: range,
 ) -> None:
     for row in rows:
         rng = random(row) if transform is not None else None
         try:
-            # A string, not an array that holds one.
-            target[row] = decode_value(column, values[row], transform, rng)[()]
+            value = decode_value(column, values[row], transform, rng)
+            if not allow_nan:
+                _check_finite(column, value, "a row holds" if transform is None else _RETURNED)
+            target[row] = value[()]  # a string, not an array that holds one
         except DataError as error:
             raise UndecodableRow(row, error) from error

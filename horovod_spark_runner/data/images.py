@@ -16,8 +16,14 @@ _T = TypeVar("_T")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 # Pillow has plug-ins for many more, some of which run other programs.
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "JPEG2000", "AVIF")
-# Where a PNG file says how many bits its channels have.
+# Where files say how many bits their channels have: PNG's first chunk, a tag of TIFF, the first
+# component in JPEG 2000's SIZ marker, a flag in AVIF's configuration.
 _PNG_DEPTH_AT = 24
+_TIFF_BITS_PER_SAMPLE = 258
+_JPEG2000_SIZE, _JPEG2000_DEPTH_AT = b"\xff\x4f\xff\x51", 42
+_AVIF_CONFIGURATION, _AVIF_FLAGS_AT, _AVIF_HIGH_DEPTH = b"av1C", 6, 0x40
+# What Pillow needs to tell a format by.
+_PREFIX = 16
 # Types of images of more than 8 bits, by Pillow's mode with room for them.
 _DEEP_DTYPES = {"I": "uint16", "F": "float32"}
 
@@ -53,7 +59,8 @@ def decode_image(column: Column, data: bytes) -> np.ndarray:
     Values are as they are stored: of 8 bits, or more where the image has more; never scaled.
 
     Raises:
-        DataError: the bytes are no image, or one of more bits than the column's type.
+        DataError: the bytes are no image, or one of more bits than the column's type, or than
+            Pillow reads.
         EnvironmentProblem: Pillow is not installed.
     """
     return _read(column.name, data, functools.partial(_to_array, column, data))
@@ -67,11 +74,24 @@ def _read(name: str, data: bytes, use: Callable[[Any], _T]) -> _T:
             return use(image)
     except DataError:
         raise
+    except (pillow.DecompressionBombError, NotImplementedError) as error:
+        reason = str(error)
     except pillow.UnidentifiedImageError:
         reason = f"it begins with {bytes(data[:8])!r}, as no format does that Pillow reads here"
+        if begun := _format_begun(data):
+            reason = f"its {len(data)} bytes begin as {begun} does, but are damaged or cut short"
     except Exception as error:  # what is corrupt raises many types
-        reason = str(error)
+        reason = f"its {len(data)} bytes are damaged or cut short: {error or type(error).__name__}"
     raise DataError(f"column {name!r}: an image cannot be decoded: {reason}")
+
+
+def _format_begun(data: bytes) -> str:
+    """Return the format that ``data`` begin as, of those that Pillow reads here, or ``""``."""
+    for name in _formats():
+        _, accept = _pillow().OPEN[name]
+        if accept is not None and accept(data[:_PREFIX]) is True:
+            return name
+    return ""
 
 
 def _to_array(column: Column, data: bytes, image: Any) -> np.ndarray:
@@ -110,16 +130,26 @@ def _check_depth(column: Column, data: bytes, image: Any, deep: str) -> None:
             f"column {column.name!r}: an image of more than 8 bits has one channel (Pillow's mode "
             f"{image.mode!r}), not 4; give the shape (height, width, 1)"
         )
-    if (
-        column.dtype == "uint16"
-        and not deep
-        and image.format == "PNG"
-        and data[_PNG_DEPTH_AT] == 16
-    ):
+    bits = 8 if deep else _bits(image, data)
+    if bits > 8:
         raise DataError(
-            f"column {column.name!r}: Pillow reads only 8 of the 16 bits of a colour image; leave "
-            f"the type {column.dtype} out of dtypes, or store the images as NumPy arrays"
+            f"column {column.name!r}: an image ({image.format}) has colours of more than 8 bits "
+            "per channel, of which Pillow keeps only 8; store such images as NumPy arrays (npy), "
+            "or convert them to 8 bits first"
         )
+
+
+def _bits(image: Any, data: bytes) -> int:
+    """Return how many bits a channel of the file has, if it is known to be more than 8; else 8."""
+    if image.format == "PNG":
+        return int(data[_PNG_DEPTH_AT])
+    if image.format == "TIFF":
+        return int(max(image.tag_v2.get(_TIFF_BITS_PER_SAMPLE, (8,))))
+    if image.format == "JPEG2000":
+        return (data[data.index(_JPEG2000_SIZE) + _JPEG2000_DEPTH_AT] & 0x7F) + 1
+    if image.format == "AVIF" and (found := data.find(_AVIF_CONFIGURATION)) >= 0:
+        return 10 if data[found + _AVIF_FLAGS_AT] & _AVIF_HIGH_DEPTH else 8
+    return 8
 
 
 def _pillow() -> Any:

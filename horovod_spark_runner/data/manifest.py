@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-FORMAT = 3
+FORMAT = 4
 # `Column.dtype` of strings, which NumPy holds as Python objects.
 TEXT = "string"
 # What a string takes in memory, about: bytes.
@@ -113,7 +113,9 @@ class Manifest:
         checksum: of the rows' contents, whatever their order; equal data have equal checksums.
         file_sizes: bytes of each file.
         source: identity of the plan and input files it was made from; ``""`` if it has none.
-        verified: whether its values need no further check for NaN and infinity.
+        verified: whether its numbers, as they are stored, need no further check for NaN and
+            infinity.
+        allow_nan: whether what bytes hold and what transforms return may be NaN or infinite.
     """
 
     url: str
@@ -124,6 +126,7 @@ class Manifest:
     file_sizes: tuple[int, ...] = ()
     source: str = ""
     verified: bool = True
+    allow_nan: bool = False
 
     @property
     def rows(self) -> int:

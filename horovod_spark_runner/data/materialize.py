@@ -177,6 +177,7 @@ def _write_dataset(
         row_groups=in_memory(footers.row_groups, columns),
         checksum=_checksum(facts),
         file_sizes=tuple(file.size for file in footers.files),
+        allow_nan=request.allow_nan,
     )
 
 

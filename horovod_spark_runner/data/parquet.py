@@ -73,6 +73,7 @@ def open_parquet(place: Location, request: DataRequest) -> Manifest | None:
         checksum=_identity(facts),
         file_sizes=tuple(file.size for file in facts.files),
         verified=request.allow_nan,
+        allow_nan=request.allow_nan,
     )
 
 

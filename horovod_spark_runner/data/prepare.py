@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import MATERIALIZERS, check_choice
+from ..config import MATERIALIZERS, check_choice, check_flag
 from ..errors import DataError, EnvironmentProblem, InvalidInputError, RunFailedError
 from ..session import active_session, classic_context
 from ..storage.filesystem import Location
@@ -24,10 +24,9 @@ from .parquet import open_parquet
 from .schema import (
     Roles,
     check_dtype,
+    check_named,
     check_shape,
-    check_shape_names,
     check_transform,
-    quote_all,
 )
 from .split import check_validation, split_rows
 from .store import delete_dataset
@@ -58,6 +57,11 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         check_choice("materializer", self.materializer, MATERIALIZERS)
+        object.__setattr__(self, "allow_nan", check_flag("allow_nan", self.allow_nan))
+        if self.keep_data is not None:
+            object.__setattr__(self, "keep_data", check_flag("keep_data", self.keep_data))
+        if self.data_dir == "":
+            raise InvalidInputError("data_dir is empty; give a folder or URL, or leave it out")
         for name, check in (
             ("shapes", check_shape),
             ("dtypes", check_dtype),
@@ -166,12 +170,8 @@ def check_data(data: Any, roles: Roles, options: DataOptions) -> None:
     """
     frame = frame_of(data)
     sources_of(frame, roles, options.dtypes)
-    check_shape_names(options.shapes, roles.columns)
-    unknown = [name for name in options.transforms if name not in roles.columns]
-    if unknown:
-        raise DataError(
-            f"transforms names {quote_all(unknown)}, which is neither feature nor label"
-        )
+    check_named("shapes", options.shapes, roles)
+    check_named("transforms", options.transforms, roles)
     check_validation(frame, options.validation, roles, options.stratify)
 
 

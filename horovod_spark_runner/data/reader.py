@@ -93,7 +93,7 @@ class DatasetReader:
         names = [c.name for c in manifest.columns] if columns is None else list(columns)
         self._columns = [manifest.column(name) for name in dict.fromkeys(names)]
         self._pieces = PieceReader(manifest, self._columns, keep_bytes)
-        self._decode = RowDecoder(self._columns, transforms or {})
+        self._decode = RowDecoder(self._columns, transforms or {}, manifest.allow_nan)
         row_bytes = max(1, sum(column.size for column in self._columns))
         self._chunk_rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,11 +118,13 @@ def check_dtype(name: str, dtype: Any) -> str:
     if isinstance(dtype, str):
         return dtype
     try:
+        if dtype is None:  # NumPy would take it for float64
+            raise TypeError
         return "string" if dtype is str else str(np.dtype(dtype).name)
     except TypeError as error:
         raise DataError(
             f"dtypes gives column {name!r} the type {dtype!r}; it must be the name of a NumPy "
-            "type, such as 'float32'"
+            "type, such as 'float32'; columns to be left as they are by default are left out"
         ) from error
 
 
@@ -129,14 +132,41 @@ def check_transform(name: str, transform: Any) -> Any:
     """Return what ``transforms`` gives column ``name``. Pure.
 
     Raises:
-        DataError: it is no function.
+        DataError: it is no function of two arguments.
     """
+    meant = "it must be a function of a value and a random generator"
     if not callable(transform):
+        raise DataError(f"transforms gives column {name!r} {transform!r}; {meant}")
+    try:
+        signature = inspect.signature(transform)
+    except (TypeError, ValueError):  # some functions written in C do not tell
+        return transform
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
         raise DataError(
-            f"transforms gives column {name!r} {transform!r}; it must be a function of a value and "
-            "a random generator"
-        )
+            f"transforms gives column {name!r} a function with the arguments {signature}; {meant}"
+        ) from error
     return transform
+
+
+def check_named(argument: str, given: Mapping[str, object], roles: Roles) -> None:
+    """Check that an argument by column speaks of columns that are read. Pure.
+
+    Args:
+        argument: its name, such as ``"shapes"``.
+        given: it.
+        roles: the columns and their parts.
+
+    Raises:
+        DataError: it does not.
+    """
+    unknown = [name for name in given if name not in roles.columns]
+    if unknown:
+        found = "neither feature nor label"
+        if not roles.labelled:
+            found = f"not among the columns {quote_all(roles.columns)}"
+        raise DataError(f"{argument} names {quote_all(unknown)}, which is {found}")
 
 
 def check_shape_names(shapes: Mapping[str, object], names: Sequence[str]) -> None:

@@ -86,7 +86,7 @@ class Predictor:
             except UndecodableRow as error:
                 row = error.row if valid is None else int(np.flatnonzero(valid)[error.row])
                 place = f"row {row} of a batch of {len(arrays[0])} (counted from 0)"
-                raise DataError(f"{place}: {error.cause}") from None
+                raise DataError(f"{place}: {error.cause}") from error.cause
 
     def _valid(self, arrays: tuple[pa.Array, ...]) -> np.ndarray | None:
         """Return which rows are valid; ``None`` if all are."""
@@ -138,7 +138,7 @@ class Predictor:
 
 
 def _decoding(recipe: Recipe, model: Model) -> Model:
-    decode = RowDecoder(recipe.columns, recipe.transforms)
+    decode = RowDecoder(recipe.columns, recipe.transforms, allow_nan=True)
     return lambda values: model(decode(values, _no_generator))
 
 

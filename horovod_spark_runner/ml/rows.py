@@ -40,14 +40,31 @@ def describe_fault(array: pa.Array, column: Column, row: int) -> str:
     """Say what is wrong with a row that is not valid."""
     value = array[row]
     if not value.is_valid:
-        text = column.encoding or column.dtype == "string"
-        return f"column {column.name!r} is null" + ("" if text else f", or not {column.dtype},")
+        return f"column {column.name!r} is null" + _or_what_became_null(column)
     if column.encoding == "raw":
         return f"column {column.name!r} holds {len(value.as_py())} bytes, not {column.size}"
     size = len(value)
     if size != column.width:
         return f"column {column.name!r} holds an array of {size} elements, not {column.width}"
+    if _is_whole(column):
+        return (
+            f"column {column.name!r} holds an array with elements that are null or too large for "
+            f"{column.dtype}"
+        )
     return f"column {column.name!r} holds an array with null elements"
+
+
+def _or_what_became_null(column: Column) -> str:
+    """Return what else Spark hands over as null: what does not fit the type or shape."""
+    if len(column.shape) > 1 and not column.encoding:
+        return ", or holds nested arrays of other sizes,"
+    if not column.shape and _is_whole(column):
+        return f", or too large for {column.dtype},"
+    return ""
+
+
+def _is_whole(column: Column) -> bool:
+    return not column.encoding and not column.is_text and column.numpy_dtype.kind in "iu"
 
 
 def with_nulls(values: pa.Array, valid: np.ndarray) -> pa.Array:

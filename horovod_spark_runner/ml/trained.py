@@ -14,7 +14,7 @@ from ..serialize import check_picklable, dumps
 from ..storage.run_directory import RunDirectory
 from ..training.archive import LAMBDA, CustomPart, custom_parts, read_config
 from ..training.signature import Signature
-from ..training.spec import ModelSource, SavedModel
+from ..training.spec import ModelSource, SavedModel, check_objects
 from .loading import Recipe
 
 WITH_MODEL_FN = "TFTransformer.from_run(run_dir, model_fn=…)"
@@ -82,7 +82,7 @@ def read_finished_run(
         DataError: a transform that the model was trained with lacks.
         InvalidInputError: an argument cannot be used.
     """
-    custom_objects, transforms = dict(custom_objects or {}), dict(transforms or {})
+    custom_objects, transforms = check_objects(custom_objects), dict(transforms or {})
     if model_fn is not None and not callable(model_fn):
         raise InvalidInputError(
             "model_fn must be a function without arguments that returns the model, got "

@@ -63,13 +63,12 @@ def compare_models(
         for name in ("loss", "loss_weights", "metrics"):
             if then.get(name) != now[name]:
                 return ModelChanges(
-                    f"{_otherwise(_argument(name), then.get(name), now[name])}, and the checkpoint "
-                    "was taken within an epoch, whose sums go on; finish that epoch with the same, "
-                    "then change it"
+                    f"{_since(_argument(name), then.get(name), now[name])}, within an epoch, "
+                    "whose sums go on; finish that epoch with the same, then change it"
                 )
     warnings = [
-        f"{_otherwise(_argument(name), then.get(name), now[name])}: what is left is trained with "
-        "the new one"
+        f"{_since(_argument(name), then.get(name), now[name])}: what is left is trained with the "
+        "new one"
         for name in ("loss", "loss_weights")
         if then.get(name) != now[name]
     ]
@@ -116,9 +115,11 @@ def _optimizer_changes(
         if old is None or new is None:
             continue
         for path, one, other in _differ(old, new):
-            told = _otherwise(f"{path} of optimizer {after['class']}", one, other)
+            held = _is_variable(path, one, other)
+            say = _otherwise if held else _since
+            told = say(f"{path} of optimizer {after['class']}", one, other)
             changed.append(told)
-            if _is_variable(path, one, other):
+            if held:
                 ignored.append(
                     f"{told}: the checkpoint's value is gone on with. Set another by a callback, "
                     "or begin a new run with initial_weights"
@@ -154,6 +155,11 @@ def _differ(then: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any
 
 def _otherwise(what: str, then: Any, now: Any) -> str:
     return f"{what} is {_show(now)} now, the run was begun with {_show(then)}"
+
+
+def _since(what: str, then: Any, now: Any) -> str:
+    """Say the same of what an earlier call may have changed already."""
+    return f"{what} is {_show(now)} now, the checkpoint was taken with {_show(then)}"
 
 
 def _argument(name: str) -> str:
@@ -205,7 +211,7 @@ def settings_to_go_on_with(
     held = replace(fit, **kept)
     if info.order.get("seed", fit.seed) != fit.seed:
         warnings.append(
-            _otherwise("seed", info.order["seed"], fit.seed)
+            _since("seed", info.order["seed"], fit.seed)
             + ": it changes the order of rows only; weights and random generators go on from the "
             "checkpoint"
         )
@@ -213,8 +219,8 @@ def settings_to_go_on_with(
     before = info.settings.get("num_workers", workers)
     if held.lr_scaling != "none" and rate.get("done") and before != workers:
         warnings.append(
-            _otherwise("num_workers", before, workers)
-            + f": the learning rate stays as lr_scaling={held.lr_scaling!r} scaled it for those"
+            _since("num_workers", before, workers)
+            + f": the learning rate stays as lr_scaling={held.lr_scaling!r} has scaled it"
         )
     recorded = info.settings.get("initial_weights", _ABSENT)
     if start is not None and start != recorded:
@@ -248,13 +254,13 @@ def check_same_data(
         return
     begun, asked = info.settings.get("data", {}), settings["data"]
     split = [
-        _otherwise(name, begun[name], asked[name])
+        _since(name, begun[name], asked[name])
         for name in _SPLIT
         if name in begun and begun[name] != asked[name]
     ]
     seed = info.order.get("seed", settings["fit"]["seed"])
     if asked["validation"] is not None and seed != settings["fit"]["seed"]:
-        split.append(_otherwise("seed", seed, settings["fit"]["seed"]))
+        split.append(_since("seed", seed, settings["fit"]["seed"]))
     if split:
         split[-1] += " (the split into training and validation rows follows from it)"
     others = [

@@ -6,14 +6,14 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import AllreduceOptions, CheckpointOptions, FitOptions
 from ..data.decode import Transform
 from ..data.manifest import Manifest
-from ..errors import ModelError
+from ..errors import InvalidInputError, ModelError
 from ..storage.filesystem import Location
 
 
@@ -44,11 +44,12 @@ def model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) ->
 
     Raises:
         ModelError: it is neither, or the file cannot be a Keras model.
+        InvalidInputError: ``custom_objects`` is no dictionary by name.
     """
-    custom_objects = dict(custom_objects or {})
+    custom_objects = check_objects(custom_objects)
     if isinstance(model, (str, os.PathLike)):
         return _file_source(Location(model), custom_objects)
-    if _is_keras_model(model):
+    if _is_of_keras(model, "Model"):
         raise ModelError(
             f"model_fn is a {type(model).__name__} object; give the function that builds and "
             "compiles it, so that the model is made on the workers"
@@ -61,11 +62,47 @@ def model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) ->
     return ModelSource(function=model, custom_objects=custom_objects)
 
 
-def _is_keras_model(value: Any) -> bool:
+def check_objects(given: Any) -> dict[str, Any]:
+    """Return ``custom_objects`` as a dictionary.
+
+    Raises:
+        InvalidInputError: it is no dictionary by name.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise InvalidInputError(
+            "custom_objects must be a dictionary from names to classes and functions, such as "
+            f"{{'MyLayer': MyLayer}}, got {given!r}"
+        )
+    return dict(given)
+
+
+def check_given_callbacks(given: Any) -> None:
+    """Check as much of ``callbacks`` as shows without Keras; the ranks check what functions return.
+
+    Raises:
+        InvalidInputError: it holds something else than Keras callbacks.
+    """
+    if callable(given) or _is_of_keras(given, "Callback"):
+        return
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InvalidInputError(
+            "callbacks must be a list of keras.callbacks.Callback, or a function that returns one, "
+            f"got {given!r}"
+        )
+    for callback in given:
+        if not _is_of_keras(callback, "Callback"):
+            raise InvalidInputError(
+                f"callbacks holds {callback!r}, which is no keras.callbacks.Callback"
+            )
+
+
+def _is_of_keras(value: Any, name: str) -> bool:
+    """Tell whether ``value`` is an instance of Keras' class of that name."""
     # Without importing Keras: if it is an instance, Keras is loaded already.
     return any(
-        cls.__module__.startswith("keras.") and cls.__name__ == "Model"
-        for cls in type(value).__mro__
+        cls.__module__.startswith("keras.") and cls.__name__ == name for cls in type(value).__mro__
     )
 
 

@@ -107,7 +107,7 @@ def test_what_another_call_asks_for_otherwise(
     assert after["model"] == before["model"]
 
     with pytest.raises(
-        RunDirectoryError, match="validation is 0.3 now, the run was begun with 0.2"
+        RunDirectoryError, match="validation is 0.3 now, the checkpoint was taken with 0.2"
     ):
         train(small, run_dir, network, epochs=3, validation=0.3)
     with pytest.raises(RunDirectoryError, match=r"layer 3 \(Dense\): activation is 'tanh' now"):

@@ -150,8 +150,8 @@ BROKEN = [
     (100, None, 1, "column 'x' is null"),
     (101, [1.0, 2.0], 1, "'x' holds an array of 2 elements, not 3"),
     (102, [1.0, None, 2.0], 1, "'x' holds an array with null elements"),
-    (103, [1.0, 2.0, 3.0], None, "column 'n' is null, or not int32,"),
-    (104, [1.0, 2.0, 3.0], 2**40, "column 'n' is null, or not int32,"),
+    (103, [1.0, 2.0, 3.0], None, "column 'n' is null, or too large for int32,"),
+    (104, [1.0, 2.0, 3.0], 2**40, "column 'n' is null, or too large for int32,"),
 ]
 
 

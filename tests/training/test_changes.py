@@ -189,7 +189,7 @@ def test_another_loss_or_metric(now: dict[str, Any], name: str) -> None:
     then, asked = recorded(plain()), recorded(plain(**now))
     within = compare_models(then, asked, in_epoch=True).refusal
     assert within is not None
-    assert re.search(f"{name}.*taken within an epoch", within), within
+    assert re.search(f"{name}.*the checkpoint was taken with .*, within an epoch", within), within
     between = compare_models(then, asked, in_epoch=False)
     assert between.refusal is None
     assert len(between.warnings) == ("loss" in now)
@@ -202,6 +202,13 @@ def test_another_loss_or_metric(now: dict[str, Any], name: str) -> None:
 def test_a_loss_by_name_is_the_loss_as_an_object() -> None:
     by_name, by_object = plain(loss="mse"), plain(loss=keras.losses.MeanSquaredError())
     assert recorded(by_name)["loss"] == recorded(by_object)["loss"]
+
+
+def test_a_seed_changed_twice_is_not_said_to_be_the_first() -> None:
+    info = replace(INFO, order={"seed": 5})  # that of the second call
+    _, _, (warning,) = settings_to_go_on_with(info, replace(FIT, seed=7), 2, None)
+    assert "seed is 7 now, the checkpoint was taken with 5: it changes the order" in warning
+    assert "begun" not in warning
 
 
 def test_checkpoints_that_say_nothing_of_the_model_are_gone_on_with() -> None:
@@ -237,8 +244,8 @@ FIT = FitOptions(lr_scaling="linear", warmup_epochs=2.0)
         (FitOptions(), 2, None, "lr_scaling is 'none' now, the run was begun with 'linear'"),
         (FitOptions(), 2, None, "warmup_epochs is 0 now, the run was begun with 2"),
         (replace(FIT, lr_scaling="sqrt"), 2, None, "lr_scaling is 'sqrt' now"),
-        (replace(FIT, seed=7), 2, None, "seed is 7 now, the run was begun with 0"),
-        (FIT, 4, None, "num_workers is 4 now, the run was begun with 2: the learning rate"),
+        (replace(FIT, seed=7), 2, None, "seed is 7 now, the checkpoint was taken with 0"),
+        (FIT, 4, None, "num_workers is 4 now, the checkpoint was taken with 2: the learning r"),
         (FIT, 2, "old/run", "initial_weights='old/run' is ignored"),
     ],
 )
@@ -267,7 +274,7 @@ def test_the_same_call_is_not_warned_of() -> None:
             "validation is 0.2 now, .*0.1",
         ),
         ("g", {"data": {**INFO.settings["data"], "validation": None}}, "validation is None now"),
-        ("g", {"fit": {"seed": 3}}, "seed is 3 now, the run was begun with 0 .the split"),
+        ("g", {"fit": {"seed": 3}}, "seed is 3 now, the checkpoint was taken with 0 .the split"),
         ("g", {}, "the arguments are the same, but the rows have changed"),
         ("g", {"sample_weight_col": "w"}, "sample_weight_col is 'w' now, .* with None"),
         ("f", {"feature_cols": ["b", "a"]}, r"feature_cols is \['b', 'a'\] now"),

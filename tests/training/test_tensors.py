@@ -99,6 +99,11 @@ def test_wrong_tf_datasets_are_refused(tmp_path: Path) -> None:
     data = dataset(tmp_path, [[8]])
     with pytest.raises(InvalidInputError, match="no column 'q'"):
         data.tf_dataset("q", "id", rank=0, size=1, batch_size=2)
+    for labels in (None, 5, [], ["id", None]):
+        with pytest.raises(InvalidInputError, match="labels must be a column name, or a list"):
+            data.tf_dataset("v", labels, rank=0, size=1, batch_size=2)
+    with pytest.raises(InvalidInputError, match="shuffle must be True or False, got 'yes'"):
+        data.tf_dataset("v", "id", rank=0, size=1, batch_size=2, shuffle="yes")
     with pytest.raises(InvalidInputError, match="more than the 8"):
         data.tf_dataset("v", "id", rank=0, size=3, batch_size=4)
     with pytest.raises(InvalidInputError, match="below size"):

@@ -45,6 +45,8 @@ def test_launch_options_refuse(arguments: dict[str, Any], message: str) -> None:
         ({"epochs": 0}, "epochs"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**32}, "seed"),
+        ({"shuffle": "yes"}, "shuffle must be True or False, got 'yes'"),
+        ({"shuffle": None}, "shuffle must be True or False, got None"),
         ({"lr_scaling": "linar"}, "lr_scaling must be one of none, linear, sqrt, got 'linar'"),
         ({"warmup_epochs": 2.0}, "needs lr_scaling"),
         ({"warmup_epochs": -1.0, "lr_scaling": "linear"}, "warmup_epochs"),

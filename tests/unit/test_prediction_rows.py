@@ -53,9 +53,21 @@ def test_nothing_is_wrong(values: Any, column: Column) -> None:
 def test_faults_are_described() -> None:
     array = pa.array(LISTS, pa.list_(pa.float32()))
     raw = Column("x", "float32", (2,), "raw")
-    assert describe_fault(array, PAIR, 2) == "column 'x' is null, or not float32,"
+    assert describe_fault(array, PAIR, 2) == "column 'x' is null"
     assert describe_fault(array, PAIR, 3) == "column 'x' holds an array of 1 elements, not 2"
     assert describe_fault(array, PAIR, 4) == "column 'x' holds an array with null elements"
+    nested = Column("x", "float32", (1, 2))
+    assert describe_fault(array, nested, 2) == (
+        "column 'x' is null, or holds nested arrays of other sizes,"
+    )
+    whole = Column("x", "int32")
+    assert describe_fault(pa.array([None, 1]), whole, 0) == (
+        "column 'x' is null, or too large for int32,"
+    )
+    assert describe_fault(pa.array([None, 1.0]), Column("x", "float64"), 0) == "column 'x' is null"
+    assert describe_fault(pa.array([[1, None]]), Column("x", "int32", (2,)), 0) == (
+        "column 'x' holds an array with elements that are null or too large for int32"
+    )
     assert describe_fault(pa.array([b"123"]), raw, 0) == "column 'x' holds 3 bytes, not 8"
     assert valid_rows(pa.array([b"123", None]), raw).tolist() == [False, False]  # type: ignore[union-attr]
     assert describe_fault(pa.array([None], pa.string()), Column("x", "string"), 0) == (

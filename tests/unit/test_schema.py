@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 
-from horovod_spark_runner.data.checks import Footer, Layout, check_values
+from horovod_spark_runner.data.checks import Footer, Layout, _faults, check_values
 from horovod_spark_runner.data.columns import Source
 from horovod_spark_runner.data.fingerprint import is_reproducible
 from horovod_spark_runner.data.layout import columns_of
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.places import Place
 from horovod_spark_runner.data.prepare import DataOptions
-from horovod_spark_runner.data.schema import Roles, check_roles, check_shapes, quoted
+from horovod_spark_runner.data.schema import Roles, check_named, check_roles, check_shapes, quoted
 from horovod_spark_runner.errors import DataError, InvalidInputError
 
 
@@ -61,13 +62,29 @@ def test_layouts() -> None:
     ("facts", "footers", "message"),
     [
         ({"rows": 0}, {}, "the DataFrame has no rows"),
-        ({}, {"y": Footer(3)}, "column 'y' has null values"),
+        ({}, {"y": Footer(3)}, "column 'y' has null values; fill them .df.fillna. or leave"),
+        ({}, {"x": Footer(3)}, "column 'x' has null values; leave those rows out .df.dropna."),
         ({"min0_1": 3}, {}, "column 'x' holds arrays of 3 to 4 elements"),
     ],
 )
 def test_values_are_checked(facts: dict[str, Any], footers: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         check_values(SOURCES, {**GOOD, **facts}, {**CLEAN, **footers}, None)
+
+
+@pytest.mark.parametrize("kind", ["array", "vector", "scalar"])
+def test_advice_reaches_into_arrays(kind: str) -> None:
+    source = Source("v", kind, "double", "float32", int(kind == "array"))
+    advice = {fault.title: fault.advice for fault in _faults(source, allow_nan=False)}
+    inside = f"leave those rows out (df.filter) or repair the {kind}s"
+    not_finite = advice["values that are NaN or infinite"]
+    assert "allow_nan=True" in not_finite
+    assert "df.filter" in not_finite
+    assert "dropna" not in not_finite
+    if kind != "scalar":
+        assert inside in not_finite
+    if kind == "array":
+        assert advice["arrays with null elements"] == inside
 
 
 def test_a_place_shows_the_row() -> None:
@@ -181,10 +198,41 @@ def test_options_become_plain() -> None:
         ({"shapes": [2]}, r"shapes must be a dictionary by column, got \[2\]"),
         ({"dtypes": {"i": object()}}, "dtypes gives column 'i' the type .*; it must be the name"),
         ({"dtypes": "float32"}, "dtypes must be a dictionary"),
+        ({"dtypes": {"i": None}}, "'i' the type None; .* left out"),
+        (
+            {"transforms": {"i": lambda value: value}},
+            r"'i' a function with the arguments \(value\); it must be a function of a value and a",
+        ),
+        ({"transforms": {"i": lambda value, rng, more: value}}, "with the arguments"),
+        ({"transforms": {"i": lambda *, value, rng: value}}, "with the arguments"),
         ({"transforms": {"i": 3}}, "transforms gives column 'i' 3; it must be a function"),
+        ({"allow_nan": "no"}, "allow_nan must be True or False, got 'no'"),
+        ({"keep_data": 2}, "keep_data must be True or False, got 2"),
+        ({"data_dir": ""}, "data_dir is empty"),
         ({"transforms": len}, "transforms must be a dictionary"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         DataOptions(**options)
+
+
+def test_functions_that_take_two_values_are_transforms() -> None:
+    given = {
+        "a": lambda value, rng: value,
+        "b": lambda *values: values[0],
+        "c": lambda value, rng=None, more=1: value,
+        "d": functools.partial(lambda more, value, rng: value, 1),
+        "e": np.add,  # these do not tell
+        "f": max,
+    }
+    assert DataOptions(transforms=given).transforms == given
+
+
+@pytest.mark.parametrize("argument", ["dtypes", "shapes", "transforms"])
+def test_arguments_by_column_name_columns_there_are(argument: str) -> None:
+    check_named(argument, {"a": 1}, Roles(("a",), ()))
+    with pytest.raises(DataError, match=f"{argument} names 'z', which is neither feature nor"):
+        check_named(argument, {"z": 1}, Roles(("a",), ("y",)))
+    with pytest.raises(DataError, match=f"{argument} names 'z', .* not among the columns 'a', 'b'"):
+        check_named(argument, {"z": 1}, Roles(("a", "b"), (), labelled=False))
