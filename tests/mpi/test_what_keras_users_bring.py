@@ -73,7 +73,7 @@ def test_all_optimizers_are_gone_on_with(worlds: Any, name: str, size: int) -> N
             (
                 "RanksDivergedError: at the end of epoch 1",
                 "rank 1",
-                "rank 1: 'SGD/learning_rate'",
+                "rank 1: 'sgd/learning_rate'",
                 "clock",
             ),
         ),
@@ -199,7 +199,9 @@ def test_the_driver_names_variable_and_rank_and_does_not_try_again(
         return [OnOne()]
 
     frame = spark.createDataFrame([(float(n), 2.0 * n) for n in range(16)], "x float, y float")
-    with pytest.raises(RanksDivergedError, match=r"at the end of epoch 1.* rank 1: 'head/bias'"):
+    with pytest.raises(
+        RanksDivergedError, match=r"at the end of epoch 1.* rank 1: '[a-z_0-9]+/head/bias'"
+    ):
         run_training(
             frame,
             model_fn,
