@@ -13,6 +13,7 @@ from ..errors import (
     InvalidInputError,
     LaunchError,
     RankFailedError,
+    RanksDivergedError,
     StalledError,
 )
 from .topology import RankPlacement
@@ -126,9 +127,9 @@ def failure_error(
     """
     failure = cause.failure
     assert failure is not None
-    if isinstance(exception, (InvalidInputError, CheckpointError)):
-        # Not the training code's: the caller's input, which took the built model to judge, or
-        # the storage's.
+    if isinstance(exception, (InvalidInputError, CheckpointError, RanksDivergedError)):
+        # Not one rank's: the caller's input, which took the built model to judge, the storage's,
+        # or what all ranks found together.
         return exception
     if failure.kind == STALLED:
         return _stalled_error(failure.message, outcomes)

@@ -1,7 +1,8 @@
 """That all ranks hold the same model: compared by checksums, not assumed.
 
-A checksum of 32 bits for every variable, and one small exchange: about a millisecond for each
-megabyte of weights, after the first step, at every epoch's end and before the model is saved.
+A checksum of 32 bits for every variable, and one small exchange, after the first step, at every
+epoch's end and before the model is saved: 0.3 ms for each megabyte of weights (6 ms for 10 MB,
+31 ms for 100 MB, 136 ms for 500 MB; two ranks on a machine of two cores).
 """
 
 from __future__ import annotations

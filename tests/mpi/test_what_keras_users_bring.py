@@ -56,7 +56,7 @@ def test_optimizers_are_averaged_wherever_they_are_kept(worlds: Any, keep: str) 
     same(first["weights"], one["weights"], 1e-5)
 
 
-@pytest.mark.parametrize("name", [*(f"optimizers-{keep}" for keep in KEPT), "rates-of-multi"])
+@pytest.mark.parametrize("name", ["optimizers-dict", "optimizers-helper", "rates-of-multi"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_all_optimizers_are_gone_on_with(worlds: Any, name: str, size: int) -> None:
     for found in worlds[size]:
@@ -70,7 +70,12 @@ def test_all_optimizers_are_gone_on_with(worlds: Any, name: str, size: int) -> N
     [
         (
             "rate-of-its-own",
-            ("RanksDivergedError: at the end of epoch 1", "rank 1", "'SGD/learning_rate'", "clock"),
+            (
+                "RanksDivergedError: at the end of epoch 1",
+                "rank 1",
+                "rank 1: 'sgd/learning_rate'",
+                "clock",
+            ),
         ),
         (
             "assigns-on-one-rank",
@@ -80,8 +85,11 @@ def test_all_optimizers_are_gone_on_with(worlds: Any, name: str, size: int) -> N
             "assigns-itself",
             ("RanksDivergedError: after the first step", "rank 1", "kernel'", "train_step"),
         ),
-        ("by-autograph", ("ModelError", "inside a condition or loop on a tensor")),
-        ("on-rank-zero", ("ModelError", "applied gradients on 1 of 2 ranks")),
+        (
+            "by-autograph",
+            ("ModelError: the train_step of", "inside a condition or loop on a tensor"),
+        ),
+        ("on-rank-zero", ("ModelError: the train_step of", "applied gradients on 1 of 2 ranks")),
     ],
 )
 def test_ranks_that_would_part_end_with_a_reason(
@@ -89,6 +97,7 @@ def test_ranks_that_would_part_end_with_a_reason(
 ) -> None:
     assert worlds[1][0][name]["error"] == ""
     for found in worlds[2]:
+        assert found[name]["error"].startswith(messages[0])
         for message in messages:
             assert message in found[name]["error"]
 
@@ -103,7 +112,8 @@ def test_ranks_draw_other_noise(worlds: Any) -> None:
     _, first, second = trained(worlds, "noise")
     drawn = np.array([first["noise.json"], second["noise.json"]])
     assert drawn.shape == (2, 8, 2)
-    assert len(np.unique(drawn)) == drawn.size
+    assert not set(drawn[0].ravel()) & set(drawn[1].ravel())
+    assert len(np.unique(drawn[..., 0])) == 16  # keras.random never repeats itself
 
 
 def test_what_a_scheduler_sets_stands(worlds: Any) -> None:
@@ -173,24 +183,25 @@ def test_the_driver_names_variable_and_rank_and_does_not_try_again(
         model.compile("sgd", "mse")
         return model
 
+    folder = str(tmp_path)
+
     def callbacks() -> list[Any]:
         import horovod.tensorflow as hvd
         import keras
 
         class OnOne(keras.callbacks.Callback):  # type: ignore[misc]
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                (tmp_path / f"epoch-{epoch}-{hvd.rank()}").write_text(
-                    (tmp_path / f"epoch-{epoch}-{hvd.rank()}").read_text() + "x"
-                    if (tmp_path / f"epoch-{epoch}-{hvd.rank()}").exists()
-                    else "x"
-                )
+                with Path(folder, f"epoch-{epoch}-{hvd.rank()}").open("a") as note:
+                    note.write("x")
                 bias = self.model.layers[-1].bias
                 bias.assign(bias + hvd.rank())
 
         return [OnOne()]
 
     frame = spark.createDataFrame([(float(n), 2.0 * n) for n in range(16)], "x float, y float")
-    with pytest.raises(RanksDivergedError, match=r"at the end of epoch 1.* rank 1: 'head/bias'"):
+    with pytest.raises(
+        RanksDivergedError, match=r"at the end of epoch 1.* rank 1: '[a-z_0-9]+/head/bias'"
+    ):
         run_training(
             frame,
             model_fn,

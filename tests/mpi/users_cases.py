@@ -286,8 +286,6 @@ CASES = {
 # Cases that are trained for an epoch, and then gone on with.
 RESUMED = [
     "optimizers-dict",
-    "optimizers-list",
-    "optimizers-sub-models",
     "optimizers-helper",
     "rates-of-multi",
 ]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from horovod_spark_runner.errors import DataError, LaunchError, RankFailedError
+from horovod_spark_runner.errors import (
+    DataError,
+    LaunchError,
+    RankFailedError,
+    RanksDivergedError,
+)
 from horovod_spark_runner.launch.outcome import (
     ABORTED,
     DIED,
@@ -71,6 +76,12 @@ def test_wrong_input_found_on_a_worker_is_told_as_such() -> None:
     cause = outcome(0, failed(RAISED, 1.0))
     problem = DataError("column x")
     assert failure_error(cause, [cause], problem) is problem
+
+
+def test_what_all_ranks_found_together_is_told_as_such() -> None:
+    cause = outcome(1, failed(RAISED, 1.0))
+    problem = RanksDivergedError("1 variable differs")
+    assert failure_error(cause, [cause, outcome(0, failed(RAISED, 1.1))], problem) is problem
 
 
 def test_a_slot_that_could_not_start_is_a_launch_error() -> None:
