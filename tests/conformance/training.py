@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from horovod_spark_runner.config import AllreduceOptions, CheckpointOptions, FitOptions
 from horovod_spark_runner.ml.loading import load_model
@@ -50,7 +51,7 @@ class Batches(keras.utils.PyDataset):
 
     def __init__(self, epochs: list[list[Any]]) -> None:
         super().__init__()
-        self._epochs = epochs
+        self._epochs = [keras.tree.map_structure(_without_objects, epoch) for epoch in epochs]
         self._epoch = -1
 
     def __len__(self) -> int:
@@ -61,6 +62,11 @@ class Batches(keras.utils.PyDataset):
 
     def on_epoch_begin(self) -> None:
         self._epoch = min(self._epoch + 1, len(self._epochs) - 1)
+
+
+def _without_objects(values: np.ndarray) -> Any:
+    """Return strings as tensors: Keras takes no arrays of Python objects."""
+    return tf.constant(values.tolist()) if values.dtype == object else values
 
 
 def fit(case: Case, data: Path, folder: Path) -> Recording:
