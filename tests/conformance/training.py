@@ -76,6 +76,8 @@ def fit(case: Case, data: Path, folder: Path) -> Recording:
     def work() -> tuple[Any, dict[str, Any]]:
         options: dict[str, Any] = dict(case.options)
         epochs = train_batches(open_data(data, case.rows, case), case.epochs)
+        if "steps_per_epoch" in options:  # its epochs are parts of the first pass over the rows
+            epochs = epochs[:1]
         if case.validation:
             held_out = validation_batches(open_data(data, VALIDATION_ROWS, case))
             options["validation_data"] = Batches([list(map(case.batch, held_out))])

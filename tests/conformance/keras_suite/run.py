@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 # For all tests; a quiet machine of two cores takes a quarter of it.
-SECONDS = 800
+SECONDS = 1500
 # Of Keras' tests, those of what training is: the trainer, callbacks, and others that call ``fit``.
 MODULES = (
     "trainers/trainer_test.py",
