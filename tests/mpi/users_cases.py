@@ -366,4 +366,4 @@ def _logs_of_unequal_steps() -> dict[str, Any]:
     model = dense(kind=OnRankZero)
     rank, size = hvd.rank(), hvd.size()
     fraction = (3 if rank == 0 else 1) / (3 + size - 1)
-    return epoch_logs(model, {"own": tf.constant(float(rank + 1))}, fraction)
+    return epoch_logs(model, {"own": tf.constant(float(rank + 1))}, {"own"}, fraction)
