@@ -147,4 +147,4 @@ def test_two_optimizers_go_on_to_the_bit(small: Any, tmp_path: Path) -> None:
         assert run.history == whole.history
         for key, array in final_weights(tmp_path / name).items():
             np.testing.assert_array_equal(array, expected[key], err_msg=f"{name} {key}")
-    assert newest(tmp_path / "whole")["model"]["trained_by"] == [[0, 1, 2, 3], [2, 3]]
+    assert newest(tmp_path / "whole")["model"]["trained_by"] == [[0, 1], [2, 3]]
