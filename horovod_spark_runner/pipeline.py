@@ -278,6 +278,11 @@ def _binding(columns: ColumnNames | None, title: str) -> Binding:
     slots = [_slot(one, title) for one in given]
     if names is not None and not all(isinstance(name, str) for name in names):
         raise InvalidInputError(f"{title} must name the model's inputs or outputs, got {names!r}")
+    if title == "feature_cols" and names is None:
+        flat = [name for slot in slots for name in slot]
+        twice = sorted({name for name in flat if flat.count(name) > 1})
+        if twice:
+            raise DataError(f"feature_cols names {', '.join(map(repr, twice))} more than once")
     return Binding(tuple(slots), names)
 
 
