@@ -97,11 +97,6 @@ class Training:
         self._preempted = False
         self._checked = False
 
-    @property
-    def model(self) -> Any:
-        """The model that is trained."""
-        return self._model
-
     def _read(self, data: Manifest, *, training: bool = True) -> Epochs:
         spec = self._spec
         # The window may take as much, so a dataset that fits into it can just as well be kept.

@@ -27,9 +27,10 @@ def build_by_call(model: Any, inputs: Any) -> None:
 
 
 @contextlib.contextmanager
-def unchanged(model: Any) -> Iterator[None]:
-    """Give ``model`` its state back, should calls change it: counters, seeds."""
-    before = [(variable, np.array(variable)) for variable in model.non_trainable_variables]
+def unchanged(model: Any, others: Sequence[Any] = ()) -> Iterator[None]:
+    """Give ``model`` its state back, should calls change it: counters, seeds; ``others`` too."""
+    variables = [*model.non_trainable_variables, *others]
+    before = [(variable, np.array(variable)) for variable in variables]
     try:
         yield
     finally:

@@ -7,8 +7,7 @@ before the first step: the first batch of rank 0 is cut in two.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -49,7 +48,7 @@ class Probe:
         losses = self._own_losses()
         if self._share == 0.0 or not (metrics or losses or self._model.losses):
             return
-        with unchanged(self._model), _metrics_unchanged(self._model):
+        with unchanged(self._model, metric_variables(self._model)):
             outputs, added = zip(*(self._call(part) for part in self._parts), strict=True)
             if self._y is not None and metrics:
                 self._check_metrics(metrics, outputs)
@@ -142,13 +141,3 @@ def _rows(values: Any, part: slice) -> Any:
 
 def _close(value: Any, other: Any) -> bool:
     return bool(np.allclose(value, other, rtol=_RTOL, atol=_ATOL, equal_nan=True))
-
-
-@contextlib.contextmanager
-def _metrics_unchanged(model: Any) -> Iterator[None]:
-    before = [(variable, np.array(variable)) for variable in metric_variables(model)]
-    try:
-        yield
-    finally:
-        for variable, value in before:
-            variable.assign(value)
