@@ -29,6 +29,8 @@ _HEAD_START = {
 
 # What makes a module part of an installation. Distributions' own names for site-packages differ.
 _INSTALLED = ("/site-packages/", "/dist-packages/", ".zip/")
+# Asked for once: sysconfig works them out anew each time, and there are thousands of modules.
+_STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _OWN_PACKAGE = __name__.partition(".")[0]
 # Which modules are pickled by value is a setting of the whole process.
 _lock = threading.Lock()
@@ -62,8 +64,7 @@ def _is_callers_own(name: str, module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if not isinstance(file, str) or name.partition(".")[0] in (_OWN_PACKAGE, "__main__"):
         return False
-    standard = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-    return not file.startswith(standard) and not any(part in file for part in _INSTALLED)
+    return not file.startswith(_STANDARD) and not any(part in file for part in _INSTALLED)
 
 
 def dump_call(
