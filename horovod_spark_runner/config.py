@@ -148,6 +148,8 @@ class LaunchOptions:
             ended, with the Python stacks of all ranks in the error; ``None`` (default) for never.
         heartbeat_timeout: seconds without a sign of life of a connected slot after which its
             host counts as lost (30).
+        worker_idle_timeout: seconds for which a process that has imported the framework stays on
+            each executor, so that the ranks of the next run need not (60); 0 keeps none.
         network_interface: interface the ranks talk over: its name, its address, or a network
             such as ``10.0.0.0/8``; by default, that of the route to the other hosts.
         allow_unencrypted: run across hosts although Spark is set to encrypt its own traffic:
@@ -166,6 +168,7 @@ class LaunchOptions:
     start_timeout: float | None = None
     stall_timeout: float | None = None
     heartbeat_timeout: float = 30.0
+    worker_idle_timeout: float = 60.0
     network_interface: str | None = None
     allow_unencrypted: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
@@ -178,7 +181,7 @@ class LaunchOptions:
         _set(self, "num_workers", check_count("num_workers", self.num_workers))
         gpus = check_count("gpus_per_worker", self.gpus_per_worker, minimum=0)
         _set(self, "gpus_per_worker", gpus)
-        for name in ("start_timeout", "stall_timeout", "heartbeat_timeout"):
+        for name in ("start_timeout", "stall_timeout", "heartbeat_timeout", "worker_idle_timeout"):
             if getattr(self, name) is not None:
                 _set(self, name, check_seconds(name, getattr(self, name)))
         # Slots show themselves every 5 seconds; less than three times that ends healthy runs.

@@ -31,6 +31,8 @@ class HorovodRunner:
         stall_timeout: seconds without progress or output of any rank after which the run ends
             with the Python stacks of all ranks in the error; never by default.
         heartbeat_timeout: seconds of silence after which a host counts as lost (30).
+        worker_idle_timeout: seconds for which a process that has imported the framework stays on
+            each executor for the next run (60); 0 keeps none.
         network_interface: interface the ranks talk over: a name, an address or a network such as
             ``10.0.0.0/8``; by default that of the route to the other hosts.
         allow_unencrypted: run across hosts although Spark is set to encrypt its own traffic:
@@ -56,6 +58,7 @@ class HorovodRunner:
         start_timeout: float | None = None,
         stall_timeout: float | None = None,
         heartbeat_timeout: float = 30.0,
+        worker_idle_timeout: float = 60.0,
         network_interface: str | None = None,
         allow_unencrypted: bool = False,
         env: Mapping[str, str] | None = None,
@@ -72,6 +75,7 @@ class HorovodRunner:
             start_timeout=start_timeout,
             stall_timeout=stall_timeout,
             heartbeat_timeout=heartbeat_timeout,
+            worker_idle_timeout=worker_idle_timeout,
             network_interface=network_interface,
             allow_unencrypted=allow_unencrypted,
             env=env or {},

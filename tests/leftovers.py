@@ -1,4 +1,4 @@
-"""What a run must not leave behind.
+"""What a run must not leave behind, and which Spark task a rank belongs to.
 
 Everything the tests start inherits two variables set in `conftest`: what others run on the
 machine at the same time is none of ours.
@@ -12,27 +12,54 @@ from pathlib import Path
 
 MARK = "TEST_RUN_ID"
 NAMES = ("launch.worker", "launch/shim.py", "launch/sweeper.py", "prterun", "prted", "mpirun")
+# These stay for the next run, as long as their executor does.
+READY = "launch.ready_process"
 
 
-def leftovers() -> list[str]:
-    """Return the processes and directories of the tests' runs that are there now."""
-    found = [str(path) for path in Path(os.environ["TMPDIR"]).glob("hsr-*")]
+def leftovers(*, session_over: bool = False) -> list[str]:
+    """Return the processes and directories of the tests' runs that are there now.
+
+    Args:
+        session_over: whether what waits for a next run counts, too.
+    """
+    places = Path(os.environ["TMPDIR"]).glob("hsr-*")
+    found = [str(path) for path in places if session_over or "hsr-ready-" not in path.name]
     mark = f"{MARK}={os.environ[MARK]}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                name = (entry / "comm").read_text().strip()
                 ours = mark in (entry / "environ").read_bytes()
             except (OSError, UnicodeDecodeError):
                 continue
-            if ours and any(name in command for name in NAMES):
-                found.append(command)
+            rank = READY in command and name == "horovod-rank"
+            waits = session_over and READY in command
+            if ours and (rank or waits or any(part in command for part in NAMES)):
+                found.append(f"{name}: {command}")
     return found
 
 
-def await_nothing_left(seconds: float = 10.0) -> None:
+def await_nothing_left(seconds: float = 10.0, *, session_over: bool = False) -> None:
     """Fail if something is still there after a while."""
     deadline = time.monotonic() + seconds
-    while left := leftovers():
+    while left := leftovers(session_over=session_over):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
+
+
+def own_task() -> int:
+    """Return the process of the Spark task that the calling rank belongs to.
+
+    It is the parent of the process that clears up after it, which names its directory.
+    """
+    directory = str(Path(os.environ["TMPDIR"]).parents[1])
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().decode().split("\0")
+                if directory in command and any("sweeper.py" in part for part in command):
+                    return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, UnicodeDecodeError):
+                continue
+    raise RuntimeError(f"nothing clears up {directory}")

@@ -42,7 +42,8 @@ class Daemon:
         self._name = Path(command[0]).name
         self._workspace = workspace
         self._process = start_tethered(command, environment, directory=str(workspace.path))
-        self._output = ChildOutput(self._process, LOG_TAIL_LINES, None)
+        assert self._process.stdout is not None
+        self._output = ChildOutput(self._process.stdout, LOG_TAIL_LINES, None)
         workspace.watch(self._process.pid)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shlex
 import shutil
@@ -11,10 +12,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from ..errors import EnvironmentProblem
 from .lines import LineSplitter
 
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _TETHER = str(Path(__file__).with_name("tether.py"))
 _SHIM = str(Path(__file__).with_name("shim.py"))
 _REMOTE_LAUNCH = str(Path(__file__).with_name("remote_launch.py"))
@@ -72,39 +75,51 @@ def start_tethered(
     )
 
 
+def name_process(name: str) -> None:
+    """Give this process a name of at most 15 letters, for ``ps`` and ``top``."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when ``parent``, which forked it, ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the signal was set
+        os._exit(1)
+
+
 def end_group(process: subprocess.Popen[bytes], grace: float) -> None:
     """End ``process`` and all it started: a request first, after ``grace`` seconds by force."""
     if grace and process.poll() is None:
-        _signal_group(process, signal.SIGTERM)
+        signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(grace)
     # Also after a clean exit: what it started may have stayed behind in its group.
-    _signal_group(process, signal.SIGKILL)
+    signal_group(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def signal_group(group: int, number: signal.Signals) -> None:
+    """Send a signal to all processes of a group, if there are any."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+        os.killpg(group, number)
 
 
 class ChildOutput:
     """The output of a child, read line by line as it comes.
 
     Args:
-        process: the child.
+        stream: its output.
         tail: how many of its last lines to keep.
         on_lines: takes every line; ``None`` to keep the tail only.
     """
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
+        stream: IO[bytes],
         tail: int,
         on_lines: Callable[[list[str]], None] | None,
     ) -> None:
-        assert process.stdout is not None
-        self._stream = process.stdout
+        self._stream = stream
         self._splitter = LineSplitter(tail)
         self._on_lines = on_lines
 

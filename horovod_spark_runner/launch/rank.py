@@ -79,6 +79,7 @@ class Rank:
 
     def check(self, now: float) -> None:
         """Notice what happened since the last call."""
+        self.process.check()
         if self.process.ended and not self.settled:
             result, large, failure, timings = self.process.outcome()
             self.timings.update(timings)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import pickle
 import signal
-import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,10 +22,10 @@ from .outcome import (
     STACKS_SIGNAL,
     Failure,
 )
-from .processes import ChildOutput, describe_exit, end_group, start_tethered
+from .processes import ChildOutput, describe_exit
+from .worker_handle import StartedWorker, Worker, fork_worker
 from .workspace import Workspace
 
-WORKER_MODULE = f"{__package__}.worker"
 # PMIx ends a process that loses its daemon with this exit code (PMIX_ERR_LOST_CONNECTION, -61).
 MPI_LOST_EXIT = 195
 # A larger result goes to the driver directly: Spark holds results in the memory of its JVM.
@@ -43,6 +41,7 @@ class RankProcess:
         environment: the process's environment.
         directory: private directory of the rank.
         workspace: of the slot.
+        idle_timeout: seconds a process that has imported them waits for further ranks; 0 for none.
         on_report: takes the worker's reports.
         on_lines: takes its output lines.
     """
@@ -55,25 +54,39 @@ class RankProcess:
         directory: Path,
         workspace: Workspace,
         *,
+        idle_timeout: float,
         on_report: Callable[[dict[str, Any]], None],
         on_lines: Callable[[list[str]], None],
     ) -> None:
+        self._payload = payload
+        self._modules = tuple(modules)
+        self._environment = dict(environment)
         self._directory = directory
         self._on_report = on_report
-        self._reports = LineSplitter(tail=0)
+        self._on_lines = on_lines
         self._workspace = workspace
-        self._socket, other = socket.socketpair()
-        with other:
-            arguments = [str(other.fileno()), str(directory), str(payload), *modules]
-            self._process = start_tethered(
-                [sys.executable, "-m", WORKER_MODULE, *arguments],
-                environment,
-                directory=os.getcwd(),
-                inherit=(other.fileno(),),
-            )
-        workspace.watch(self._process.pid)
-        self._output = ChildOutput(self._process, LOG_TAIL_LINES, on_lines)
+        self._start_message: bytes | None = None
         self.ended = False
+        forked = self._fork(idle_timeout) if idle_timeout and modules else None
+        self._take(forked or self._start())
+
+    def _fork(self, idle_timeout: float) -> Worker | None:
+        request = {"directory": str(self._directory), "payload": str(self._payload)}
+        return fork_worker(request, self._environment, self._modules, idle_timeout)
+
+    def _start(self) -> Worker:
+        arguments = [str(self._directory), str(self._payload), *self._modules]
+        return StartedWorker(arguments, self._environment)
+
+    def _take(self, worker: Worker) -> None:
+        self._worker = worker
+        self._hung_up = False
+        self._reports = LineSplitter(tail=0)
+        self._output = ChildOutput(worker.output, LOG_TAIL_LINES, self._on_lines)
+        if worker.pid is not None:
+            self._workspace.watch(worker.pid)
+        if self._start_message is not None:
+            self._say(self._start_message)
 
     @property
     def log_tail(self) -> tuple[str, ...]:
@@ -83,33 +96,38 @@ class RankProcess:
         """Return what to call when which descriptor can be read."""
         handlers = self._output.handlers()
         if not self.ended:
-            handlers[self._socket.fileno()] = self._on_socket
+            if not self._hung_up:
+                handlers[self._worker.connection.fileno()] = self._on_connection
+            handlers.update(dict.fromkeys(self._worker.watched, self._look))
         return handlers
+
+    def check(self) -> None:
+        """Notice an end that no descriptor has told of."""
+        if not self.ended:
+            self._look()
 
     def begin(self, environment: Mapping[str, str], rank: int, size: int) -> None:
         """Let the worker join MPI as ``rank`` of ``size`` and run the function."""
         message = {"environment": dict(environment), "rank": rank, "size": size}
-        try:
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            pass  # it has just died, which the loop notices
+        self._start_message = json.dumps(message).encode() + b"\n"
+        self._say(self._start_message)
 
     def kill(self) -> None:
         """End the worker and what it started; safe to call again."""
-        end_group(self._process, grace=0)
-        self._workspace.forget(self._process.pid)
+        self._worker.end()
+        if self._worker.pid is not None:
+            self._workspace.forget(self._worker.pid)
         self._output.drain()
         self.ended = True
 
     def ask_to_end(self) -> None:
         """Pass on that this host is to be left soon; a training saves and ends by itself."""
-        if not self.ended:
-            self._process.send_signal(signal.SIGTERM)
+        self._worker.send_signal(signal.SIGTERM)
 
     def dump_stacks(self) -> None:
         """Have the worker write its Python stacks, for `stacks`."""
-        if not self.ended and (self._directory / STACKS_FILE).exists():
-            self._process.send_signal(STACKS_SIGNAL)
+        if (self._directory / STACKS_FILE).exists():
+            self._worker.send_signal(STACKS_SIGNAL)
 
     def stacks(self) -> str:
         """Return the stacks the worker has written, if it was asked to."""
@@ -119,7 +137,7 @@ class RankProcess:
     def close(self) -> None:
         self.kill()
         self._output.close()
-        self._socket.close()
+        self._worker.close()
 
     def outcome(
         self,
@@ -130,7 +148,8 @@ class RankProcess:
             The pickled result, or the file it is in and its size if it is large; the failure;
             seconds spent per phase.
         """
-        code = self._process.wait()
+        code = self._worker.poll()
+        assert code is not None
         path = self._directory / OUTCOME_FILE
         if not path.exists() and code == MPI_LOST_EXIT:
             message = "MPI ended it when another rank or mpirun was gone"
@@ -153,14 +172,43 @@ class RankProcess:
     def _died(self, message: str) -> Failure:
         return Failure(DIED, time.time(), message, log_tail=self.log_tail)
 
-    def _on_socket(self) -> None:
+    def _say(self, message: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has just died, which the loop notices
+            self._worker.connection.sendall(message)
+
+    def _on_connection(self) -> None:
         try:
-            data = self._socket.recv(65536)
+            data = self._worker.connection.recv(65536)
         except ConnectionError:
             data = b""
+        self._read(data)
+        if not data:
+            self._hung_up = True
+            self._worker.hang_up()
+            if self._worker.is_missing:
+                # The ready process could not fork it: it is started the plain way.
+                self._output.close()
+                self._worker.close()
+                self._take(self._start())
+                return
+        self._look()
+
+    def _read(self, data: bytes) -> None:
         for line in self._reports.feed(data):
-            self._on_report(json.loads(line))
-        if not data:  # closed with the process
-            self._process.wait()
-            self._output.drain()
-            self.ended = True
+            try:
+                report = json.loads(line)
+            except ValueError:  # half a report of a worker that was killed
+                continue
+            if self._worker.take(report):
+                if report["type"] == "forked":
+                    self._workspace.watch(report["pid"])
+            else:
+                self._on_report(report)
+
+    def _look(self) -> None:
+        """Notice the end of the process itself: what it forked may keep everything else open."""
+        if self._worker.poll() is None:
+            return
+        self._read(self._worker.read_rest())
+        self._output.drain()
+        self.ended = True

@@ -167,6 +167,7 @@ class Slot:
             environment,
             folder,
             self._workspace,
+            idle_timeout=plan.options.worker_idle_timeout,
             on_report=lambda report: self._tell(report, place),
             on_lines=lambda lines: self._on_lines(place, lines),
         )

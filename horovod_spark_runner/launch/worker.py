@@ -1,9 +1,9 @@
-"""The process of one rank, a child of its Spark task.
+"""The process of one rank, started by its Spark task or forked by a ready process.
 
-It starts importing the frameworks at once, while Spark's tasks and mpirun still find each other;
-then it is lent the environment mpirun made for its rank, joins MPI, runs the function and leaves
-its outcome in the slot's private directory. It talks with its slot over an inherited Unix socket,
-one JSON object per line.
+It imports the frameworks at once, while Spark's tasks and mpirun still find each other; then it is
+lent the environment mpirun made for its rank, joins MPI, runs the function and leaves its outcome
+in the slot's private directory. It talks with its slot over a Unix socket, one JSON object per
+line.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +37,46 @@ from .outcome import (
     Failure,
     describe_exception,
 )
+from .processes import name_process
 
 
 def main() -> None:
     """Run one rank: ``python -m …launch.worker FD DIRECTORY PAYLOAD MODULE...``."""
     descriptor, directory, payload = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
-    modules = sys.argv[4:]
     slot = socket.socket(fileno=descriptor)
     slot.set_inheritable(False)
+    prepare(directory)
+    began = time.monotonic()
+    import_ahead(sys.argv[4:])
+    os._exit(work(slot, directory, payload, {"import": time.monotonic() - began}))
+
+
+def prepare(directory: Path) -> None:
+    """Give this process its name and signals: Python stacks on request, no end by Ctrl-C."""
+    name_process("horovod-rank")
     # Ctrl-C on a terminal reaches the whole foreground group; ending ranks is the driver's call.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _write_stacks_on_signal(directory)
-    began = time.monotonic()
-    _import_ahead(modules)
-    timings = {"import": time.monotonic() - began}
+    # Written by C code, so also while the main thread waits inside a collective.
+    stacks = (directory / STACKS_FILE).open("w")
+    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
+
+
+def work(slot: socket.socket, directory: Path, payload: Path, timings: dict[str, float]) -> int:
+    """Be one rank, from the word of the slot to the outcome.
+
+    Args:
+        slot: connection to the slot.
+        directory: private directory of the rank.
+        payload: file with the pickled call.
+        timings: seconds spent so far.
+
+    Returns:
+        The code to exit with, at once: frameworks' and Horovod's threads make an orderly
+        interpreter exit slow and fragile.
+    """
     line = slot.makefile("r", encoding="utf-8").readline()
     if not line:  # the slot is gone
-        os._exit(1)
+        return 1
     start = json.loads(line)
     os.environ.update(start["environment"])
     bind_to_cores(os.environ)
@@ -60,17 +84,11 @@ def main() -> None:
     code = _run(directory, payload, start["rank"], start["size"], timings)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Frameworks' and Horovod's threads make an orderly interpreter exit slow and fragile.
-    os._exit(code)
+    return code
 
 
-def _write_stacks_on_signal(directory: Path) -> None:
-    # Written by C code, so also while the main thread waits inside a collective.
-    stacks = (directory / STACKS_FILE).open("w")
-    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
-
-
-def _import_ahead(modules: list[str]) -> None:
+def import_ahead(modules: Iterable[str]) -> None:
+    """Import what a rank will need, without joining MPI."""
     import mpi4py
 
     # Importing mpi4py.MPI must not join the world: its environment is not known yet, and a process
@@ -81,8 +99,8 @@ def _import_ahead(modules: list[str]) -> None:
         # MPI first: Horovod then uses the library that is loaded, that of this environment, and
         # not the one at the path it was built with, which another host may have or may not have.
         for module in ("mpi4py.MPI", *modules):
-            # Only a head start: what is missing is reported when the function imports it.
-            with contextlib.suppress(ImportError, RuntimeError):
+            # Only a head start: what is missing or broken is reported when the function imports it.
+            with contextlib.suppress(Exception):
                 importlib.import_module(module)
 
 

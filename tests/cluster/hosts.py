@@ -115,11 +115,13 @@ class Hosts:
         ip("-n", self._space(name), "link", "set", "eth0", "down")
 
     def processes(self, name: str) -> list[str]:
-        """Return the command lines of the host's processes."""
+        """Return the names and command lines of the host's processes."""
         found = []
         for pid in self._pids(self._space(name)):
             with contextlib.suppress(OSError):
-                found.append(Path("/proc", pid, "cmdline").read_text().replace("\0", " "))
+                own = Path("/proc", pid, "comm").read_text().strip()
+                command = Path("/proc", pid, "cmdline").read_text().replace("\0", " ")
+                found.append(f"{own}: {command}")
         return found
 
     def _space(self, name: str) -> str:

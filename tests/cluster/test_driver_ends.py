@@ -70,7 +70,7 @@ def run(master: str, fault: Callable[[Driver], None], *settings: str) -> tuple[D
         out, err = driver.finish()
     finally:
         driver.end()
-    await_nothing_left(30)
+    await_nothing_left(30, session_over=True)
     return driver, out, err
 
 

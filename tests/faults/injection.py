@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from tests.leftovers import own_task
+
 # What a run recovers from by itself on any master.
 KINDS = ("sigkill", "sigsegv", "oom", "exit", "spark worker", "mpirun", "sigterm", "sigterm slot")
 # What needs executors of their own, or the call to be made again.
@@ -126,18 +128,18 @@ def _own() -> psutil.Process:
 
 
 def _spark_worker() -> psutil.Process:
-    """Spark's Python worker, in which the slot runs: this rank's parent."""
-    return psutil.Process().parents()[0]
+    """Spark's Python worker, in which this rank's slot runs."""
+    return psutil.Process(own_task())
 
 
 def _executor() -> psutil.Process:
-    """The JVM above this rank."""
-    return next(p for p in psutil.Process().parents() if p.name() == "java")
+    """The JVM above this rank's slot."""
+    return next(p for p in _spark_worker().parents() if p.name() == "java")
 
 
 def _mpirun() -> psutil.Process:
     """The mpirun of this world: started by a slot on this machine, above this rank's shim."""
-    for process in psutil.Process().parents()[1].children(recursive=True):
+    for process in _spark_worker().parent().children(recursive=True):
         if process.name() in ("mpirun", "prterun"):
             return process
     raise LookupError("no mpirun below Spark's Python daemon")

@@ -24,7 +24,7 @@ from horovod_spark_runner import (
     StalledError,
 )
 from horovod_spark_runner.launch.control_server import ControlServer
-from tests.leftovers import await_nothing_left
+from tests.leftovers import await_nothing_left, own_task
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 HOST = os.uname().nodename
@@ -40,7 +40,7 @@ def allreduce_forever(folder: str) -> None:
     hvd.init()
     print(f"rank {hvd.rank()} is in the loop", flush=True)
     # The slot is the Spark task's Python process.
-    Path(folder, f"{hvd.rank()}.pid").write_text(f"{os.getpid()} {os.getppid()}")
+    Path(folder, f"{hvd.rank()}.pid").write_text(f"{os.getpid()} {own_task()}")
     while True:
         hvd.allreduce(tf.constant(1.0), name="x")
         time.sleep(0.02)
@@ -130,7 +130,7 @@ def allreduce_for_a_while(folder: str) -> float:
     import tensorflow as tf
 
     hvd.init()
-    Path(folder, f"{hvd.rank()}.pid").write_text(f"{os.getpid()} {os.getppid()}")
+    Path(folder, f"{hvd.rank()}.pid").write_text(f"{os.getpid()} {own_task()}")
     until = time.monotonic() + 9
     total = 0.0
     while not hvd.allreduce(tf.constant(float(time.monotonic() > until)), name="end"):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from horovod_spark_runner import AllreduceOptions, HorovodRunner, RankFailedError
-from tests.leftovers import await_nothing_left
+from tests.leftovers import await_nothing_left, own_task
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
@@ -30,7 +30,7 @@ def describe(value: float) -> dict[str, Any]:
         "cross_rank": hvd.cross_rank(),
         "size": hvd.size(),
         "sum": float(total),
-        "parent": os.getppid(),
+        "task": own_task(),
         "cuda": os.environ["CUDA_VISIBLE_DEVICES"],
         "mine": os.environ.get("MY_SETTING"),
         "leaked": os.environ.get("NOT_FOR_THE_WORKERS_PYTEST"),
@@ -54,8 +54,8 @@ def test_a_function_on_every_rank(
     assert run.result is run.results[0]
     assert [p.rank for p in run.placement] == list(range(world))
     assert {"rendezvous", "mpirun", "import", "mpi_init", "total"} <= run.timings.keys()
-    # Each rank is a child of its own Spark task, not of mpirun.
-    assert len({r["parent"] for r in run.results}) == world
+    # Each rank belongs to a Spark task of its own.
+    assert len({r["task"] for r in run.results}) == world
     assert dict(os.environ) == before
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     output = capfd.readouterr().err

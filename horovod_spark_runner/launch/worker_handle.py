@@ -1,0 +1,224 @@
+"""A slot's hold on a worker process, whichever way it came to be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, Protocol
+
+from .processes import end_group, signal_group, start_tethered
+from .ready import ask_for_worker
+
+WORKER_MODULE = f"{__package__}.worker"
+# How long after a worker's end its exit code may take to come.
+_CODE_SECONDS = 1.0
+
+
+class Worker(Protocol):
+    """A worker process.
+
+    Attributes:
+        connection: its reports come and its start message goes this way.
+        output: what it prints.
+        watched: further descriptors that can be read once it has ended.
+        pid: its number and that of its process group, once it is known.
+        is_missing: whether there will be none.
+    """
+
+    connection: socket.socket
+    output: IO[bytes]
+    watched: tuple[int, ...]
+    pid: int | None
+
+    @property
+    def is_missing(self) -> bool: ...
+
+    def take(self, report: Mapping[str, Any]) -> bool:
+        """Take a report if it is about the process and not by it; tell whether it was."""
+
+    def hang_up(self) -> None:
+        """Take note that nothing more comes by the connection."""
+
+    def read_rest(self) -> bytes:
+        """Return what an ended worker has left in the connection."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, that of a signal being negative; ``None`` while it runs."""
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, if there is still a process to take it."""
+
+    def end(self) -> None:
+        """End it and what it started; safe to call again."""
+
+    def close(self) -> None:
+        """Close the descriptors."""
+
+
+class _Connected:
+    """What both kinds have in common."""
+
+    connection: socket.socket
+    watched: tuple[int, ...]
+
+    def read_rest(self) -> bytes:
+        rest = b""
+        self.connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            while data := self.connection.recv(65536):
+                rest += data
+        return rest
+
+    def close(self) -> None:
+        self.connection.close()
+        _close_all(self.watched)
+        self.watched = ()
+
+
+class StartedWorker(_Connected):
+    """A child process of this one.
+
+    Args:
+        arguments: of the worker program, after the descriptor.
+        environment: of the process.
+    """
+
+    is_missing = False
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.connection, other = socket.socketpair()
+        with other:
+            self._process = start_tethered(
+                [sys.executable, "-m", WORKER_MODULE, str(other.fileno()), *arguments],
+                environment,
+                directory=os.getcwd(),
+                inherit=(other.fileno(),),
+            )
+        assert self._process.stdout is not None
+        self.output: IO[bytes] = self._process.stdout
+        self.pid: int | None = self._process.pid
+        self.watched = _watch(self._process.pid)
+
+    def take(self, report: Mapping[str, Any]) -> bool:
+        return False
+
+    def hang_up(self) -> None:
+        # The process may have closed it; whether it has ended is seen by itself.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CODE_SECONDS)
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def end(self) -> None:
+        end_group(self._process, grace=0)
+
+
+class ForkedWorker(_Connected):
+    """A child of this executor's ready process, which tells its number and its exit code.
+
+    Args:
+        connection: to the ready process and, later, to the worker.
+        output: what the worker prints.
+    """
+
+    def __init__(self, connection: socket.socket, output: IO[bytes]) -> None:
+        self.connection = connection
+        self.output = output
+        self.pid: int | None = None
+        self.watched: tuple[int, ...] = ()
+        self._code: int | None = None
+        self._gone_since: float | None = None
+        self._hung_up = False
+
+    @property
+    def is_missing(self) -> bool:
+        return self._hung_up and self.pid is None
+
+    def take(self, report: Mapping[str, Any]) -> bool:
+        if report["type"] == "forked":
+            self.pid = int(report["pid"])
+            self.watched = _watch(self.pid)
+        elif report["type"] == "exit":
+            self._code = int(report["code"])
+        return report["type"] in ("forked", "exit")
+
+    def hang_up(self) -> None:
+        self._hung_up = True
+        if self.pid is not None and self._code is None:
+            # The ready process has died, and its workers with it.
+            self._code = -signal.SIGKILL
+
+    def poll(self) -> int | None:
+        if self._code is None and self.watched and select.select(self.watched, [], [], 0)[0]:
+            self._gone_since = time.monotonic()
+            _close_all(self.watched)
+            self.watched = ()
+        gone = 0.0 if self._gone_since is None else time.monotonic() - self._gone_since
+        if self._code is None and gone > _CODE_SECONDS:
+            # Without a code for so long, the ready process has died as well.
+            self._code = -signal.SIGKILL
+        return self._code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.pid is not None and self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def end(self) -> None:
+        if self.pid is not None:
+            signal_group(self.pid, signal.SIGKILL)
+            if self._code is None:
+                self._code = -signal.SIGKILL
+        # Where it has no number yet, the ready process ends it once the connection is closed.
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+
+def _watch(pid: int) -> tuple[int, ...]:
+    """Return a descriptor that can be read once the process has ended, where the kernel has it."""
+    try:
+        return (os.pidfd_open(pid),)
+    except (AttributeError, OSError):
+        return ()
+
+
+def _close_all(descriptors: tuple[int, ...]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def fork_worker(
+    request: Mapping[str, Any],
+    environment: Mapping[str, str],
+    modules: Sequence[str],
+    idle_timeout: float,
+) -> ForkedWorker | None:
+    """Return a worker forked by this executor's ready process; ``None`` if none can be had.
+
+    Args:
+        request: what the worker is told at its start.
+        environment: of the process.
+        modules: modules it is to have imported.
+        idle_timeout: seconds a ready process waits for the next request.
+    """
+    reading, writing = os.pipe()
+    try:
+        connection = ask_for_worker(request, writing, environment, modules, idle_timeout)
+    finally:
+        os.close(writing)
+    output = os.fdopen(reading, "rb", buffering=0)
+    if connection is None:
+        output.close()
+        return None
+    return ForkedWorker(connection, output)
