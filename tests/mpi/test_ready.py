@@ -1,0 +1,171 @@
+"""Ranks forked from a process that has imported the framework: fresh, and gone when they should."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from horovod_spark_runner import HorovodRunner, RankFailedError
+from tests.leftovers import await_nothing_left, own_task
+
+pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+
+
+def parents() -> tuple[int, str, int]:
+    """Return this rank's parent, that one's name, and the Spark task's process."""
+    import tensorflow as tf
+
+    assert tf.__version__
+    return os.getppid(), psutil.Process(os.getppid()).name(), own_task()
+
+
+def run(function: Callable[..., Any], *args: Any, ranks: int = 1, **options: Any) -> tuple:
+    return HorovodRunner(ranks, stream_logs=False, **options).run(function, *args).results
+
+
+def await_end(pid: int, seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, f"{pid} is still there"
+        time.sleep(0.1)
+
+
+def test_all_ranks_and_the_next_run_come_from_one_process(spark: Any) -> None:
+    first, second = run(parents, ranks=2), run(parents, ranks=2)
+    assert {name for _, name, _ in first + second} == {"horovod-ready"}
+    assert len({pid for pid, _, _ in first + second}) == 1
+    assert len({task for _, _, task in first}) == 2
+
+
+def leave_and_look() -> dict[str, Any]:
+    """Return what an earlier rank left here, and leave it."""
+    import json
+
+    import keras
+
+    import tests.mpi.test_ready as own
+
+    found = {
+        "module": getattr(json, "left", None),
+        "own module": getattr(own, "left", None),
+        "environment": os.environ.get("LEFT_BY_A_RANK"),
+        "precision": keras.config.floatx(),
+        "folder": Path.cwd() == Path("/"),
+        "argument": sys.argv[-1] == "left",
+    }
+    json.left = own.left = True  # type: ignore[attr-defined]
+    os.environ["LEFT_BY_A_RANK"] = "1"
+    keras.config.set_floatx("float64")
+    os.chdir("/")
+    sys.argv.append("left")
+    return found
+
+
+def test_a_rank_finds_nothing_of_an_earlier_one(spark: Any) -> None:
+    ranks = run(leave_and_look, ranks=2) + run(leave_and_look, ranks=2)
+    for found in ranks:
+        assert found == {
+            "module": None,
+            "own module": None,
+            "environment": None,
+            "precision": "float32",
+            "folder": False,
+            "argument": False,
+        }
+
+
+def random_numbers() -> tuple[float, ...]:
+    import random
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    return (
+        random.random(),
+        float(np.random.rand()),
+        float(tf.random.uniform(())),
+        float(keras.random.uniform(())),
+    )
+
+
+def test_ranks_draw_different_random_numbers(spark: Any) -> None:
+    drawn = run(random_numbers, ranks=2) + run(random_numbers, ranks=2)
+    for numbers in zip(*drawn, strict=True):
+        assert len(set(numbers)) == len(drawn)
+
+
+def test_another_environment_gets_a_process_of_its_own(spark: Any) -> None:
+    ((before, _, _),) = run(parents)
+    ((other, name, _),) = run(parents, env={"OMP_NUM_THREADS": "2"})
+    assert name == "horovod-ready"
+    assert other != before
+    await_end(before)  # only one waits at a time
+
+
+def test_it_ends_when_nobody_asks_for_a_while(spark: Any) -> None:
+    ((pid, name, _),) = run(parents, worker_idle_timeout=0.5)
+    assert name == "horovod-ready"
+    await_end(pid)
+    ((again, _, _),) = run(parents)
+    assert again != pid
+
+
+def test_none_is_kept_where_none_is_wanted(spark: Any) -> None:
+    ((pid, _, task),) = run(parents, worker_idle_timeout=0)
+    assert pid == task
+
+
+def kill_parent() -> None:
+    import tensorflow as tf
+
+    assert tf.__version__
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def test_a_ready_process_that_is_killed_takes_its_ranks_along(spark: Any) -> None:
+    with pytest.raises(RankFailedError, match="rank 0 .* killed by signal 9"):
+        run(kill_parent)
+    await_nothing_left()
+    ((_, name, _),) = run(parents)
+    assert name == "horovod-ready"
+
+
+def fork_and(what: str) -> int:
+    """Leave a child that holds on to everything this process had open, then end."""
+    import tensorflow as tf
+
+    assert tf.__version__
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+        os._exit(0)
+    if what == "be killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "raise":
+        raise ValueError("while a child lives")
+    return child
+
+
+@pytest.mark.parametrize("kept", [60.0, 0.0], ids=["forked", "started"])
+@pytest.mark.parametrize("what", ["return", "be killed", "raise"])
+def test_a_child_of_a_rank_does_not_keep_the_run_from_ending(
+    spark: Any, what: str, kept: float
+) -> None:
+    expected = {"be killed": "rank 0 .* killed by signal 9", "raise": "ValueError: while a child"}
+    if what == "return":
+        (child,) = run(fork_and, what, worker_idle_timeout=kept)
+        await_end(child)
+    else:
+        with pytest.raises(RankFailedError, match=expected[what]):
+            run(fork_and, what, worker_idle_timeout=kept)
+    await_nothing_left()
