@@ -178,10 +178,9 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         check_added(added, self.output_names, dataset.columns, by_case=by_case)
         arguments = [feature_argument(s, c) for s, c in zip(sources, recipe.columns, strict=True)]
         types = [spark_type(output) for output in recipe.outputs]
-        udf = prediction_udf(self._predictor(spark), _return_type(types))
-        if self.handle_invalid == SKIP:
-            # Else Spark computes it twice: for the filter, which it moves down, and for the column.
-            udf = udf.asNondeterministic()
+        # Else Spark computes it twice: for the filter, which it moves down, and for the column.
+        once = self.handle_invalid == SKIP
+        udf = prediction_udf(self._predictor(spark), _return_type(types), deterministic=not once)
         helper = _free_name(dataset.columns)
         frame = dataset.select("*", udf(*arguments).alias(helper))
         # One call of the model for all outputs: the struct is made once, then taken apart.

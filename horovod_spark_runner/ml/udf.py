@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from ..data.manifest import Column
 from .inference import Predictor
 
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
 
-def prediction_udf(predictor: Predictor, return_type: str) -> Any:
-    """Return the UDF: Arrow to Arrow where this Spark has it (4.1), else through pandas."""
+
+def prediction_udf(
+    predictor: Predictor, return_type: str, *, deterministic: bool
+) -> Callable[..., SparkColumn]:
+    """Return the UDF: Arrow to Arrow where this Spark has it (4.1), else through pandas.
+
+    Args:
+        predictor: what it does.
+        return_type: Spark type of the predictions.
+        deterministic: whether Spark may compute it again.
+    """
     from pyspark.sql import functions as F
 
-    if hasattr(F, "arrow_udf"):
-        import pyarrow as pa
+    if not hasattr(F, "arrow_udf"):
+        return pandas_udf_of(predictor, return_type, deterministic=deterministic)
 
-        def predict_arrow(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-            yield from predictor(_tuples(batches))
+    def predict_arrow(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        yield from predictor(_tuples(batches))
 
-        predict_arrow.__annotations__ = _annotations(pa.Array, len(predictor.columns))
-        return F.arrow_udf(predict_arrow, return_type)
-    return pandas_udf_of(predictor, return_type)
+    predict_arrow.__annotations__ = _annotations(pa.Array, len(predictor.columns))
+    udf: Any = F.arrow_udf(predict_arrow, return_type)
+    made: Callable[..., SparkColumn] = udf if deterministic else udf.asNondeterministic()
+    return made
 
 
-def pandas_udf_of(predictor: Predictor, return_type: str) -> Any:
-    """Return the UDF for Spark before 4.1."""
+def pandas_udf_of(
+    predictor: Predictor, return_type: str, *, deterministic: bool
+) -> Callable[..., SparkColumn]:
+    """Return the UDF for Spark before 4.1; see `prediction_udf`."""
     import pandas as pd
-    import pyarrow as pa
     from pyspark.sql import functions as F
+
+    columns = predictor.columns
 
     def predict_pandas(batches: Iterator[Any]) -> Iterator[Any]:
-        arrow = (tuple(pa.Array.from_pandas(s) for s in batch) for batch in _tuples(batches))
+        arrow = (tuple(map(_from_pandas, batch, columns)) for batch in _tuples(batches))
         for array in predictor(arrow):
             if pa.types.is_struct(array.type):
                 yield pa.Table.from_struct_array(array).to_pandas()
@@ -38,8 +56,30 @@ def pandas_udf_of(predictor: Predictor, return_type: str) -> Any:
                 yield array.to_pandas()
 
     single = pd.DataFrame if return_type.startswith("struct") else pd.Series
-    predict_pandas.__annotations__ = _annotations(pd.Series, len(predictor.columns), single)
-    return F.pandas_udf(predict_pandas, return_type)
+    predict_pandas.__annotations__ = _annotations(pd.Series, len(columns), single)
+    udf: Any = F.pandas_udf(predict_pandas, return_type)
+    if not deterministic:
+        udf = udf.asNondeterministic()
+
+    def call(*arguments: SparkColumn) -> SparkColumn:
+        # Beside a null, pandas holds whole numbers as real ones, which cuts those above 2**53;
+        # inside an array they stay what they are.
+        pairs = zip(arguments, columns, strict=True)
+        called: SparkColumn = udf(*(F.array(a) if _is_whole_number(c) else a for a, c in pairs))
+        return called
+
+    return call
+
+
+def _is_whole_number(column: Column) -> bool:
+    whole = not column.encoding and not column.is_text and column.numpy_dtype.kind in "iu"
+    return whole and not column.shape
+
+
+def _from_pandas(series: Any, column: Column) -> pa.Array:
+    if _is_whole_number(column):
+        return pa.Array.from_pandas(series, type=pa.list_(pa.int64())).values
+    return pa.Array.from_pandas(series)
 
 
 def _annotations(kind: Any, arguments: int, result: Any = None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pytest
 
 from horovod_spark_runner import DataError, InvalidInputError, ModelError, TFTransformer
 from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.training.spec import Binding
 
 from ..runs import save_run
 
@@ -183,6 +184,26 @@ def test_invalid_rows_are_kept_or_left_out(
     check(keep.transform(holes).collect(), name)
 
 
+@pytest.mark.parametrize("pandas", [False, True])
+def test_whole_numbers_beside_a_null_stay_exact(
+    pandas: bool, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import keras
+
+    if pandas:
+        monkeypatch.delattr("pyspark.sql.functions.arrow_udf")
+    n, a = keras.Input((1,), name="n", dtype="int64"), keras.Input((2,), name="a", dtype="int64")
+    model = keras.Model({"n": n, "a": a}, keras.ops.concatenate([n, a], axis=1) + 1)
+    model.compile("sgd", "mse")
+    save_run(tmp_path, model, [Column("n", "int64"), Column("a", "int64", (2,))])
+    large = 2**53 + 1
+    rows = [(0, large, [large, -large]), (1, None, [1, 2]), (2, 5, [None, 2]), (3, 7, [8, 9])]
+    frame = spark.createDataFrame(rows, "id int, n bigint, a array<bigint>").coalesce(1)
+    transformer = TFTransformer.from_run(str(tmp_path), handle_invalid="keep")
+    predicted = {row.id: row.prediction for row in transformer.transform(frame).collect()}
+    assert predicted == {0: [large + 1, large + 1, 1 - large], 1: None, 2: None, 3: [8, 9, 10]}
+
+
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda row: str(row[0]))
 def test_an_invalid_row_is_named(broken: Any, one: str, holes: Any) -> None:
     some = holes.filter(f"id < 20 or id = {broken[0]}")
@@ -295,7 +316,7 @@ def test_a_call_may_be_given_later(frame: Any, tmp_path: Path) -> None:
 
     model = silent(called=False)
     model.compile("sgd", "mse")
-    save_run(tmp_path, model, COLUMNS)
+    save_run(tmp_path, model, COLUMNS, inputs=Binding(("x", "n"), ("x", "n")))
     with pytest.raises(ModelError, match="cannot predict: NotImplementedError"):
         TFTransformer.from_run(str(tmp_path)).transform(frame)
     with pytest.raises(ModelError, match="cannot predict: NotImplementedError"):
