@@ -25,8 +25,9 @@ import tensorflow as tf
 from ..config import AllreduceOptions
 from ..errors import ModelError
 from .collectives import Part, sum_over_ranks
-from .losses import Scope, alone, current_graph, parts_of_a_whole, replaced
+from .losses import Scope, alone, classes_with, in_condition, parts_of_a_whole, replaced
 from .metrics import StepMetrics
+from .model import has_own_steps
 
 
 class GradientExchange:
@@ -40,6 +41,9 @@ class GradientExchange:
 
     def __init__(self, model: Any, options: AllreduceOptions, *, share_logs: bool = False) -> None:
         self._model = model
+        self._own = has_own_steps(model)
+        self._logs_wanted = tf.Variable(share_logs, trainable=False)
+        self._logs_wanted_now = share_logs
         self._compression = (
             hvd.Compression.fp16 if options.compression == "fp16" else hvd.Compression.none
         )
@@ -69,6 +73,13 @@ class GradientExchange:
             self._fraction.assign(fraction)
             self._fraction_now = fraction
 
+    def want_logs(self, wanted: bool) -> None:
+        """Say whether the logs of the next step are used; the same on all ranks."""
+        wanted = wanted or self.share_logs
+        if wanted != self._logs_wanted_now:
+            self._logs_wanted.assign(wanted)
+            self._logs_wanted_now = wanted
+
     def step(self, data: Any, control: Any) -> tuple[Any, Any]:
         """Run the model's ``train_step`` as part of the world; may be traced.
 
@@ -90,7 +101,7 @@ class GradientExchange:
         part = Part(hvd.size(), self._fraction)
         self.scope.enter()
         metrics = StepMetrics(self._model, part)
-        with parts_of_a_whole(part, self.scope):
+        with parts_of_a_whole(part, self.scope), self._own_logs(metrics):
             logs = self._model.test_step(data)
         self.logged["test"] = set(logs) if isinstance(logs, Mapping) else set()
         return metrics.finish(logs, share=self.share_logs)
@@ -101,7 +112,11 @@ class GradientExchange:
         self.scope.enter()
         metrics = StepMetrics(self._model, part)
         statistics = _Statistics(self._model, part)
-        with parts_of_a_whole(part, self.scope), self._reducing_optimizers():
+        with (
+            parts_of_a_whole(part, self.scope),
+            self._reducing_optimizers(),
+            self._own_logs(metrics),
+        ):
             logs = self._train_step(data)
             self._end_applying()
         if self._reduced is None:
@@ -110,6 +125,12 @@ class GradientExchange:
         statistics.average()
         self.logged["train"] = set(logs) if isinstance(logs, Mapping) else set()
         return metrics.finish(logs, share=self.share_logs), self._reduced
+
+    def _own_logs(self, metrics: StepMetrics) -> contextlib.AbstractContextManager[None]:
+        """Let what a step of the user's own logs be that of all ranks, where it is used."""
+        if hvd.size() == 1 or not self._own:
+            return contextlib.nullcontext()
+        return metrics.results_of_all(self.scope, self._logs_wanted)
 
     def _train_step(self, data: Any) -> Any:
         self._refusal = None
@@ -148,10 +169,10 @@ class GradientExchange:
     def _reducing_optimizers(self) -> Iterator[None]:
         """Make all optimizers reduce gradients before they apply them."""
         with contextlib.ExitStack() as stack:
-            for cls in _classes_with("apply"):
+            for cls in classes_with(keras.optimizers.Optimizer, "apply"):
                 stack.enter_context(replaced(cls, "apply", self._reducing))
             # What one of the user's own does there sees the reduced gradients, too.
-            for cls in _classes_with("apply_gradients"):
+            for cls in classes_with(keras.optimizers.Optimizer, "apply_gradients"):
                 stack.enter_context(replaced(cls, "apply_gradients", self._reducing_pairs))
             yield
 
@@ -191,17 +212,14 @@ class GradientExchange:
         if tf.executing_eagerly():
             self._agree_to_apply(True)
             return
-        graph = current_graph()
-        while graph is not None and graph is not self.scope.graph:
-            if type(graph).__name__ in _CONDITIONAL_GRAPHS:
-                self._refusal = ModelError(
-                    f"the train_step of model {self._model.name!r} applies gradients inside a "
-                    "condition or loop on a tensor: ranks could decide differently and wait for "
-                    "each other for ever. Apply them in every step (multiply them by 0 where they "
-                    "are not to count), and repeat steps with Python's range"
-                )
-                raise self._refusal
-            graph = getattr(graph, "outer_graph", None)
+        if in_condition(self.scope):
+            self._refusal = ModelError(
+                f"the train_step of model {self._model.name!r} applies gradients inside a "
+                "condition or loop on a tensor: ranks could decide differently and wait for "
+                "each other for ever. Apply them in every step (multiply them by 0 where they "
+                "are not to count), and repeat steps with Python's range"
+            )
+            raise self._refusal
 
     def _end_applying(self) -> None:
         if tf.executing_eagerly() and self._part.size > 1:
@@ -216,23 +234,6 @@ class GradientExchange:
                 f"of {self._part.size} ranks; apply them in every step (multiply them by 0 where "
                 "they are not to count)"
             )
-
-
-_CONDITIONAL_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
-
-
-def _classes_with(method: str) -> list[type]:
-    """Return all classes of optimizers, their bases and what is derived, that define ``method``."""
-    base = keras.optimizers.Optimizer
-    found = [cls for cls in base.__mro__ if method in vars(cls)]
-    pending: list[type] = [base]
-    while pending:
-        derived: type
-        for derived in pending.pop().__subclasses__():
-            pending.append(derived)
-            if method in vars(derived) and derived not in found:
-                found.append(derived)
-    return found
 
 
 class _Statistics:

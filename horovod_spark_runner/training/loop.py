@@ -322,6 +322,7 @@ class Training:
             data = self._batches.training_data(self._batches.blank)
         else:
             data = self._batches.training_data(step.batch.arrays)
+        self._built.exchange.want_logs(step.number == self._epochs.steps - 1)
         if step.equal:
             logs, counts = self._steps.train_full(data, asked)
         else:
@@ -355,6 +356,7 @@ class Training:
                 if begins and self._callbacks.watch_test:
                     callbacks.on_test_batch_begin(step.number)
                 arrays = step.batch.arrays if step.batch.rows else self._batches.blank
+                self._built.exchange.want_logs(step.number == epochs.steps - 1)
                 logs = self._steps.test(self._batches.data(arrays), step.fraction)
                 last = logs, step.fraction
                 if ends and self._callbacks.watch_test:

@@ -21,6 +21,8 @@ from .collectives import Part, differentiable_sum, sum_over_ranks
 
 _MEANS = ("sum_over_batch_size", "mean")
 
+_CONDITIONAL_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
+
 
 class Scope:
     """A step while it runs or is traced: names for its collectives, and where they lie.
@@ -59,6 +61,29 @@ class Scope:
 def current_graph() -> Any | None:
     """Return the graph that is being traced; ``None`` while TensorFlow runs eagerly."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def in_condition(scope: Scope) -> bool:
+    """Tell whether what is traced now, within the step, lies in a condition or loop."""
+    graph = current_graph()
+    while graph is not None and graph is not scope.graph:
+        if type(graph).__name__ in _CONDITIONAL_GRAPHS:
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+def classes_with(base: type, method: str) -> list[type]:
+    """Return ``base``, its bases and what is derived of it, where they define ``method``."""
+    found = [cls for cls in base.__mro__ if method in vars(cls)]
+    pending: list[type] = [base]
+    while pending:
+        derived: type
+        for derived in pending.pop().__subclasses__():
+            pending.append(derived)
+            if method in vars(derived) and derived not in found:
+                found.append(derived)
+    return found
 
 
 @contextlib.contextmanager

@@ -7,14 +7,18 @@ whole epoch, weighted by samples, instead of a mean of means.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
+import keras
 import numpy as np
 import tensorflow as tf
 
 from .collectives import Part, sum_over_ranks
+from .losses import Scope, classes_with, in_condition, replaced
 
 
 def metric_variables(model: Any) -> list[Any]:
@@ -97,10 +101,77 @@ class StepMetrics:
         self._model = model
         self._part = part
         self._before: list[tuple[Any, Any]] = []
+        self._inside = False
         if not part.equal and part.size > 1:
             self._before = [
                 (v, tf.identity(tf.convert_to_tensor(v))) for v in metric_variables(model)
             ]
+
+    @contextlib.contextmanager
+    def results_of_all(self, scope: Scope, wanted: tf.Variable) -> Iterator[None]:
+        """Let the model's metrics give their results over all ranks, while in a step.
+
+        What a step of the user's own logs may be computed from them.
+
+        Args:
+            scope: of the step.
+            wanted: whether the step's logs are used; the same on all ranks.
+        """
+        with contextlib.ExitStack() as stack:
+            for cls in classes_with(keras.metrics.Metric, "result"):
+                wrap = functools.partial(self._result_of_all, scope=scope, wanted=wanted)
+                stack.enter_context(replaced(cls, "result", wrap))
+            yield
+
+    def _result_of_all(
+        self, original: Callable[[Any], Any], scope: Scope, wanted: tf.Variable
+    ) -> Callable[[Any], Any]:
+        @functools.wraps(original)
+        def result(metric: Any) -> Any:
+            known = any(metric is other for other in self._model.metrics)
+            # Ranks may decide differently within a condition, and wait for each other for ever.
+            if self._inside or not known or not metric.variables or in_condition(scope):
+                return original(metric)
+
+            def of_all() -> Any:
+                self._inside = True
+                try:
+                    return self._over_ranks(metric, original, name)
+                finally:
+                    self._inside = False
+
+            def own() -> Any:
+                self._inside = True
+                try:
+                    return tf.nest.map_structure(tf.convert_to_tensor, original(metric))
+                finally:
+                    self._inside = False
+
+            name = scope.name("results")
+            return tf.cond(wanted, of_all, own)
+
+        return result
+
+    def _over_ranks(self, metric: Any, result: Callable[[Any], Any], name: str) -> Any:
+        """Return a metric's result over all ranks and leave the metric as it is."""
+        kept = [tf.identity(tf.convert_to_tensor(v)) for v in metric.variables]
+        self._take_back(metric.variables)
+        combined = _combined(metric.variables, name)
+        for variable, value in zip(metric.variables, combined, strict=True):
+            variable.assign(value)
+        found = tf.nest.map_structure(
+            lambda value: tf.identity(tf.convert_to_tensor(value)), result(metric)
+        )
+        for variable, value in zip(metric.variables, kept, strict=True):
+            variable.assign(value)
+        return found
+
+    def _take_back(self, variables: Sequence[Any]) -> None:
+        """Take back what a row that stands in for none has left in some of the variables."""
+        for variable, before in self._before:
+            if any(variable is chosen for chosen in variables):
+                value = tf.convert_to_tensor(variable)
+                variable.assign(tf.where(self._part.present(tf.float32) > 0, value, before))
 
     def finish(self, logs: Any, *, share: bool) -> Any:
         """Take back what a row that stands in for none left; return the step's logs.
@@ -109,9 +180,7 @@ class StepMetrics:
             logs: what the step returned.
             share: whether they are to be those of all ranks; every rank must say the same.
         """
-        for variable, before in self._before:
-            value = tf.convert_to_tensor(variable)
-            variable.assign(tf.where(self._part.present(tf.float32) > 0, value, before))
+        self._take_back([variable for variable, _ in self._before])
         if not share or self._part.size == 1 or not isinstance(logs, Mapping):
             return logs
         local = _values(self._model.get_metrics_result())
@@ -172,8 +241,13 @@ def _number(value: Any) -> Any | None:
     return number if number.dtype.is_floating else None
 
 
-def _combined(variables: list[Any]) -> list[Any]:
-    """Return the values over all ranks, combined as each variable says."""
+def _combined(variables: Sequence[Any], name: str = "metrics") -> list[Any]:
+    """Return the values over all ranks, combined as each variable says.
+
+    Args:
+        variables: of metrics.
+        name: of the collective.
+    """
     if hvd.size() == 1:
         return [tf.convert_to_tensor(v) for v in variables]
     first = hvd.rank() == 0
@@ -182,7 +256,7 @@ def _combined(variables: list[Any]) -> list[Any]:
         value = tf.convert_to_tensor(variable)
         keep = first or variable.aggregation in ("sum", "mean")
         terms.append(value if keep else tf.zeros_like(value))
-    summed = sum_over_ranks(terms, "metrics")
+    summed = sum_over_ranks(terms, name)
     return [
         value / tf.cast(hvd.size(), value.dtype) if variable.aggregation == "mean" else value
         for variable, value in zip(variables, summed, strict=True)

@@ -24,6 +24,7 @@ OF_STEPS = [
     Case("test-step", lambda: compiled(steps.own(steps.TestStep), metrics=["mae"])),
     Case("compute-loss", lambda: compiled(steps.own(steps.ComputeLoss), loss=None)),
     Case("compute-metrics", lambda: compiled(steps.own(steps.ComputeMetrics), metrics=["mae"])),
+    Case("derived-logs", lambda: compiled(steps.own(steps.DerivedLogs), metrics=["mae"])),
     Case("add-loss-in-layer", lambda: compiled(stack(layers.Dense(5), steps.Penalty()))),
     Case("add-loss-in-call", lambda: compiled(steps.AddsLoss(), loss=None), y=None),
     Case("layer-only-in-training", lambda: compiled(steps.TrainingOnly())),

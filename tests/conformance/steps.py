@@ -138,6 +138,21 @@ class ComputeMetrics(Model):
 
 
 @registered
+class DerivedLogs(Model):
+    """Steps that log numbers computed from results of metrics."""
+
+    def train_step(self, data: Any) -> Any:
+        return self._derived(super().train_step(data))
+
+    def test_step(self, data: Any) -> Any:
+        return self._derived(super().test_step(data))
+
+    def _derived(self, logs: Any) -> Any:
+        squared = ops.square(logs["mae"])
+        return {"root": ops.sqrt(logs["loss"]), "squared": squared, "share": squared / logs["loss"]}
+
+
+@registered
 class Penalty(layers.Layer):
     """A layer that adds a loss."""
 
