@@ -9,7 +9,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from .config import LaunchOptions, RestartOptions
-from .errors import HorovodSparkError, NotEnoughSlotsError, PreemptedError, RunFailedError
+from .errors import (
+    CheckpointError,
+    HorovodSparkError,
+    NotEnoughSlotsError,
+    PreemptedError,
+    RunFailedError,
+)
 from .launch.capacity import check_slots
 from .launch.channel import Message
 from .launch.console import Console
@@ -22,7 +28,8 @@ from .launch.restart import (
     decide,
     describe_attempts,
 )
-from .storage.checkpoint import newest_checkpoint
+from .storage.checkpoint import CheckpointInfo, newest_checkpoint
+from .storage.filesystem import Location
 from .storage.lock import RunLock
 from .storage.run_directory import RunDirectory
 from .training.entry import MODULES, train_rank
@@ -96,19 +103,11 @@ class Attempts:
                 self.pause(max(0.0, decision.restart_at - time.time()))
 
     def _attempt(self, spec: TrainingSpec) -> RunResult:
-        newest = newest_checkpoint(self.directory, spec.run_id)
+        newest = self._newest(spec)
         first_step = 0 if newest is None else newest[1].step
         shown = self.launching.stream_logs
         observer = StepObserver(Console(show_logs=shown, show_progress=shown), first_step)
-        attempt = Attempt(
-            number=len(self._earlier) + len(self.done) + 1,
-            workers=self.launching.num_workers,
-            started=time.time(),
-            ended=time.time(),
-            first_step=first_step,
-            last_step=first_step,
-            ending=RUNNING,
-        )
+        attempt = self._begin(first_step)
         try:
             launching = self._fitting()
             attempt = replace(attempt, workers=launching.num_workers)
@@ -140,6 +139,26 @@ class Attempts:
             raise
         self._close(attempt, observer.last_step, FINISHED)
         return result
+
+    def _begin(self, first_step: int) -> Attempt:
+        return Attempt(
+            number=len(self._earlier) + len(self.done) + 1,
+            workers=self.launching.num_workers,
+            started=time.time(),
+            ended=time.time(),
+            first_step=first_step,
+            last_step=first_step,
+            ending=RUNNING,
+        )
+
+    def _newest(self, spec: TrainingSpec) -> tuple[Location, CheckpointInfo] | None:
+        try:
+            return newest_checkpoint(self.directory, spec.run_id)
+        except CheckpointError as error:
+            # An attempt, too: storage that stays away uses up the restarts.
+            first_step = self.done[-1].first_step if self.done else 0
+            self._close(self._begin(first_step), first_step, classify(error), _first_line(error))
+            raise
 
     def _fitting(self) -> LaunchOptions:
         """Return the settings for as many ranks as there are slots for now.

@@ -15,7 +15,7 @@
         ├── RunCancelledError                   someone cancelled its Spark job
         ├── LaunchError                         the ranks could not be started or lost Spark
         ├── RanksDivergedError                  ranks hold different models
-        ├── CheckpointError                     a checkpoint could not be written
+        ├── CheckpointError                     a checkpoint could not be written or read
         └── PreemptedError                      a rank was asked to end (SIGTERM); all is saved
 
 Who can mend it is what separates the branches: the caller (``InvalidInputError``), whoever
@@ -101,7 +101,7 @@ class RanksDivergedError(RunFailedError):
 
 
 class CheckpointError(RunFailedError):
-    """A checkpoint could not be written; those written before are untouched."""
+    """Storage failed: a checkpoint could not be written or read; those there are untouched."""
 
 
 class PreemptedError(RunFailedError):

@@ -342,7 +342,8 @@ def find_checkpoint(directory: RunDirectory, resume: str) -> CheckpointInfo | No
     """Return the checkpoint to go on from, or ``None`` to start anew.
 
     Raises:
-        RunDirectoryError: ``resume`` forbids what is there, or nothing of it can be read.
+        RunDirectoryError: ``resume`` forbids what is there, or nothing of it is whole.
+        CheckpointError: the storage fails.
     """
     newest = newest_checkpoint(directory, directory.run_id())
     if newest is None:

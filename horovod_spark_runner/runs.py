@@ -137,7 +137,7 @@ def _checkpoint_lines(directory: RunDirectory, settings: dict[str, Any]) -> list
     for step in directory.checkpoint_steps():
         try:
             whole[step] = verify_checkpoint(directory.checkpoint(step))
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             problems[step] = str(error)
     best = best_step(whole, CheckpointOptions(**settings.get("checkpoints", {})))
     lines = [

@@ -48,6 +48,11 @@ _SURROUNDINGS = (
     "ConnectionRefusedError",
     "BrokenPipeError",
     "TimeoutError",
+    # Storage, networks and devices say so; files that are not there have types of their own.
+    "OSError",
+    "tensorflow.python.framework.errors_impl.AbortedError",
+    "tensorflow.python.framework.errors_impl.InternalError",
+    "tensorflow.python.framework.errors_impl.UnavailableError",
 )
 
 

@@ -2,24 +2,27 @@
 
 A checkpoint is a folder with some ``.npz`` files and ``checkpoint.json``. The latter holds the
 SHA-256 of the others and of itself and is written last, so a folder without it, or whose sums do
-not fit, is not a checkpoint: it is skipped, loudly, for the one before. On storage that can rename
-a folder, the whole folder appears in one step.
+not fit, is not a checkpoint: it is skipped, loudly, for the one before. One that cannot be read now
+may be whole: it is tried again, and neither skipped nor deleted. On storage that can rename a
+folder, the whole folder appears in one step.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..config import CheckpointOptions
-from ..errors import RunDirectoryError
+from ..errors import CheckpointError, RunDirectoryError
 from .arrays import dump_arrays, load_arrays
 from .filesystem import Location
 from .run_directory import RunDirectory
@@ -32,6 +35,9 @@ RANKS_FILE = "ranks.npz"
 MANIFEST_FILE = "checkpoint.json"
 
 Arrays = Mapping[str, np.ndarray]
+T = TypeVar("T")
+# Seconds to wait before storage that could not be read is asked again.
+PAUSES = (1.0, 4.0)
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,8 @@ def prune_checkpoints(directory: RunDirectory, newest: int, options: CheckpointO
                 whole[step] = read_info(directory.checkpoint(step))
             except ValueError:
                 _delete_quietly(directory.checkpoint(step))
+            except OSError as error:  # it may be whole, and the best
+                logger.warning("checkpoint %s stays: %s", directory.checkpoint(step), error)
     kept = {*list(whole)[: options.keep]}
     best = best_step(whole, options)
     for step in whole.keys() - kept - {best}:
@@ -176,6 +184,7 @@ def read_info(folder: Location) -> CheckpointInfo:
     Raises:
         IncompleteCheckpoint: there is none.
         ValueError: it is damaged.
+        OSError: the storage fails.
     """
     return _read_manifest(folder)[0]
 
@@ -185,6 +194,7 @@ def verify_checkpoint(folder: Location) -> CheckpointInfo:
 
     Raises:
         ValueError: it is not whole, or its contents have changed.
+        OSError: the storage fails.
     """
     info, sums = _read_manifest(folder)
     for name in sums:
@@ -197,6 +207,7 @@ def load_checkpoint(folder: Location) -> tuple[CheckpointInfo, dict[str, dict[st
 
     Raises:
         ValueError: it is not whole, or its contents have changed.
+        OSError: the storage fails.
     """
     info, sums = _read_manifest(folder)
     return info, {name: load_arrays(_read_checked(folder, name, sums)) for name in sums}
@@ -214,16 +225,13 @@ def newest_checkpoint(
     Raises:
         RunDirectoryError: there are checkpoints, but all are damaged: starting anew would in the
             end delete what may still be saved.
+        CheckpointError: the storage fails, again and again.
     """
     damaged = []
-    try:
-        steps = directory.checkpoint_steps()
-    except OSError as error:
-        raise RunDirectoryError(f"{directory.checkpoints} cannot be read: {error}") from error
-    for step in steps:
+    for step in patiently(directory.checkpoint_steps, directory.checkpoints):
         folder = directory.checkpoint(step)
         try:
-            info = verify_checkpoint(folder)
+            info = patiently(functools.partial(verify_checkpoint, folder), folder)
             if run_id is not None and info.run_id != run_id:
                 raise ValueError(f"it belongs to another run ({info.run_id}, not {run_id})")
         except ValueError as error:
@@ -240,11 +248,33 @@ def newest_checkpoint(
     return None
 
 
+def patiently(read: Callable[[], T], place: Location) -> T:
+    """Return what ``read`` does, which is tried again if the storage fails.
+
+    Args:
+        read: reads something.
+        place: what it reads, for the message.
+
+    Raises:
+        CheckpointError: the storage failed each time.
+    """
+    for pause in PAUSES:
+        try:
+            return read()
+        except OSError as error:
+            logger.warning("%s cannot be read and is tried again: %s", place, error)
+            time.sleep(pause)
+    try:
+        return read()
+    except OSError as error:
+        raise CheckpointError(f"{place} cannot be read: {error}") from error
+
+
 def _read_checked(folder: Location, name: str, sums: Mapping[str, str]) -> bytes:
     try:
         data = folder.join(name).read_bytes()
-    except OSError as error:
-        raise ValueError(f"{name} cannot be read: {error}") from error
+    except FileNotFoundError as error:
+        raise ValueError(f"{name} is missing") from error
     if hashlib.sha256(data).hexdigest() != sums[name]:
         raise ValueError(f"{name} is damaged: its SHA-256 is not the one recorded")
     return data
@@ -262,5 +292,5 @@ def _read_manifest(folder: Location) -> tuple[CheckpointInfo, dict[str, str]]:
         return CheckpointInfo(**manifest), sums
     except FileNotFoundError as error:
         raise IncompleteCheckpoint(f"it has no {MANIFEST_FILE}") from error
-    except (OSError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+    except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
         raise ValueError(f"{MANIFEST_FILE} cannot be read: {error}") from error

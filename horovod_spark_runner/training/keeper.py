@@ -6,6 +6,7 @@ keep for themselves; a thread of rank 0 writes it.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from ..storage.checkpoint import (
     VARIABLES_FILE,
     CheckpointInfo,
     load_checkpoint,
+    patiently,
 )
 from ..storage.filesystem import Location
 from ..storage.run_directory import RunDirectory
@@ -72,7 +74,8 @@ class Keeper:
         The shared variables are restored on rank 0 only: they are broadcast anyway.
 
         Raises:
-            RunDirectoryError: it is another model's or cannot be read.
+            RunDirectoryError: it is another model's or damaged.
+            CheckpointError: the storage fails.
         """
         if self._spec.checkpoint is None:
             return None
@@ -206,6 +209,6 @@ class Keeper:
 
 def _load(folder: Location) -> tuple[CheckpointInfo, dict[str, Any]]:
     try:
-        return load_checkpoint(folder)
+        return patiently(functools.partial(load_checkpoint, folder), folder)
     except ValueError as error:
         raise RunDirectoryError(f"checkpoint {folder} cannot be read: {error}") from error

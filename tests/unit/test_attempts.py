@@ -20,6 +20,7 @@ from horovod_spark_runner.config import (
     RestartOptions,
 )
 from horovod_spark_runner.errors import (
+    CheckpointError,
     NotEnoughSlotsError,
     PreemptedError,
     RankFailedError,
@@ -226,3 +227,20 @@ def test_columns_are_recorded_as_they_were_given() -> None:
         {"a": ["p", "q"], "b": "r"},
     ):
         assert _recorded(_binding(given, "label_cols")) == given
+
+
+def test_storage_that_stays_away_uses_up_the_restarts(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter([None])  # once, before the first attempt
+
+    def newest(*args: Any) -> None:
+        if next(found, "away") == "away":
+            raise CheckpointError("step-00000010 cannot be read: 503")
+
+    monkeypatch.setattr(attempts_module, "newest_checkpoint", newest)
+    cluster = Cluster(directory, [], [(0, 5, killed())])
+    with pytest.raises(CheckpointError, match="cannot be read: 503"):
+        run(monkeypatch, cluster, max_restarts=2)
+    endings = [attempt["ending"] for attempt in directory.read_attempts()]
+    assert endings == ["rank killed or lost", "storage failed", "storage failed"]

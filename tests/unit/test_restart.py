@@ -47,6 +47,10 @@ def rank_failed(kind: str | None) -> RankFailedError:
     [
         (rank_failed(None), True),
         (rank_failed("horovod.common.exceptions.HorovodInternalError"), True),
+        (rank_failed("OSError"), True),
+        (rank_failed("tensorflow.python.framework.errors_impl.UnavailableError"), True),
+        (rank_failed("tensorflow.python.framework.errors_impl.InvalidArgumentError"), False),
+        (rank_failed("FileNotFoundError"), False),
         (rank_failed("MemoryError"), True),
         (
             RankFailedError(

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.config import CheckpointOptions
-from horovod_spark_runner.errors import InvalidInputError, RunDirectoryError
+from horovod_spark_runner.errors import CheckpointError, InvalidInputError, RunDirectoryError
+from horovod_spark_runner.storage import checkpoint as checkpoint_module
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
 from horovod_spark_runner.storage.checkpoint import (
     CheckpointInfo,
@@ -272,6 +274,62 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(
     damage_file(save(directory, 10) / "variables.npz", "flip")
     with pytest.raises(RunDirectoryError, match="none that can be gone on from .*step-00000010"):
         newest_checkpoint(directory)
+
+
+class Flaky:
+    """Storage that fails for some files, a number of times each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, part: str, times: int) -> None:
+        self.left = times
+        for method in ("read_bytes", "read_text"):
+            read = getattr(Location, method)
+            monkeypatch.setattr(Location, method, self._failing(read, part))
+        monkeypatch.setattr(checkpoint_module, "PAUSES", (0.0, 0.0))
+
+    def _failing(self, read: Callable[..., Any], part: str) -> Callable[..., Any]:
+        def failing(location: Location) -> Any:
+            if part in str(location) and self.left:
+                self.left -= 1
+                raise OSError(5, "503 Slow Down")
+            return read(location)
+
+        return failing
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_passing_read_error_skips_no_checkpoint(
+    directory: RunDirectory, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(directory, 10)
+    save(directory, 20)
+    Flaky(monkeypatch, f"step-00000020/{file}", times=2)
+    found = newest_checkpoint(directory)
+    assert found is not None
+    assert found[1].step == 20
+
+
+def test_storage_that_stays_away_is_an_error(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(directory, 10)
+    save(directory, 20)
+    Flaky(monkeypatch, "step-00000020", times=1000)
+    with pytest.raises(CheckpointError, match="step-00000020 cannot be read: .*503 Slow Down"):
+        newest_checkpoint(directory)
+    assert directory.checkpoint_steps() == [20, 10]
+
+
+def test_a_passing_read_error_deletes_no_checkpoint(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(directory, 10)
+    save(directory, 20)
+    options = CheckpointOptions(keep=1, best_metric="loss", best_mode="max")
+    Flaky(monkeypatch, "step-00000010", times=1)
+    prune_checkpoints(directory, 20, options)
+    assert directory.checkpoint_steps() == [20, 10]
+    prune_checkpoints(directory, 20, options)
+    assert directory.checkpoint_steps() == [20, 10]  # it is the best
 
 
 def test_a_foreign_checkpoint_is_passed_over(
