@@ -7,6 +7,7 @@ import pickle
 import queue
 import re
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from .channel import Message
 from .control_server import ControlServer
 from .encryption import check_encryption
 from .network import LOOPBACK, route_to
-from .outcome import RankOutcome, failure_error, root_cause
+from .outcome import Failure, RankOutcome, failure_error, root_cause
 from .slot import SlotPlan
 from .spark_job import SparkJob
 from .topology import RankPlacement
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 STOP_GRACE = 5.0
 # A larger call is fetched by the slots directly: Spark holds it in the memory of its JVM.
 MAX_PLAN_PAYLOAD = 8 * 1024 * 1024
+
+# The driver loads none of them for an exception's sake.
+FRAMEWORKS = ("tensorflow", "keras", "torch", "horovod")
 
 _running = threading.Lock()
 
@@ -224,13 +228,35 @@ def _explain(job: SparkJob, outcomes: list[RankOutcome], watch: RunWatch) -> Exc
     cause = root_cause(known)
     if cause is None or cause.failure is None:
         return LaunchError(f"the run ended without a result: {job.error}")
-    exception = None
-    if cause.failure.exception is not None:
-        exception = pickle.loads(cause.failure.exception)
-    return failure_error(cause, known, exception)
+    return failure_error(cause, known, unpickle_exception(cause.failure))
+
+
+def unpickle_exception(failure: Failure) -> BaseException | None:
+    """Return the exception itself; ``None`` if it cannot be had here, or only with a framework."""
+    package = (failure.exception_type or "").partition(".")[0]
+    if failure.exception is None or (package in FRAMEWORKS and package not in sys.modules):
+        return None
+    try:
+        exception = pickle.loads(failure.exception)
+    except Exception:  # its class may be known to the ranks only; its text and traceback are here
+        return None
+    return exception if isinstance(exception, BaseException) else None
 
 
 def _unpickle_result(outcome: RankOutcome, server: ControlServer) -> Any:
+    try:
+        return _load_result(outcome, server)
+    except LaunchError:
+        raise
+    except Exception as error:
+        raise LaunchError(
+            f"all ranks have finished, but what rank {outcome.rank} on {outcome.host} returned "
+            f"cannot be loaded on the driver ({type(error).__name__}: {error}); return plain "
+            "values, or install on the driver what the ranks have"
+        ) from error
+
+
+def _load_result(outcome: RankOutcome, server: ControlServer) -> Any:
     if not outcome.result_bytes:
         return pickle.loads(outcome.result or b"")
     stream = server.result(outcome.rank)

@@ -27,6 +27,8 @@ STALLED = "stalled"  # no rank made any progress
 ABORTED = "aborted"  # ended because another rank had failed, or the driver asked
 
 LOG_TAIL_LINES = 20
+# Characters of an exception's message and traceback that are kept.
+MAX_MESSAGE, MAX_TRACEBACK = 8 * 1024, 64 * 1024
 
 # Files by which a worker tells its slot what became of it, in the rank's private directory.
 OUTCOME_FILE = "outcome"
@@ -93,12 +95,24 @@ def describe_exception(error: BaseException) -> tuple[str, str, str]:
     name = cls.__qualname__
     if cls.__module__ not in ("builtins", "__main__"):
         name = f"{cls.__module__}.{name}"
-    text = str(error)
-    return (
-        name,
-        f"{cls.__qualname__}: {text}" if text else cls.__qualname__,
-        "".join(traceback.format_exception(error)),
-    )
+    try:
+        text = str(error)
+    except Exception as broken:  # its class is the user's
+        text = f"(its text cannot be had: {type(broken).__name__})"
+    try:
+        trace = "".join(traceback.format_exception(error))
+    except Exception:
+        trace = "".join(traceback.format_tb(error.__traceback__))
+    message = f"{cls.__qualname__}: {text}" if text else cls.__qualname__
+    return name, shortened(message, MAX_MESSAGE), shortened(trace, MAX_TRACEBACK)
+
+
+def shortened(text: str, limit: int) -> str:
+    """Return ``text``, or its beginning and end if it has more than ``limit`` characters."""
+    if len(text) <= limit:
+        return text
+    left_out = f" … ({len(text) - limit:,} characters left out) … "
+    return text[: limit // 2] + left_out + text[-limit // 2 :]
 
 
 def root_cause(outcomes: Iterable[RankOutcome]) -> RankOutcome | None:

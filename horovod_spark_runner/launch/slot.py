@@ -346,7 +346,7 @@ class Slot:
                 "time": failure.time,
                 "message": failure.message,
                 "exception_type": failure.exception_type,
-                "traceback": failure.traceback[-65536:],
+                "traceback": failure.traceback,
                 "log_tail": failure.log_tail,
             },
             place,

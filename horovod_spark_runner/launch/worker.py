@@ -82,8 +82,9 @@ def work(slot: socket.socket, directory: Path, payload: Path, timings: dict[str,
     bind_to_cores(os.environ)
     reporting.connect(slot)
     code = _run(directory, payload, start["rank"], start["size"], timings)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the function may have closed or replaced it
+            stream.flush()
     return code
 
 
@@ -183,7 +184,8 @@ def _abort_world() -> None:
     # An uncaught exception on one rank must not leave the others waiting in a collective.
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-        sys.stderr.flush()
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
         mpi.COMM_WORLD.Abort(1)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from horovod_spark_runner import AllreduceOptions, HorovodRunner, RankFailedError
+from horovod_spark_runner import AllreduceOptions, HorovodRunner, RankFailedError, RunFailedError
 from tests.leftovers import await_nothing_left, own_task
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -93,6 +95,51 @@ def test_the_first_exception_is_raised_with_its_traceback(spark: Any) -> None:
     assert text.startswith(f"rank 1 on {os.uname().nodename} failed: KeyError: 'the culprit'")
     assert "rank 0 on" in text
     assert "rank 2 on" in text
+
+
+def bring(what: str) -> Any:
+    """Return or raise what gives trouble on its way to the driver."""
+    folder = os.environ["TMPDIR"]
+    Path(folder, "only_on_ranks.py").write_text(
+        "class Thing:\n    pass\nclass Trouble(Exception):\n    pass\n"
+    )
+    sys.path.insert(0, folder)
+    import only_on_ranks
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    if what == "result":
+        return only_on_ranks.Thing()
+    if what == "exception":
+        raise only_on_ranks.Trouble("on the rank")
+    if what == "mute":
+        raise Mute
+    if what == "long":
+        raise ValueError("x" * 3_000_000)
+    sys.stdout.close()
+    sys.stderr = None
+    return what
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("exception", "rank 0 .* failed: Trouble: on the rank"),
+        ("mute", r"rank 0 .* failed: .*Mute: \(its text cannot be had: RuntimeError\)"),
+        ("long", "rank 0 .* failed: ValueError: x+ … .* characters left out"),
+        ("result", "what rank 0 on .* returned cannot be loaded on the driver .*only_on_ranks"),
+    ],
+)
+def test_what_cannot_be_loaded_or_shown_on_the_driver(spark: Any, what: str, told: str) -> None:
+    with pytest.raises(RunFailedError, match=told) as caught:
+        HorovodRunner(1, stream_logs=False).run(bring, what)
+    assert len(str(caught.value)) < 100_000
+
+
+def test_a_function_may_close_its_output(spark: Any) -> None:
+    assert HorovodRunner(1, stream_logs=False).run(bring, "closed").results == ("closed",)
 
 
 def test_a_killed_rank_is_named_with_its_last_lines(spark: Any) -> None:

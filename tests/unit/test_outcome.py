@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
+import cloudpickle
+import pytest
+
 from horovod_spark_runner.errors import (
     DataError,
     LaunchError,
     RankFailedError,
     RanksDivergedError,
 )
+from horovod_spark_runner.launch.driver import unpickle_exception
 from horovod_spark_runner.launch.outcome import (
     ABORTED,
     DIED,
@@ -87,3 +94,17 @@ def test_what_all_ranks_found_together_is_told_as_such() -> None:
 def test_a_slot_that_could_not_start_is_a_launch_error() -> None:
     cause = outcome(0, failed(LAUNCH, 1.0))
     assert isinstance(failure_error(cause, [cause], None), LaunchError)
+
+
+def test_no_framework_is_loaded_for_an_exception() -> None:
+    class Loading(Exception):
+        def __reduce__(self) -> Any:
+            return pytest.fail, ("it was unpickled",)
+
+    failure = Failure(
+        RAISED, 0.0, "x", "torch.cuda.OutOfMemoryError", exception=cloudpickle.dumps(Loading())
+    )
+    assert "torch" not in sys.modules
+    assert unpickle_exception(failure) is None
+    known = Failure(RAISED, 0.0, "x", "ValueError", exception=cloudpickle.dumps(ValueError("y")))
+    assert str(unpickle_exception(known)) == "y"
