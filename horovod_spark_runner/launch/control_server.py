@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
+import struct
 import tempfile
 import threading
 import time
 from typing import IO
 
+from ..errors import EnvironmentProblem
 from .channel import (
     MAX_DATA_BYTES,
     NONCE_BYTES,
@@ -21,24 +23,42 @@ from .channel import (
 from .driver_link import CONNECT_TIMEOUT, receive_exactly
 from .network import family_of
 
+# Seconds for which a slot may take nothing of what it is sent.
+SEND_TIMEOUT = 5.0
+
 
 class ControlServer:
     """Accepts the slots' connections and puts their messages into ``events``.
 
-    Bound to one address only, on a port the system chooses. A peer that does not hold the run's
+    Bound to one address only. A peer that does not hold the run's
     key is dropped. A connection that closes before its slot said ``ended`` makes an event
     ``gone``. Use as a context manager.
 
     Args:
-        host: address to listen on; the one executors reach the driver at.
+        bind: address or name of this machine to listen at.
         key: the run's secret.
         payload: the pickled call, for slots that ask for it.
+        host: where executors reach the driver, if that is another.
+        port: to listen at; 0 for one that the system chooses.
+
+    Raises:
+        EnvironmentProblem: it cannot listen there.
     """
 
-    def __init__(self, host: str, key: bytes, payload: bytes = b"") -> None:
+    def __init__(
+        self, bind: str, key: bytes, payload: bytes = b"", *, host: str | None = None, port: int = 0
+    ) -> None:
         self._key = key
         self._payload = payload
-        self._listener = socket.create_server((host, 0), family=family_of(host))
+        self._host = host
+        try:
+            self._listener = socket.create_server((bind, port), family=family_of(bind))
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"the driver cannot listen for its slots at {bind} port {port}: {error}. Give an "
+                "address of this machine in spark.driver.bindAddress (spark.driver.host is where "
+                "executors reach it), and a free port in spark.horovod.controlPort, or none"
+            ) from error
         self._lock = threading.Lock()
         self._peers: set[_Peer] = set()
         self._closing = False
@@ -49,7 +69,7 @@ class ControlServer:
     @property
     def address(self) -> tuple[str, int]:
         host, port = self._listener.getsockname()[:2]
-        return host, port
+        return self._host or host, port
 
     def __enter__(self) -> ControlServer:
         return self
@@ -78,6 +98,11 @@ class ControlServer:
             for peer in self._current()
             if peer.slot is not None and peer.last_seen < limit
         ]
+
+    def hear_anew(self) -> None:
+        """Count the slots' silence from now on: this process did not listen meanwhile."""
+        for peer in self._current():
+            peer.last_seen = time.monotonic()
 
     def result(self, rank: int) -> IO[bytes] | None:
         """Return the pickled result that ``rank`` sent here because of its size, if it did."""
@@ -151,6 +176,9 @@ class _Peer:
         connection.sendall(nonce)
         answer = receive_exactly(connection, NONCE_BYTES)
         connection.settimeout(None)
+        # For sending only: a slot that does not read must not keep the driver from the others.
+        limit = struct.pack("@ll", int(SEND_TIMEOUT), 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._codec = FrameCodec(key, nonce, answer, is_server=True)
 
     def receive(self) -> Message:
@@ -164,8 +192,16 @@ class _Peer:
         return message
 
     def send(self, message: Message) -> None:
-        with self._lock, contextlib.suppress(OSError):
+        """Send ``message``; a slot that takes nothing any more is given up."""
+        if not self._lock.acquire(timeout=SEND_TIMEOUT):  # a large call is on its way, and stuck
+            self.shut()
+            return
+        try:
             self._connection.sendall(self._codec.encode(message))
+        except OSError:  # perhaps half of it was sent: nothing that follows could be read
+            self.shut()
+        finally:
+            self._lock.release()
 
     def send_data(self, data: bytes) -> None:
         view = memoryview(data)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..config import LaunchOptions
-from ..errors import EnvironmentProblem, LaunchError, RunCancelledError
+from ..errors import EnvironmentProblem, InvalidInputError, LaunchError, RunCancelledError
 from ..serialize import dump_call
 from ..session import connect_host, runs_on_this_machine, use_own_python
 from .capacity import check_slots
@@ -37,6 +37,10 @@ STOP_GRACE = 5.0
 # A larger call is fetched by the slots directly: Spark holds it in the memory of its JVM.
 MAX_PLAN_PAYLOAD = 8 * 1024 * 1024
 
+# Spark's setting for the port at which slots reach the driver.
+CONTROL_PORT_SETTING = "spark.horovod.controlPort"
+# A loop that was held up for so long says nothing about the slots: the driver was stopped.
+HELD_UP = 3.0
 # The driver loads none of them for an exception's sake.
 FRAMEWORKS = ("tensorflow", "keras", "torch", "horovod")
 
@@ -110,7 +114,8 @@ def launch(
         use_own_python(spark)
         checked = time.monotonic()
         key = secrets.token_bytes(32)
-        with ControlServer(control_host(spark), key, payload) as server:
+        bind, host, port = control_place(spark)
+        with ControlServer(bind, key, payload, host=host, port=port) as server:
             plan = SlotPlan(
                 run_id=secrets.token_hex(4),
                 key=key,
@@ -148,14 +153,28 @@ def _turn(observer: Observer) -> Iterator[None]:
         _running.release()
 
 
-def control_host(spark: SparkSession) -> str:
-    """Return the address the driver listens on for its slots: where executors reach it anyway."""
+def control_place(spark: SparkSession) -> tuple[str, str, int]:
+    """Return where the driver listens for its slots, and what they are told: bind, host, port.
+
+    The host is the one executors reach the driver at anyway. Behind a translation of addresses it
+    is not one of this machine's own: ``spark.driver.bindAddress`` is. The port is chosen by the
+    system unless the setting ``spark.horovod.controlPort`` pins it, for firewalls.
+
+    Raises:
+        InvalidInputError: the port is no number of one.
+    """
+    setting = str(spark.conf.get(CONTROL_PORT_SETTING, "0"))
+    if not setting.isdecimal() or int(setting) > 65535:
+        raise InvalidInputError(f"{CONTROL_PORT_SETTING} must be a port, got {setting!r}")
     server = connect_host(spark)
     if server is not None:
-        return route_to(server) or LOOPBACK
-    if runs_on_this_machine(spark):
-        return LOOPBACK
-    return str(spark.conf.get("spark.driver.host", LOOPBACK))
+        host = bind = route_to(server) or LOOPBACK
+    elif runs_on_this_machine(spark):
+        host = bind = LOOPBACK
+    else:
+        host = str(spark.conf.get("spark.driver.host", LOOPBACK)).strip("[]")
+        bind = str(spark.conf.get("spark.driver.bindAddress", host)).strip("[]")
+    return bind, host, int(setting)
 
 
 def _run_job(
@@ -178,12 +197,17 @@ def _run_job(
 
 def _watch(job: SparkJob, server: ControlServer, observer: Observer, watch: RunWatch) -> None:
     silence = watch.heartbeat_timeout
+    before = time.monotonic()
     while job.is_alive():
         with contextlib.suppress(queue.Empty):
             message = server.events.get(timeout=0.1)
             observer.on_message(message)
             watch.take(message, time.monotonic())
+            _drain(server, observer, watch)
         now = time.monotonic()
+        if now - before > HELD_UP:
+            server.hear_anew()
+        before = now
         watch.take_silence(server.silent_slots(silence), now)
         verdict = watch.decide(now)
         if verdict is Verdict.GIVE_UP:
@@ -193,7 +217,7 @@ def _watch(job: SparkJob, server: ControlServer, observer: Observer, watch: RunW
 
 
 def _drain(server: ControlServer, observer: Observer, watch: RunWatch) -> None:
-    while not server.events.empty():
+    for _ in range(server.events.qsize()):  # what comes meanwhile is for the next time
         message = server.events.get()
         observer.on_message(message)
         watch.take(message, time.monotonic())
@@ -216,8 +240,12 @@ def _explain(job: SparkJob, outcomes: list[RankOutcome], watch: RunWatch) -> Exc
         )
         explained.__cause__ = job.error
         return explained
-    # What the slots told directly fills in for outcomes that did not come through Spark.
-    known = outcomes or watch.failures
+    # What the slots told directly, and what their silence told, fills in for outcomes that did not
+    # come through Spark or say only that the driver ended the run.
+    known = outcomes
+    if not is_telling(outcomes):
+        told = {failure.slot for failure in watch.failures}
+        known = [*watch.failures, *(o for o in outcomes if o.slot not in told)]
     if not is_telling(known):
         if job.failed_by_itself:
             explained = explain_spark_error(job.error)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from pathlib import Path
 
 from ..errors import LaunchError
 from .channel import MAX_DATA_BYTES, NONCE_BYTES, ChannelError, FrameCodec, Message, new_nonce
 
 CONNECT_TIMEOUT = 5.0
+# Seconds between tries at the start: a single lost packet must not end a large run.
+CONNECT_PAUSES = (0.5, 2.0)
 RECONNECT_TIMEOUT = 1.0
 # How long a large call or result may make no headway at all.
 TRANSFER_TIMEOUT = 60.0
@@ -32,7 +35,27 @@ class DriverLink:
         self._early: list[Message] = []
         self._address = address
         self._key = key
-        self._connect(CONNECT_TIMEOUT)
+        self._problem = ""
+        for pause in (*CONNECT_PAUSES, None):
+            self._connect(CONNECT_TIMEOUT)
+            if self._socket is not None or pause is None:
+                return
+            time.sleep(pause)
+
+    def check(self) -> None:
+        """Check that the driver was reached.
+
+        Raises:
+            LaunchError: it was not.
+        """
+        if self._socket is None:
+            host, port = self._address
+            raise LaunchError(
+                f"{socket.gethostname()} cannot reach the driver at {host} port {port} "
+                f"({self._problem}): executors must be able to connect to it. Behind a firewall, "
+                "open the port that spark.horovod.controlPort names; where the driver has several "
+                "addresses, name the right one in spark.driver.host"
+            )
 
     def reconnect(self) -> bool:
         """Try once to mend a lost connection; return whether it was lost and is there again."""
@@ -47,7 +70,8 @@ class DriverLink:
             server_nonce = receive_exactly(connection, NONCE_BYTES)
             client_nonce = new_nonce()
             connection.sendall(client_nonce)
-        except OSError:
+        except OSError as error:
+            self._problem = str(error)
             return
         self._codec = FrameCodec(self._key, server_nonce, client_nonce, is_server=False)
         connection.setblocking(False)

@@ -13,8 +13,9 @@ import os
 import select
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,6 +123,7 @@ class Slot:
         self._devices = split_devices(gpus, count)
         self._link = DriverLink(plan.driver, plan.key)
         self._closing.callback(self._link.drain, timeout=1.0)
+        self._link.check()
         self._tell({"type": "hello"})
         self._folders = [self._workspace.folder(f"rank-{place}") for place in range(count)]
         self._payload = self._workspace.path / "payload"
@@ -180,7 +182,8 @@ class Slot:
         """
         try:
             self._write_payload()
-            infos = read_infos(exchange(self._info().to_text()))
+            with self._beating():
+                infos = read_infos(exchange(self._info().to_text()))
             self._timings["rendezvous"] = time.monotonic() - self._began
             self._join(arrange(infos, share_gpus=self._plan.options.share_gpus))
             self._watch()
@@ -188,6 +191,29 @@ class Slot:
             self._abort(LAUNCH, f"{type(error).__name__}: {error}")
         self._send_large_results()
         return [rank.outcome(self._index, self._host, self._timings) for rank in self._ranks]
+
+    @contextlib.contextmanager
+    def _beating(self) -> Iterator[None]:
+        """Show signs of life while this thread waits for Spark to start the other slots."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(HEARTBEAT_SECONDS):
+                self._show_life()
+
+        thread = threading.Thread(target=beat, name="hsr-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()  # messages carry their number: one sender at a time
+
+    def _show_life(self) -> None:
+        if self._link.reconnect():
+            self._tell({"type": "back"})
+        self._tell({"type": "heartbeat"})
+        self._link.flush()
 
     def ask_to_end(self) -> None:
         """Pass on to the ranks that this host is to be left soon; safe in a signal handler."""
@@ -237,9 +263,7 @@ class Slot:
             now = time.monotonic()
             if now - self._last_beat > HEARTBEAT_SECONDS:
                 self._last_beat = now
-                if self._link.reconnect():
-                    self._tell({"type": "back"})
-                self._tell({"type": "heartbeat"})
+                self._show_life()
             self._check_daemon()  # first: the ranks die of its death
             for rank in self._ranks:
                 rank.check(now)

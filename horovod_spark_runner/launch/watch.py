@@ -91,8 +91,9 @@ class RunWatch:
             # Spark repeats the whole stage when one of its tasks was lost. The ranks are gone,
             # and so is their state: going on is a decision for whoever asked for the run.
             self._repeated |= slot in self._seen
+        if slot >= 0 and kind != "gone":
             self._seen.add(slot)
-        elif kind == "back":
+        if kind == "back":
             self._absent.pop(slot, None)
         elif kind == "gone":
             self._absent[slot] = now, self._lost(message, KILLED)

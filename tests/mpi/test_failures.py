@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -185,6 +186,25 @@ def exhaust_memory() -> None:
 
     resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
     bytearray(64 << 30)
+
+
+def test_slots_that_cannot_reach_the_driver_say_where(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = listener.getsockname()
+    monkeypatch.setattr(ControlServer, "address", property(lambda server: closed))
+    with pytest.raises(LaunchError, match=f"cannot reach the driver at 127.0.0.1 port {closed[1]}"):
+        HorovodRunner(2, stream_logs=False).run(max, 1, 2)
+
+
+def test_what_the_driver_knew_is_not_lost(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(server: ControlServer, seconds: float) -> list[Any]:
+        return [{"slot": p.slot, "host": p.host} for p in server._current() if p.rank == 1]
+
+    monkeypatch.setattr(ControlServer, "silent_slots", silent)
+    with pytest.raises(RankFailedError, match="failed: no sign of life for 30 s"):
+        HorovodRunner(2, stream_logs=False).run(time.sleep, 60)
 
 
 def test_a_rank_out_of_memory(spark: Any) -> None:

@@ -11,16 +11,20 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from horovod_spark_runner.errors import LaunchError
+from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, LaunchError
+from horovod_spark_runner.launch import control_server, driver, driver_link
+from horovod_spark_runner.launch import slot as slot_module
 from horovod_spark_runner.launch.channel import NONCE_BYTES, FrameCodec
 from horovod_spark_runner.launch.control_server import ControlServer
 from horovod_spark_runner.launch.driver_link import DriverLink
 from horovod_spark_runner.launch.json_door import JsonDoor
 from horovod_spark_runner.launch.node_door import NodeDoor, send_to_node
+from horovod_spark_runner.launch.slot import Slot
 from horovod_spark_runner.launch.topology import Node
 from horovod_spark_runner.launch.workspace import Workspace
 
@@ -113,6 +117,126 @@ def test_a_call_that_cannot_be_fetched_says_from_where(tmp_path: Path) -> None:
         link.fetch_payload(tmp_path / "call", 10)
 
 
+def test_a_driver_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_link, "CONNECT_PAUSES", (0.0,))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+    link = DriverLink(address, KEY)
+    with pytest.raises(
+        LaunchError, match=f"cannot reach the driver at 127.0.0.1 port {address[1]}"
+    ):
+        link.check()
+
+
+def test_a_single_lost_connection_at_the_start_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver_link, "CONNECT_PAUSES", (0.0,))
+    connect = socket.create_connection
+    failures = iter([TimeoutError("lost")])
+
+    def flaky(*args: Any, **more: Any) -> socket.socket:
+        for failure in failures:
+            raise failure
+        return connect(*args, **more)
+
+    monkeypatch.setattr(socket, "create_connection", flaky)
+    with ControlServer("127.0.0.1", KEY) as server:
+        link = DriverLink(server.address, KEY)
+        link.check()
+        link.close()
+
+
+def test_the_driver_listens_where_it_is_told(free_port: int) -> None:
+    with ControlServer("127.0.0.1", KEY, host="driver.example", port=free_port) as server:
+        assert server.address == ("driver.example", free_port)
+        with socket.create_connection(("127.0.0.1", free_port), timeout=5):
+            pass
+        with pytest.raises(EnvironmentProblem, match=f"at 127.0.0.1 port {free_port}"):
+            ControlServer("127.0.0.1", KEY, port=free_port)
+    with pytest.raises(EnvironmentProblem, match=r"at 192.0.2.1 port 0.*bindAddress"):
+        ControlServer("192.0.2.1", KEY)
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+class Settings:
+    """Stands in for a session's settings."""
+
+    def __init__(self, **values: str) -> None:
+        self.values = {name.replace("_", "."): text for name, text in values.items()}
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        return self.values.get(name, default)
+
+
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        ({"spark_driver_host": "10.0.0.5"}, ("10.0.0.5", "10.0.0.5", 0)),
+        (
+            {"spark_driver_host": "nat.example", "spark_driver_bindAddress": "0.0.0.0"},
+            ("0.0.0.0", "nat.example", 0),
+        ),
+        ({"spark_driver_host": "[fd00::5]"}, ("fd00::5", "fd00::5", 0)),
+        (
+            {"spark_driver_host": "10.0.0.5", "spark_horovod_controlPort": "7077"},
+            ("10.0.0.5", "10.0.0.5", 7077),
+        ),
+    ],
+)
+def test_where_the_driver_listens(
+    settings: dict[str, str], place: tuple[str, str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "connect_host", lambda spark: None)
+    monkeypatch.setattr(driver, "runs_on_this_machine", lambda spark: False)
+    spark: Any = SimpleNamespace(conf=Settings(**settings))
+    assert driver.control_place(spark) == place
+
+
+def test_a_control_port_that_is_none() -> None:
+    spark: Any = SimpleNamespace(conf=Settings(spark_horovod_controlPort="http"))
+    with pytest.raises(InvalidInputError, match="controlPort must be a port, got 'http'"):
+        driver.control_place(spark)
+
+
+def test_a_slot_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_server, "SEND_TIMEOUT", 1.0)
+    with ControlServer("127.0.0.1", KEY, bytes(64 * 1024 * 1024)) as server:
+        stuck, other = DriverLink(server.address, KEY), DriverLink(server.address, KEY)
+        for number, link in enumerate((stuck, other)):
+            link.send({"type": "hello", "slot": number, "host": "h"})
+            server.events.get(timeout=5)
+        stuck.send({"type": "payload"})  # and takes nothing of it
+        time.sleep(0.2)
+        began = time.monotonic()
+        server.broadcast({"type": "stop"})
+        assert time.monotonic() - began < 10  # no matter in which order they are told
+        assert server.events.get(timeout=5)["slot"] == 0
+        messages: list[Any] = []
+        until(lambda: messages.extend(other.receive()) or messages)
+        assert messages == [{"type": "stop"}]
+        stuck.close()
+        other.close()
+
+
+def test_a_slot_shows_life_while_it_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_module, "HEARTBEAT_SECONDS", 0.02)
+    with ControlServer("127.0.0.1", KEY) as server:
+        slot = Slot.__new__(Slot)
+        slot._link, slot._world = DriverLink(server.address, KEY), None
+        slot._index, slot._host = 4, "h"
+        with slot._beating():
+            for _ in range(3):
+                message = server.events.get(timeout=5)
+                assert (message["type"], message["slot"]) == ("heartbeat", 4)
+        slot._link.close()
+
+
 def test_a_silent_slot_is_noticed() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         link = DriverLink(server.address, KEY)
@@ -121,6 +245,18 @@ def test_a_silent_slot_is_noticed() -> None:
         assert server.silent_slots(5.0) == []
         time.sleep(0.15)
         assert server.silent_slots(0.1) == [{"slot": 2, "host": "h"}]
+        link.close()
+
+
+def test_a_driver_that_did_not_listen_meanwhile_judges_no_silence() -> None:
+    with ControlServer("127.0.0.1", KEY) as server:
+        link = DriverLink(server.address, KEY)
+        link.send({"type": "hello", "slot": 3, "host": "h"})
+        server.events.get(timeout=5)
+        time.sleep(0.2)
+        assert server.silent_slots(0.1)
+        server.hear_anew()
+        assert not server.silent_slots(0.1)
         link.close()
 
 

@@ -44,6 +44,14 @@ def test_tasks_that_spark_never_starts() -> None:
     assert "asked for 4 slots, but Spark started 1 of their tasks" in str(error)
 
 
+def test_a_slot_that_connects_late_is_not_missing() -> None:
+    state = watch(2)
+    state.take(message("hello", 0), 1.0)
+    state.take(message("back", 1), 5.0)  # its first connection had failed
+    assert state.missing_slots == 0
+    assert state.decide(TASK_START_SECONDS + 1) is Verdict.GO_ON
+
+
 def test_a_longer_start_is_waited_for_when_told_to() -> None:
     assert watch(start_timeout=600).decide(599) is Verdict.GO_ON
 
