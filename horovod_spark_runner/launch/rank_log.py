@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import queue
+import threading
 import time
 from pathlib import Path
 from typing import IO
 
 from ..storage.filesystem import Location
 
+# Pieces of output that may wait for storage. Above it they are dropped, and counted: the run does
+# not wait.
+MAX_WAITING = 20_000
+# Seconds that storage may take for the last lines when the rank has ended.
+CLOSE_SECONDS = 10.0
+
 
 class RankLog:
-    """Appends a rank's output to ``FOLDER/rank-00000.log``.
+    """Appends a rank's output to ``FOLDER/rank-00000.log``, on a thread of its own.
 
     On a file system the lines are there as they come; object stores take whole objects only, so
-    there the log is put when the rank has ended. A log that cannot be written never harms the run.
+    there the log is put when the rank has ended. A log that cannot be written, or storage that
+    hangs, never harms the run.
 
     Args:
         folder: where the logs of the run go; ``None`` to keep none.
@@ -25,49 +34,76 @@ class RankLog:
         self._folder = None if folder is None else Location(folder)
         self._spool = spool / "log"
         self._early: list[str] = []
-        self._stream: IO[str] | None = None
-        self._target: Location | None = None
+        self._waiting: queue.Queue[list[str] | None] = queue.Queue(MAX_WAITING)
+        self._dropped = 0
+        self._thread: threading.Thread | None = None
 
     def open(self, rank: int, title: str) -> None:
         """Start writing, now that the rank is known; ``title`` goes before what was said so far."""
         if self._folder is None:
             return
-        self._target = self._folder.join(f"rank-{rank:05d}.log")
-        path = self._spool
-        with contextlib.suppress(OSError):
-            if self._target.is_local:
-                self._folder.make_folder()
-                path = Path(str(self._target))
-            self._stream = path.open("a", encoding="utf-8")
         moment = time.strftime("%Y-%m-%d %H:%M:%S %z")
-        early, self._early = self._early, []
-        self.write([f"--- {moment} {title}", *early])
+        self._waiting.put([f"--- {moment} {title}", *self._early])
+        self._early = []
+        target = self._folder.join(f"rank-{rank:05d}.log")
+        self._thread = threading.Thread(
+            target=self._write_all, args=(target,), name="hsr-rank-log", daemon=True
+        )
+        self._thread.start()
 
     def write(self, lines: list[str]) -> None:
-        """Append ``lines``."""
-        if self._stream is None:
-            if self._folder is not None and self._target is None:
-                self._early += lines
+        """Append ``lines``; does not wait."""
+        if self._folder is None:
+            return
+        if self._thread is None:
+            self._early += lines
             return
         try:
-            self._stream.write("".join(f"{line}\n" for line in lines))
-            self._stream.flush()
-        except OSError:  # a full disk, say
-            self._discard()
+            self._waiting.put_nowait(lines)
+        except queue.Full:
+            self._dropped += len(lines)
 
     def close(self) -> None:
-        if self._stream is None:
+        """Let what waits be written, if storage takes it in time."""
+        if self._thread is None:
             return
-        self._discard()
-        assert self._target is not None
-        if not self._target.is_local:
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=CLOSE_SECONDS)
+            self._thread.join(CLOSE_SECONDS)
+
+    def _write_all(self, target: Location) -> None:
+        stream, told = self._open(target), 0
+        while (lines := self._waiting.get()) is not None:
+            if self._dropped > told:
+                dropped, told = self._dropped - told, self._dropped
+                lines = [f"--- {dropped:,} lines were dropped: the storage was too slow", *lines]
+            if stream is not None and not _append(stream, lines):  # a full disk, say
+                with contextlib.suppress(OSError):
+                    stream.close()
+                stream = None
+        if stream is None:
+            return
+        with contextlib.suppress(OSError):
+            stream.close()
+        if not target.is_local:
             # Any error of any storage: the log is not worth failing for.
             with contextlib.suppress(Exception):
-                data = self._target.read_bytes() if self._target.exists() else b""
-                self._target.write_bytes(data + self._spool.read_bytes())
+                data = target.read_bytes() if target.exists() else b""
+                target.write_bytes(data + self._spool.read_bytes())
 
-    def _discard(self) -> None:
-        if self._stream is not None:
-            with contextlib.suppress(OSError):
-                self._stream.close()
-        self._stream = None
+    def _open(self, target: Location) -> IO[str] | None:
+        path = Path(str(target)) if target.is_local else self._spool
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("a", encoding="utf-8")
+        except OSError:
+            return None
+
+
+def _append(stream: IO[str], lines: list[str]) -> bool:
+    try:
+        stream.write("".join(f"{line}\n" for line in lines))
+        stream.flush()
+    except OSError:
+        return False
+    return True

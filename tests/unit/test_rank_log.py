@@ -1,0 +1,82 @@
+"""A rank's log never holds up its slot."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod_spark_runner.launch import rank_log
+from horovod_spark_runner.launch.rank_log import RankLog
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Storage that takes nothing until the event is set."""
+    free = threading.Event()
+    append = rank_log._append
+
+    def slow(stream: Any, lines: list[str]) -> bool:
+        free.wait(30)
+        return append(stream, lines)
+
+    monkeypatch.setattr(rank_log, "_append", slow)
+    monkeypatch.setattr(rank_log, "MAX_WAITING", 5)
+    monkeypatch.setattr(rank_log, "CLOSE_SECONDS", 0.2)
+    return free
+
+
+def lines_of(folder: Path) -> list[str]:
+    return (folder / "rank-00003.log").read_text().splitlines()
+
+
+def test_lines_before_and_after_the_rank_is_known(tmp_path: Path) -> None:
+    log = RankLog(str(tmp_path / "logs"), tmp_path)
+    log.write(["early"])
+    log.open(3, "rank 3 of 4")
+    log.write(["late", "later"])
+    log.close()
+    title, *lines = lines_of(tmp_path / "logs")
+    assert title.endswith("rank 3 of 4")
+    assert lines == ["early", "late", "later"]
+
+
+def test_storage_that_hangs_holds_up_nobody(tmp_path: Path, hung: threading.Event) -> None:
+    log = RankLog(str(tmp_path), tmp_path)
+    log.open(3, "rank 3")
+    began = time.monotonic()
+    for number in range(100):
+        log.write([f"line {number}", "and another"])
+    log.close()
+    assert time.monotonic() - began < 5
+    hung.set()
+
+
+def test_what_was_dropped_is_counted(tmp_path: Path, hung: threading.Event) -> None:
+    log = RankLog(str(tmp_path), tmp_path)
+    log.open(3, "rank 3")
+    for number in range(50):
+        log.write([f"line {number}"])
+    hung.set()
+    deadline = time.monotonic() + 10
+    while not log._waiting.empty():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    log.write(["the last"])
+    log.close()
+    log._thread.join(10)  # type: ignore[union-attr]
+    told = [line for line in lines_of(tmp_path) if line.startswith("line ")]
+    (note,) = [line for line in lines_of(tmp_path) if "lines were dropped" in line]
+    assert int(note.split()[1]) == 50 - len(told)
+    assert lines_of(tmp_path)[-1] == "the last"
+
+
+def test_a_log_that_cannot_be_opened_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    log = RankLog(str(tmp_path / "file" / "logs"), tmp_path)
+    log.open(3, "rank 3")
+    log.write(["nothing"])
+    log.close()
