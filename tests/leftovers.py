@@ -25,6 +25,8 @@ def leftovers(*, session_over: bool = False) -> list[str]:
     places = Path(os.environ["TMPDIR"]).glob("hsr-*")
     found = [str(path) for path in places if session_over or "hsr-ready-" not in path.name]
     mark = f"{MARK}={os.environ[MARK]}".encode()
+    segments = Path("/dev/shm").glob("hsr-*")
+    found += [str(path) for path in segments if not _is_used_by_others(path, mark)]
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -38,6 +40,18 @@ def leftovers(*, session_over: bool = False) -> list[str]:
             if ours and (rank or waits or any(part in command for part in NAMES)):
                 found.append(f"{name}: {command}")
     return found
+
+
+def _is_used_by_others(path: Path, mark: bytes) -> bool:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                ours = mark in (entry / "environ").read_bytes()
+                if not ours and str(path) in (entry / "maps").read_text():
+                    return True
+            except OSError:
+                continue
+    return False
 
 
 def await_nothing_left(seconds: float = 10.0, *, session_over: bool = False) -> None:

@@ -50,12 +50,17 @@ def run_slot(context: BarrierTaskContext, plan: SlotPlan) -> list[RankOutcome]:
         # The others wait for this slot; they are told that it cannot take part.
         context.allGather(refusal(index, failure.message))
         return [RankOutcome(index, socket.gethostname(), failure=failure)]
-    # Spot instances and Kubernetes send SIGTERM to all of a container before they kill it.
-    before = signal.signal(signal.SIGTERM, lambda number, frame: slot.ask_to_end())
+    # A host that is to be left sends SIGTERM; Spark's Python daemon passes the end of its executor
+    # on as SIGHUP.
+    before = {
+        number: signal.signal(number, lambda number, frame: slot.ask_to_end())
+        for number in (signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         return slot.run(context.allGather)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         slot.close()
 
 

@@ -94,7 +94,7 @@ def mpi_network(interface: Interface) -> dict[str, str]:
     return {
         **family,
         "OMPI_MCA_btl_tcp_if_include": interface.name,
-        "NCCL_SOCKET_IFNAME": interface.name,
+        "NCCL_SOCKET_IFNAME": f"={interface.name}",  # without it, eth1 means eth10, too
     }
 
 

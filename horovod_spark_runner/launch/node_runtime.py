@@ -15,6 +15,8 @@ from .node_door import NodeDoor, daemon_arguments, send_to_node
 from .topology import Node, World
 from .workspace import Workspace
 
+BACKING_DIRECTORY = "OMPI_MCA_btl_sm_backing_directory"
+
 
 class NodeRuntime:
     """Runs mpirun in slot 0, MPI's daemon in the first slot of each other host, else nothing.
@@ -84,9 +86,11 @@ class NodeRuntime:
             self._take(daemon)
 
     def rank_environment(self) -> dict[str, str]:
-        """Return what keeps this host's ranks on the chosen interface."""
+        """Return what keeps ranks on the chosen interface, and says where they share memory."""
         assert self._world is not None
-        return mpi_network(self.interface) if len(self._world.nodes) > 1 else {}
+        network = mpi_network(self.interface) if len(self._world.nodes) > 1 else {}
+        place = self._workspace.shared_memory
+        return network if place is None else {**network, BACKING_DIRECTORY: str(place)}
 
     def handlers(self) -> dict[int, Callable[[], None]]:
         """Return what to call when which descriptor can be read."""

@@ -36,6 +36,7 @@ class RankLog:
         self._early: list[str] = []
         self._waiting: queue.Queue[list[str] | None] = queue.Queue(MAX_WAITING)
         self._dropped = 0
+        self._closed = False
         self._thread: threading.Thread | None = None
 
     def open(self, rank: int, title: str) -> None:
@@ -67,13 +68,14 @@ class RankLog:
         """Let what waits be written, if storage takes it in time."""
         if self._thread is None:
             return
+        self._closed = True
         with contextlib.suppress(queue.Full):
             self._waiting.put(None, timeout=CLOSE_SECONDS)
             self._thread.join(CLOSE_SECONDS)
 
     def _write_all(self, target: Location) -> None:
         stream, told = self._open(target), 0
-        while (lines := self._waiting.get()) is not None:
+        while (lines := self._next()) is not None:
             if self._dropped > told:
                 dropped, told = self._dropped - told, self._dropped
                 lines = [f"--- {dropped:,} lines were dropped: the storage was too slow", *lines]
@@ -90,6 +92,13 @@ class RankLog:
             with contextlib.suppress(Exception):
                 data = target.read_bytes() if target.exists() else b""
                 target.write_bytes(data + self._spool.read_bytes())
+
+    def _next(self) -> list[str] | None:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._waiting.get(timeout=1.0)
+            if self._closed:  # while the storage hung, and the queue was full
+                return None
 
     def _open(self, target: Location) -> IO[str] | None:
         path = Path(str(target)) if target.is_local else self._spool

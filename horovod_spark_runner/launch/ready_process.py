@@ -76,19 +76,21 @@ class ReadyProcess:
         while self._owner_lives() and not self._is_over():
             for call in self._events():
                 call()
-        for worker in self._workers.values():
-            _kill(worker.pid)
+        self._listener.close()
         remove_if_over(self._path, lambda: True)
+        # An executor that was asked to end goes first; its slots let ranks save before they follow.
+        while self._workers:
+            for call in self._events():
+                call()
 
     def _events(self) -> list[Callable[[], None]]:
         poll = select.poll()
-        calls: dict[int, Callable[[], None]] = {
-            self._listener.fileno(): self._on_request,
-            self._wake: self._on_exits,
-        }
+        calls: dict[int, Callable[[], None]] = {self._wake: self._on_exits}
+        if self._listener.fileno() >= 0:  # else it is closed
+            calls[self._listener.fileno()] = self._on_request
         for descriptor in calls:
             poll.register(descriptor, select.POLLIN)
-        if self._owner_watch is not None:
+        if self._owner_watch is not None and self._listener.fileno() >= 0:
             poll.register(self._owner_watch, select.POLLIN)
         for worker in self._workers.values():
             # Only whether the slot is gone: what it sends is for the worker.

@@ -44,6 +44,8 @@ from .workspace import Workspace
 # How long mpirun may take to end the other ranks after one of them failed.
 MPIRUN_GRACE = 3.0
 HEARTBEAT_SECONDS = 5.0
+# How long ranks may go on, to save what they have, after their executor has ended.
+ORPHAN_GRACE = 30.0
 POLL_MILLISECONDS = 200
 
 
@@ -108,9 +110,11 @@ class Slot:
         self._world: World | None = None
         self._last_beat = 0.0
         self._failed_since: float | None = None
+        self._parent = os.getppid()
+        self._orphan_since: float | None = None
         self._stall: tuple[float, str] | None = None
         self._closing = contextlib.ExitStack()
-        self._workspace = Workspace()
+        self._workspace = Workspace(plan.run_id)
         self._closing.callback(self._workspace.close)
         try:
             self._start(gpus, cpus, peers)
@@ -264,6 +268,7 @@ class Slot:
             if now - self._last_beat > HEARTBEAT_SECONDS:
                 self._last_beat = now
                 self._show_life()
+            self._check_executor(now)
             self._check_daemon()  # first: the ranks die of its death
             for rank in self._ranks:
                 rank.check(now)
@@ -294,6 +299,15 @@ class Slot:
         if link is not None:
             handlers[link] = self._on_driver_message
         return handlers
+
+    def _check_executor(self, now: float) -> None:
+        """End what goes on although the executor has ended; a training gets time to save."""
+        if os.getppid() == self._parent:
+            return
+        self._orphan_since = self._orphan_since or now
+        if now - self._orphan_since > ORPHAN_GRACE:
+            self._abort(ABORTED, "its executor has ended")
+            self._mpi.end()
 
     def _check_daemon(self) -> None:
         if self._mpi.was_killed and not self._settled:
@@ -336,8 +350,11 @@ class Slot:
     def _begin(self, place: int, shim: Caller, environment: dict[str, str]) -> None:
         spent = self._timings["rendezvous"]
         self._timings["mpirun"] = time.monotonic() - self._began - spent
-        # What the user asked MPI for, in the shim's environment, goes before our choice.
-        joined = {**self._mpi.rank_environment(), **environment}
+        # What the user asked for, of MPI or in the environment, goes before our choice.
+        own = {**os.environ, **self._plan.options.env}
+        chosen = self._mpi.rank_environment()
+        asked = {name: own[name] for name in chosen if name in own}
+        joined = {**chosen, **asked, **environment}
         self._ranks[place].begin(shim, joined, self._world_size)
 
     def _on_lines(self, place: int, lines: list[str]) -> None:

@@ -1,9 +1,9 @@
 """Clears up after one slot, however the slot ended.
 
-Run as ``python -S -E sweeper.py DIRECTORY`` with a pipe from the slot as standard input, on which
-the slot names the process groups it starts (``+PID``) and those that have ended (``-PID``). When
-the pipe closes, because the slot is done or was killed, what is left of the groups is killed and
-the directory is removed. Standard library only.
+Run as ``python -S -E sweeper.py DIRECTORY...`` with a pipe from the slot as standard input, on
+which the slot names the process groups it starts (``+PID``) and those that have ended (``-PID``).
+When the pipe closes, because the slot is done or was killed, what is left of the groups is killed
+and the directories are removed. Standard library only.
 """
 
 import contextlib
@@ -26,7 +26,8 @@ def main() -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    for directory in sys.argv[1:]:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

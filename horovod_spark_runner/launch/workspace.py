@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -10,6 +12,7 @@ from pathlib import Path
 
 _SWEEPER = str(Path(__file__).with_name("sweeper.py"))
 CLOSE_TIMEOUT = 10.0
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 class Workspace:
@@ -17,12 +20,17 @@ class Workspace:
 
     Its sweeper, a process of its own, removes it and kills the process groups named by `watch`
     when the slot closes the workspace or is killed.
+
+    Args:
+        run_id: the run's, whose slots on one host share a directory in shared memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run_id: str) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="hsr-", dir=_short_temporary()))
+        self.shared_memory = _shared_memory(f"hsr-{run_id}")
+        directories = [self.path, *filter(None, [self.shared_memory])]
         self._sweeper = subprocess.Popen(
-            [sys.executable, "-S", "-E", _SWEEPER, str(self.path)],
+            [sys.executable, "-S", "-E", _SWEEPER, *map(str, directories)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -57,6 +65,22 @@ class Workspace:
         with contextlib.suppress(OSError, ValueError):
             self._sweeper.stdin.write(line.encode())
             self._sweeper.stdin.flush()
+
+
+def _shared_memory(name: str) -> Path | None:
+    """Return a directory of this user's in shared memory, made by the first slot that wants it.
+
+    MPI's segments lie there: those of ranks that were killed would stay for ever.
+    """
+    path = _SHARED_MEMORY / name
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        found = path.lstat()
+    except OSError:
+        return None
+    private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    return path if private and found.st_uid == os.getuid() else None
 
 
 def _short_temporary() -> str:

@@ -311,7 +311,7 @@ def test_a_small_program_is_released_with_the_code_it_is_told(tmp_path: Path) ->
 OWNER = """
 import subprocess, sys, time
 from horovod_spark_runner.launch.workspace import Workspace
-workspace = Workspace()
+workspace = Workspace("unit")
 sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
 child = subprocess.Popen(sleep, start_new_session=True)
 workspace.watch(child.pid)
@@ -338,7 +338,7 @@ def test_what_a_killed_slot_leaves_is_swept_up() -> None:
 
 
 def test_a_closed_workspace_is_gone() -> None:
-    workspace = Workspace()
+    workspace = Workspace("unit")
     (workspace.folder("rank-0") / "file").write_text("x")
     workspace.close()
     assert not workspace.path.exists()

@@ -54,7 +54,7 @@ def test_a_wish_that_fits_nothing_says_what_there_is() -> None:
 def test_mpi_stays_on_the_interface() -> None:
     assert mpi_network(BACK) == {
         "OMPI_MCA_btl_tcp_if_include": "ib0",
-        "NCCL_SOCKET_IFNAME": "ib0",
+        "NCCL_SOCKET_IFNAME": "=ib0",
     }
     assert mpi_network(SIX)["OMPI_MCA_btl_tcp_disable_family"] == "4"
     assert daemon_network(BACK) == {"PRTE_MCA_prte_if_include": "ib0"}

@@ -101,7 +101,7 @@ def test_a_worker_that_is_not_forked_is_started(
         return connection
 
     monkeypatch.setattr(worker_handle, "ask_for_worker", dead)
-    workspace = Workspace()
+    workspace = Workspace("unit")
     process = RankProcess(
         tmp_path / "payload",
         ["json"],
