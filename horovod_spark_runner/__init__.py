@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .api import run_training
     from .dataset import Dataset, prepare_dataset
     from .launch.driver import RunResult
+    from .launch.reporting import report_progress
     from .ml.transformer import TFTransformer
     from .runner import HorovodRunner
 
@@ -41,6 +42,7 @@ _LAZY = {
     "RunResult": ".launch.driver",
     "TFTransformer": ".ml.transformer",
     "prepare_dataset": ".dataset",
+    "report_progress": ".launch.reporting",
     "run_training": ".api",
 }
 
@@ -67,6 +69,7 @@ __all__ = [
     "TFTransformer",
     "__version__",
     "prepare_dataset",
+    "report_progress",
     "run_training",
 ]
 

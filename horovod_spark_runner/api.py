@@ -188,7 +188,7 @@ def run_training(
         share_gpus: allow several ranks on one device.
         start_timeout: seconds to wait for free slots; by default no longer than the executors of
             a new session take to register (10), or Spark to start the tasks (60).
-        stall_timeout: seconds without progress or output of any rank after which the run ends
+        stall_timeout: seconds without a step of training or validation after which the run ends
             with the Python stacks of all ranks in the error; never by default.
         heartbeat_timeout: seconds of silence after which a host counts as lost (30).
         worker_idle_timeout: seconds for which a process that has imported the framework stays on

@@ -144,8 +144,9 @@ class LaunchOptions:
         start_timeout: seconds to wait for free slots. ``None`` (default): only as long as the
             executors of a new session take to register (10), and as Spark takes to start the
             tasks once there are enough (60).
-        stall_timeout: seconds without any progress or output of any rank after which the run is
-            ended, with the Python stacks of all ranks in the error; ``None`` (default) for never.
+        stall_timeout: seconds without any progress of any rank after which the run is ended, with
+            the Python stacks of all ranks in the error; ``None`` (default) for never. Steps of a
+            training are progress, and what a function tells with `report_progress`.
         heartbeat_timeout: seconds without a sign of life of a connected slot after which its
             host counts as lost (30).
         worker_idle_timeout: seconds for which a process that has imported the framework stays on
@@ -171,7 +172,7 @@ class LaunchOptions:
     worker_idle_timeout: float = 60.0
     network_interface: str | None = None
     allow_unencrypted: bool = False
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     mpi_parameters: Mapping[str, str] = field(default_factory=dict)
     allreduce: AllreduceOptions = AllreduceOptions()
     stream_logs: bool = True
@@ -200,8 +201,12 @@ class LaunchOptions:
             }
             _set(self, "resources", plain)
         for name, mapping in (("env", self.env), ("mpi_parameters", self.mpi_parameters)):
-            if not all(isinstance(k, str) and isinstance(v, str) for k, v in mapping.items()):
-                raise InvalidInputError(f"{name} must map text to text, got {dict(mapping)!r}")
+            wrong = [
+                k for k, v in mapping.items() if not isinstance(k, str) or not isinstance(v, str)
+            ]
+            if wrong:  # the values may be secrets: only names and types are shown
+                kinds = ", ".join(f"{key!r}: {type(mapping[key]).__name__}" for key in wrong)
+                raise InvalidInputError(f"{name} must map text to text, got {{{kinds}}}")
             _set(self, name, MappingProxyType(dict(mapping)))
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .config import AllreduceOptions, LaunchOptions
+from .errors import InvalidInputError
 from .launch.console import Console
 from .launch.driver import RunResult, launch
 from .session import active_session
@@ -28,8 +29,9 @@ class HorovodRunner:
         share_gpus: allow several ranks on one device.
         start_timeout: seconds to wait for free slots; by default no longer than the executors of
             a new session take to register (10), or Spark to start the tasks (60).
-        stall_timeout: seconds without progress or output of any rank after which the run ends
-            with the Python stacks of all ranks in the error; never by default.
+        stall_timeout: seconds without progress of any rank after which the run ends with the
+            Python stacks of all ranks in the error; never by default. The function tells of its
+            progress with `report_progress`; what it prints does not count.
         heartbeat_timeout: seconds of silence after which a host counts as lost (30).
         worker_idle_timeout: seconds for which a process that has imported the framework stays on
             each executor for the next run (60); 0 keeps none.
@@ -67,6 +69,11 @@ class HorovodRunner:
         stream_logs: bool = True,
         log_dir: str | None = None,
     ) -> None:
+        if allreduce is not None and allreduce.compression != "none":
+            raise InvalidInputError(
+                f"compression={allreduce.compression!r} is for the gradients of run_training; in a "
+                "function of your own, give compression=hvd.Compression.fp16 to Horovod"
+            )
         self._options = LaunchOptions(
             num_workers=num_workers,
             gpus_per_worker=gpus_per_worker,

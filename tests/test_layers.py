@@ -183,6 +183,7 @@ def test_public_names() -> None:
         "TFTransformer",
         "__version__",
         "prepare_dataset",
+        "report_progress",
         "run_training",
     }
     for name in horovod_spark_runner.__all__:

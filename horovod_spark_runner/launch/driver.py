@@ -253,7 +253,7 @@ def _explain(job: SparkJob, outcomes: list[RankOutcome], watch: RunWatch) -> Exc
             return explained
         if watch.missing_slots:
             return watch.not_started()
-    cause = root_cause(known)
+    cause = root_cause(known, watch.arrived)
     if cause is None or cause.failure is None:
         return LaunchError(f"the run ended without a result: {job.error}")
     return failure_error(cause, known, unpickle_exception(cause.failure))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import LaunchError
@@ -187,6 +189,24 @@ class DriverLink:
             self._socket.close()
         self._socket = None
         self._pending.clear()
+
+
+@contextlib.contextmanager
+def meanwhile(action: Callable[[], None], *, every: float) -> Iterator[None]:
+    """Call ``action`` every so many seconds while the calling thread waits for something else."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(every):
+            action()
+
+    thread = threading.Thread(target=repeat, name="hsr-meanwhile", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()  # messages carry their number: one sender at a time
 
 
 def receive_exactly(connection: socket.socket, size: int) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import (
@@ -115,18 +115,42 @@ def shortened(text: str, limit: int) -> str:
     return text[: limit // 2] + left_out + text[-limit // 2 :]
 
 
-def root_cause(outcomes: Iterable[RankOutcome]) -> RankOutcome | None:
-    """Return the failed rank that explains the run: the first by time that was not aborted."""
-    failed = [o for o in outcomes if o.failure is not None]
-    return min(failed, key=_telling, default=None)
+def root_cause(
+    outcomes: Iterable[RankOutcome], arrived: Sequence[tuple[int, int]] = ()
+) -> RankOutcome | None:
+    """Return the failed rank that explains the run.
+
+    An exception explains more than the death of a process, unless it is a framework's, which may
+    follow from that; and either more than what Horovod says to the ranks that are left. Among
+    equals it is the first.
+
+    Args:
+        outcomes: what became of the ranks.
+        arrived: slots and ranks in the order in which the driver heard of their failures; clocks of
+            different hosts do not tell it.
+    """
+    order = {place: number for number, place in reversed([*enumerate(arrived)])}
+    failed = [outcome for outcome in outcomes if outcome.failure is not None]
+    return min(failed, key=lambda outcome: _telling(outcome, order), default=None)
 
 
-def _telling(outcome: RankOutcome) -> tuple[bool, bool, float, int]:
+def _telling(
+    outcome: RankOutcome, order: Mapping[tuple[int, int], int]
+) -> tuple[bool, bool, bool, int, float, int]:
     failure = outcome.failure
     assert failure is not None
     # Horovod's own error on a rank says only that some other rank went away.
-    secondary = failure.exception_type is not None and "HorovodInternal" in failure.exception_type
-    return failure.kind == ABORTED, secondary, failure.time, outcome.rank
+    text = f"{failure.exception_type} {failure.message}"
+    secondary = "HorovodInternal" in text or "Horovod has been shut down" in text
+    may_follow = (failure.exception_type or "").startswith(("tensorflow.", "horovod.", "mpi4py."))
+    return (
+        failure.kind == ABORTED,
+        secondary,
+        failure.kind != RAISED or may_follow,
+        order.get((outcome.slot, outcome.rank), len(order)),
+        failure.time,
+        outcome.rank,
+    )
 
 
 def failure_error(

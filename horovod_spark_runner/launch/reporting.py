@@ -8,8 +8,12 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from typing import Any
 
+# At most one word of progress in so many seconds.
+PROGRESS_SECONDS = 0.5
+_last_progress = 0.0
 _slot: socket.socket | None = None
 _lock = threading.Lock()
 
@@ -19,6 +23,20 @@ def connect(slot: socket.socket) -> None:
     global _slot
     slot.settimeout(1.0)
     _slot = slot
+
+
+def report_progress() -> None:
+    """Tell the driver that this rank gets on; for functions run with a ``stall_timeout``.
+
+    A function of your own on a `HorovodRunner` calls it where it has done a step of its work, as
+    often as it likes; a training does so by itself. What is printed is no progress: Horovod prints,
+    too, while it waits for a rank that never comes. Outside a run it does nothing.
+    """
+    global _last_progress
+    now = time.monotonic()
+    if now - _last_progress >= PROGRESS_SECONDS:
+        _last_progress = now
+        send({"type": "alive"})
 
 
 def notify(text: str, *, warn: bool = True) -> None:

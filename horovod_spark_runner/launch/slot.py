@@ -13,16 +13,15 @@ import os
 import select
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import LaunchOptions
 from .channel import Message
 from .command import worker_environment
-from .driver_link import DriverLink
+from .driver_link import DriverLink, meanwhile
 from .json_door import Caller, JsonDoor
 from .network import choose_interface, node_identity, own_interfaces, route_to
 from .node_runtime import NodeRuntime
@@ -186,7 +185,7 @@ class Slot:
         """
         try:
             self._write_payload()
-            with self._beating():
+            with meanwhile(self._show_life, every=HEARTBEAT_SECONDS):
                 infos = read_infos(exchange(self._info().to_text()))
             self._timings["rendezvous"] = time.monotonic() - self._began
             self._join(arrange(infos, share_gpus=self._plan.options.share_gpus))
@@ -195,23 +194,6 @@ class Slot:
             self._abort(LAUNCH, f"{type(error).__name__}: {error}")
         self._send_large_results()
         return [rank.outcome(self._index, self._host, self._timings) for rank in self._ranks]
-
-    @contextlib.contextmanager
-    def _beating(self) -> Iterator[None]:
-        """Show signs of life while this thread waits for Spark to start the other slots."""
-        over = threading.Event()
-
-        def beat() -> None:
-            while not over.wait(HEARTBEAT_SECONDS):
-                self._show_life()
-
-        thread = threading.Thread(target=beat, name="hsr-heartbeat", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()  # messages carry their number: one sender at a time
 
     def _show_life(self) -> None:
         if self._link.reconnect():

@@ -61,6 +61,11 @@ class RunWatch:
         return [*self._failed.values(), *absent]
 
     @property
+    def arrived(self) -> list[tuple[int, int]]:
+        """Slots and ranks in the order in which they told of failures."""
+        return [*self._failed]
+
+    @property
     def missing_slots(self) -> int:
         """How many of the tasks Spark has not started."""
         return self._slots - len(self._seen)
@@ -72,7 +77,10 @@ class RunWatch:
     @property
     def stall_reason(self) -> str:
         limit = self._options.stall_timeout
-        return f"no rank printed anything or reported progress for stall_timeout={limit:g} s"
+        return (
+            f"no rank reported progress for stall_timeout={limit:g} s (a training does so after "
+            "its steps, a function with report_progress())"
+        )
 
     def not_started(self) -> NotEnoughSlotsError:
         """Return the error for tasks that Spark did not start in time."""
@@ -101,10 +109,11 @@ class RunWatch:
             outcome = _outcome_of(message)
             self._failed.setdefault((slot, outcome.rank), outcome)
             self._failed_since = self._failed_since or now
-        elif kind in ("started", "log", "progress"):
-            if kind == "log":
-                tail = self._tails.setdefault(slot, deque(maxlen=LOG_TAIL_LINES))
-                tail.extend(message["lines"])
+        elif kind == "log":
+            # No progress: Horovod prints, too, while it waits for a rank that never comes.
+            tail = self._tails.setdefault(slot, deque(maxlen=LOG_TAIL_LINES))
+            tail.extend(message["lines"])
+        elif kind in ("started", "progress", "alive"):
             self._active = now
             self._running |= kind == "started"
 

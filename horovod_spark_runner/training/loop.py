@@ -20,6 +20,7 @@ from mpi4py import MPI
 from ..data.manifest import Manifest
 from ..data.reader import DatasetReader
 from ..errors import ModelError
+from ..launch.reporting import report_progress
 from ..storage.filesystem import Location
 from ..storage.run_directory import RunDirectory
 from .agreement import check_ranks_agree
@@ -358,6 +359,7 @@ class Training:
                 arrays = step.batch.arrays if step.batch.rows else self._batches.blank
                 self._built.exchange.want_logs(step.number == epochs.steps - 1)
                 logs = self._steps.test(self._batches.data(arrays), step.fraction)
+                report_progress()
                 last = logs, step.fraction
                 if ends and self._callbacks.watch_test:
                     callbacks.on_test_batch_end(end, logs)

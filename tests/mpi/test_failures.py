@@ -167,13 +167,16 @@ def hang(rank: int) -> None:
 
     hvd.init()
     if hvd.rank() == rank:
-        time.sleep(600)
+        while True:
+            print("still here", flush=True)
+            time.sleep(1)
     hvd.allreduce(tf.constant(1.0), name="never")
 
 
 def test_a_stalled_run_shows_where_every_rank_is(spark: Any) -> None:
+    chatty = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}
     with pytest.raises(StalledError, match=r"stall_timeout=4 s") as caught:
-        HorovodRunner(2, stall_timeout=4, stream_logs=False).run(hang, 1)
+        HorovodRunner(2, stall_timeout=4, stream_logs=False, env=chatty).run(hang, 1)
     assert set(caught.value.stacks) == {0, 1}
     assert "in hang" in caught.value.stacks[1]
     assert "allreduce" in caught.value.stacks[0]
@@ -205,6 +208,19 @@ def test_what_the_driver_knew_is_not_lost(spark: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(ControlServer, "silent_slots", silent)
     with pytest.raises(RankFailedError, match="failed: no sign of life for 30 s"):
         HorovodRunner(2, stream_logs=False).run(time.sleep, 60)
+
+
+def work_slowly() -> str:
+    import horovod_spark_runner
+
+    for _ in range(7):
+        time.sleep(1)
+        horovod_spark_runner.report_progress()
+    return "done"
+
+
+def test_a_function_that_tells_of_its_progress_does_not_stall(spark: Any) -> None:
+    assert HorovodRunner(1, stall_timeout=4, stream_logs=False).run(work_slowly).result == "done"
 
 
 def test_a_rank_out_of_memory(spark: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from horovod_spark_runner import HorovodRunner
 from horovod_spark_runner.config import (
     AllreduceOptions,
     CheckpointOptions,
@@ -29,7 +30,7 @@ from horovod_spark_runner.errors import InvalidInputError
         ({"num_workers": True}, "num_workers"),
         ({"num_workers": 1, "gpus_per_worker": -1}, "gpus_per_worker"),
         ({"num_workers": 1, "start_timeout": float("nan")}, "start_timeout"),
-        ({"num_workers": 1, "env": {"A": 1}}, "env must map text to text"),
+        ({"num_workers": 1, "env": {"A": 1}}, r"env must map text to text, got \{'A': int\}"),
         ({"num_workers": 1, "mpi_parameters": {1: "a"}}, "mpi_parameters"),
     ],
 )
@@ -120,3 +121,16 @@ def test_what_is_no_number(value: Any) -> None:
         FitOptions(warmup_epochs=value, lr_scaling="sqrt")
     with pytest.raises(InvalidInputError, match="cycle_ms must be a number"):
         AllreduceOptions(cycle_ms=value)
+
+
+def test_secrets_in_the_environment_are_not_shown() -> None:
+    options = LaunchOptions(1, env={"TOKEN": "secret"})
+    assert "secret" not in repr(options)
+    with pytest.raises(InvalidInputError) as caught:
+        LaunchOptions(1, env={"TOKEN": "secret", "N": 1})  # type: ignore[dict-item]
+    assert "secret" not in str(caught.value)
+
+
+def test_compression_is_for_trainings_only() -> None:
+    with pytest.raises(InvalidInputError, match="compression='fp16' is for the gradients of"):
+        HorovodRunner(1, allreduce=AllreduceOptions(compression="fp16"))

@@ -18,10 +18,9 @@ import pytest
 
 from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, LaunchError
 from horovod_spark_runner.launch import control_server, driver, driver_link
-from horovod_spark_runner.launch import slot as slot_module
 from horovod_spark_runner.launch.channel import NONCE_BYTES, FrameCodec
 from horovod_spark_runner.launch.control_server import ControlServer
-from horovod_spark_runner.launch.driver_link import DriverLink
+from horovod_spark_runner.launch.driver_link import DriverLink, meanwhile
 from horovod_spark_runner.launch.json_door import JsonDoor
 from horovod_spark_runner.launch.node_door import NodeDoor, send_to_node
 from horovod_spark_runner.launch.slot import Slot
@@ -224,13 +223,12 @@ def test_a_slot_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         other.close()
 
 
-def test_a_slot_shows_life_while_it_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_module, "HEARTBEAT_SECONDS", 0.02)
+def test_a_slot_shows_life_while_it_waits_for_the_others() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         slot = Slot.__new__(Slot)
         slot._link, slot._world = DriverLink(server.address, KEY), None
         slot._index, slot._host = 4, "h"
-        with slot._beating():
+        with meanwhile(slot._show_life, every=0.02):
             for _ in range(3):
                 message = server.events.get(timeout=5)
                 assert (message["type"], message["slot"]) == ("heartbeat", 4)

@@ -43,7 +43,7 @@ def test_no_failure_no_cause() -> None:
 
 
 def test_the_first_by_time_is_the_cause() -> None:
-    late, early = outcome(0, failed(RAISED, 5.0)), outcome(1, failed(DIED, 4.0))
+    late, early = outcome(0, failed(RAISED, 5.0)), outcome(1, failed(RAISED, 4.0))
     assert root_cause([late, early]) is early
 
 
@@ -94,6 +94,24 @@ def test_what_all_ranks_found_together_is_told_as_such() -> None:
 def test_a_slot_that_could_not_start_is_a_launch_error() -> None:
     cause = outcome(0, failed(LAUNCH, 1.0))
     assert isinstance(failure_error(cause, [cause], None), LaunchError)
+
+
+def test_clocks_of_different_hosts_do_not_tell_what_came_first() -> None:
+    ahead, behind = outcome(0, failed(RAISED, 103.0)), outcome(1, failed(RAISED, 100.5))
+    assert root_cause([ahead, behind], [(0, 0), (1, 1)]) is ahead
+    assert root_cause([ahead, behind], [(1, 1), (0, 0)]) is behind
+
+
+def test_an_exception_explains_more_than_what_followed_from_it() -> None:
+    raised = outcome(0, failed(RAISED, 103.0, exception_type="ValueError"))
+    died = outcome(1, failed(DIED, 100.0))
+    shut_down = outcome(
+        2, Failure(RAISED, 99.0, "UnknownError: Horovod has been shut down.", "UnknownError")
+    )
+    assert root_cause([died, raised, shut_down], [(1, 1), (2, 2), (0, 0)]) is raised
+    assert root_cause([died, shut_down], [(2, 2), (1, 1)]) is died
+    lost = failed(RAISED, 101.0, exception_type="tensorflow.python.framework.errors_impl.X")
+    assert root_cause([died, outcome(0, lost)], [(1, 1), (0, 0)]) is died
 
 
 def test_no_framework_is_loaded_for_an_exception() -> None:

@@ -99,7 +99,8 @@ def test_silence_of_a_connected_slot() -> None:
 
 def test_a_stall_is_asked_about_once() -> None:
     state = started(watch(stall_timeout=10))
-    state.take(message("log", 0, lines=["x"]), 8.0)
+    state.take(message("alive", 0), 8.0)
+    state.take(message("log", 0, lines=["waiting for remainder of ranks"]), 17.0)
     assert state.decide(17.0) is Verdict.GO_ON
     assert state.decide(19.0) is Verdict.ASK_FOR_STACKS
     assert state.decide(20.0) is Verdict.GO_ON
