@@ -21,7 +21,7 @@ from tests.leftovers import own_task
 # What a run recovers from by itself on any master.
 KINDS = ("sigkill", "sigsegv", "oom", "exit", "spark worker", "mpirun", "sigterm", "sigterm slot")
 # What needs executors of their own, or the call to be made again.
-CLUSTER_KINDS = ("executor", "worker", "driver", "exception")
+CLUSTER_KINDS = ("executor", "worker", "driver", "exception", "sigterm executor")
 # What a fault of a kind that ends in " later" waits for, in the folder of faults.
 GO_FILE = "go"
 
@@ -103,7 +103,8 @@ def strike(kind: str, driver: int) -> None:
     if kind == "exit":
         os._exit(7)
     if kind.startswith("sigterm"):
-        os.kill(os.getpid() if kind == "sigterm" else _spark_worker().pid, signal.SIGTERM)
+        asked = {"sigterm slot": _spark_worker, "sigterm executor": _executor}
+        os.kill(asked.get(kind, _own)().pid, signal.SIGTERM)
         return
     if kind == "sigsegv":
         ctypes.string_at(0)

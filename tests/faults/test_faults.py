@@ -105,7 +105,7 @@ def test_executors_and_drivers_killed_on_a_cluster(undisturbed: Path, tmp_path: 
     faults = [
         Fault(7, 1, "executor"),
         Fault(18, 0, "driver"),
-        Fault(29, 0, "executor"),
+        Fault(29, 0, "sigterm executor"),
         Fault(41, 1, "exception"),
     ]
     run_dir = tmp_path / "run"
@@ -122,6 +122,8 @@ def test_executors_and_drivers_killed_on_a_cluster(undisturbed: Path, tmp_path: 
     starts = [json.loads(line)["first_step"] for line in lines]
     assert len(starts) == 5
     assert starts == sorted(starts)
+    # The ranks of an executor that was asked to end have saved first, away from other checkpoints.
+    assert any(start in (29, 30) for start in starts), starts
     assert_same_end(run_dir, undisturbed)
     assert_nothing_is_left(run_dir)
     assert_checkpoints_are_whole(run_dir)
