@@ -53,7 +53,7 @@ def run_slot(context: BarrierTaskContext, plan: SlotPlan) -> list[RankOutcome]:
     # A host that is to be left sends SIGTERM; Spark's Python daemon passes the end of its executor
     # on as SIGHUP.
     before = {
-        number: signal.signal(number, lambda number, frame: slot.ask_to_end())
+        number: signal.signal(number, lambda number, frame: slot.ask_to_end(signal.Signals(number)))
         for number in (signal.SIGTERM, signal.SIGHUP)
     }
     try:

@@ -16,6 +16,7 @@ from .outcome import (
     ABORTED,
     DIED,
     LOG_TAIL_LINES,
+    LOST,
     OUTCOME_FILE,
     RESULT_FILE,
     STACKS_FILE,
@@ -66,6 +67,7 @@ class RankProcess:
         self._on_lines = on_lines
         self._workspace = workspace
         self._start_message: bytes | None = None
+        self._asked: signal.Signals | None = None
         self.ended = False
         forked = self._fork(idle_timeout) if idle_timeout and modules else None
         self._take(forked or self._start())
@@ -120,8 +122,13 @@ class RankProcess:
         self._output.drain()
         self.ended = True
 
-    def ask_to_end(self) -> None:
-        """Pass on that this host is to be left soon; a training saves and ends by itself."""
+    def ask_to_end(self, why: signal.Signals) -> None:
+        """Pass on that this host is to be left soon; a training saves and ends by itself.
+
+        Args:
+            why: the signal that told the slot.
+        """
+        self._asked = why
         self._worker.send_signal(signal.SIGTERM)
 
     def dump_stacks(self) -> None:
@@ -154,6 +161,12 @@ class RankProcess:
         if not path.exists() and code == MPI_LOST_EXIT:
             message = "MPI ended it when another rank or mpirun was gone"
             return None, None, Failure(ABORTED, time.time(), message), {}
+        if not path.exists() and code == -signal.SIGTERM and self._asked is not None:
+            message = (
+                f"its Spark task was killed or lost: its executor was asked to end, or has ended "
+                f"({self._asked.name})"
+            )
+            return None, None, Failure(LOST, time.time(), message, log_tail=self.log_tail), {}
         if not path.exists():
             hint = "; the system may have run out of memory" if code == -9 else ""
             return None, None, self._died(f"its process {describe_exit(code)}{hint}"), {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -201,10 +202,10 @@ class Slot:
         self._tell({"type": "heartbeat"})
         self._link.flush()
 
-    def ask_to_end(self) -> None:
+    def ask_to_end(self, why: signal.Signals) -> None:
         """Pass on to the ranks that this host is to be left soon; safe in a signal handler."""
         for rank in self._ranks:
-            rank.process.ask_to_end()
+            rank.process.ask_to_end(why)
 
     def close(self) -> None:
         """End what was started and remove what was created; safe to call at any time."""
