@@ -61,6 +61,7 @@ ALLOWED = {
     "training.exchange": LIGHT | {"horovod", "keras", "tensorflow"},
     "training.keeper": LIGHT | {"mpi4py"},
     "training.probe": LIGHT | {"keras"},
+    "training.sample": LIGHT | {"keras"},
     "training.random_state": LIGHT | {"keras", "tensorflow"},
     "training.losses": LIGHT | {"keras", "tensorflow"},
     "training.metrics": LIGHT | {"horovod", "keras", "tensorflow"},

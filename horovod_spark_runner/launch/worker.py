@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +82,7 @@ def work(slot: socket.socket, directory: Path, payload: Path, timings: dict[str,
     bind_to_cores(os.environ)
     reporting.connect(slot)
     code = _run(directory, payload, start["rank"], start["size"], timings)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the function may have closed or replaced it
-            stream.flush()
+    _flush()
     return code
 
 
@@ -126,7 +124,9 @@ def _run(directory: Path, payload: Path, rank: int, size: int, timings: dict[str
         with payload.open("rb") as stream:
             function, args, kwargs = pickle.load(stream)
         reporting.send({"type": "started"})
-        _write_result(directory / RESULT_FILE, function(*args, **kwargs))
+        with _only_here():
+            result = function(*args, **kwargs)
+        _write_result(directory / RESULT_FILE, result)
     except BaseException as error:  # also SystemExit: user code that exits is a failed rank
         failure = describe_failure(error)
     _write_outcome(directory, failure, timings)
@@ -135,6 +135,36 @@ def _run(directory: Path, payload: Path, rank: int, size: int, timings: dict[str
         return 0
     _abort_world()
     return 1
+
+
+@contextlib.contextmanager
+def _only_here() -> Iterator[None]:
+    """End a process that the function forked where it leaves the function, as Python would.
+
+    It is no rank: it must neither leave an outcome nor take part in the end of the MPI world.
+    """
+    own = os.getpid()
+    code = 0
+    try:
+        yield
+    except SystemExit as error:
+        if os.getpid() == own:
+            raise
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        if os.getpid() == own:
+            raise
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    if os.getpid() != own:
+        _flush()
+        os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the function may have closed or replaced it
+            stream.flush()
 
 
 def _write_result(path: Path, value: Any) -> None:

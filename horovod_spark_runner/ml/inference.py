@@ -155,12 +155,19 @@ def _check_rows(value: np.ndarray, output: OutputSpec, rows: int) -> None:
 
 
 def describing(load: Callable[[], Recipe]) -> Callable[[Iterator[Any]], Iterator[pa.RecordBatch]]:
-    """Return the body of a job that tells what a model gives, or why it gives nothing."""
+    """Return the body of a job that tells what a model gives, or why it gives nothing.
+
+    It gives one JSON list: the outputs, why there are none, and why it is the wrong model.
+    """
 
     def describe(batches: Iterator[Any]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             _prepare_process()
-            yield pa.RecordBatch.from_pydict({"text": [json.dumps(describe_outputs(load()))]})
+            try:
+                told: list[Any] = [*describe_outputs(load()), ""]
+            except ModelError as error:
+                told = [[], "", str(error)]
+            yield pa.RecordBatch.from_pydict({"text": [json.dumps(told)]})
 
     return describe
 

@@ -32,6 +32,7 @@ class Recipe:
         objects: pickled dictionary of the user's classes and functions that the archive names.
         source: builds it, otherwise.
         weights: contents of the weights file for ``source``.
+        sample: what the trained model gave, by which what ``source`` builds is checked.
         transforms: what to do with decoded images, by column.
         state: Keras' global settings it was trained under.
         eager: call it without making a graph of it.
@@ -45,6 +46,7 @@ class Recipe:
     objects: bytes | None = field(default=None, repr=False)
     source: ModelSource | None = None
     weights: bytes | None = field(default=None, repr=False)
+    sample: bytes | None = field(default=None, repr=False)
     transforms: Mapping[str, Transform] = field(default_factory=dict)
     state: Mapping[str, str] | None = None
     eager: bool = False
@@ -85,7 +87,11 @@ def load_model(recipe: Recipe) -> Model:
 
 
 def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
-    """Return what the model of ``recipe`` gives, as JSON takes it, or nothing and why."""
+    """Return what the model of ``recipe`` gives, as JSON takes it, or nothing and why.
+
+    Raises:
+        ModelError: it is not the model that was trained.
+    """
     with quiet_imports():
         from ..training.binding import InputBinding
         from ..training.keras_state import fresh_keras_state
@@ -95,8 +101,12 @@ def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
         model = _from_source(recipe)
         bind = InputBinding(model, recipe.inputs, Manifest("", (), recipe.columns, (), ""))
         try:
+            if recipe.weights is not None:
+                _give_weights(model, recipe, bind)
             example = bind({column.name: column.blank() for column in recipe.columns})
             return [asdict(output) for output in output_specs(model, example)], ""
+        except ModelError:
+            raise
         except Exception as error:  # the user's own call may fail in any way
             return [], f"{type(error).__name__}: {error}"
 
@@ -122,6 +132,7 @@ def _give_weights(model: Any, recipe: Recipe, bind: Any) -> None:
     from ..training.keras_state import using_keras_state
     from ..training.model import finalize_layers
     from ..training.outputs import build_by_call
+    from ..training.sample import check_sample
 
     arrays = load_arrays(recipe.weights or b"")
     values = [arrays[name] for name in sorted(arrays)]
@@ -140,6 +151,10 @@ def _give_weights(model: Any, recipe: Recipe, bind: Any) -> None:
         raise ModelError(f"model_fn builds another model than was trained: {found}")
     model.set_weights(values)
     finalize_layers(model)
+    if recipe.sample is not None:
+        example = bind({column.name: column.blank() for column in recipe.columns})
+        with using_keras_state(recipe.state):
+            check_sample(model, example, recipe.sample)
 
 
 def _to_numpy(value: Any) -> np.ndarray:

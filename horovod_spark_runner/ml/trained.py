@@ -27,8 +27,8 @@ class TrainedModel:
     Attributes:
         recipe: how; without outputs for a model that cannot be called.
         problem: why it could not be called when it was saved; ``""`` if it could.
-        learn_outputs: whether it may have been given a ``call`` since, so that what it gives has
-            to be found out.
+        learn_outputs: whether it is built by a function that may build another model, or one with
+            a ``call`` that the trained one had not: what it gives has to be found out.
         place: where it lies, for messages.
     """
 
@@ -58,7 +58,7 @@ def read_trained_model(
         archive = directory.model.join("model.keras").read_bytes()
         recipe = replace(recipe, archive=archive, objects=saved.objects)
     else:
-        recipe = replace(recipe, source=source, weights=_weights(directory))
+        recipe = _built_anew(directory, recipe, source)
     return _trained(directory, signature, recipe)
 
 
@@ -100,10 +100,8 @@ def read_finished_run(
         )
     recipe = _recipe(signature, transforms)
     if model_fn is not None:
-        function = ModelSource(function=model_fn)
-        recipe = replace(recipe, source=function, weights=_weights(directory))
-        trained = _trained(directory, signature, recipe)
-        return replace(trained, learn_outputs=signature.outputs is None)
+        recipe = _built_anew(directory, recipe, ModelSource(function=model_fn))
+        return replace(_trained(directory, signature, recipe), learn_outputs=True)
     if signature.outputs is None:
         return _trained(directory, signature, recipe)
     if not signature.archive:
@@ -171,8 +169,15 @@ def _recipe(signature: Signature, transforms: Mapping[str, Transform]) -> Recipe
     )
 
 
-def _weights(directory: RunDirectory) -> bytes:
-    return directory.model.join("weights.npz").read_bytes()
+def _built_anew(directory: RunDirectory, recipe: Recipe, source: ModelSource) -> Recipe:
+    """Return the recipe for a model that ``source`` builds, is given its weights, and checked."""
+    sample = directory.model.join("sample.npz")
+    return replace(
+        recipe,
+        source=source,
+        weights=directory.model.join("weights.npz").read_bytes(),
+        sample=sample.read_bytes() if sample.exists() else None,
+    )
 
 
 def _needed_objects(

@@ -15,6 +15,7 @@ from pyspark.ml import Transformer
 from ..config import check_choice, check_count
 from ..data.columns import sources_of_features
 from ..data.decode import Transform
+from ..errors import InvalidInputError, ModelError
 from ..launch.restart import Attempt
 from ..launch.topology import RankPlacement
 from ..serialize import dumps
@@ -164,7 +165,9 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         from pyspark.sql import functions as F
 
         self._check_settings()
-        spark = dataset.sparkSession
+        spark = getattr(dataset, "sparkSession", None)
+        if spark is None:
+            raise InvalidInputError(f"transform takes a Spark DataFrame, got {dataset!r:.200}")
         use_own_python(spark)
         if self._model.learn_outputs:
             self._learn_outputs(spark)
@@ -197,8 +200,12 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         """Let a worker build the model and tell what it gives; the driver loads no framework."""
         describe = describing(self._load(spark))
         row = spark.range(0, 1, 1, 1).mapInArrow(describe, "text string").first()
-        outputs, problem = json.loads(row.text) if row is not None else ([], "")
-        known = replace(self._model.recipe, outputs=tuple(output_from(o) for o in outputs))
+        outputs, problem, wrong = json.loads(row.text) if row is not None else ([], "", "")
+        if wrong:
+            raise ModelError(f"{wrong} (run {self.run_dir})")
+        known = self._model.recipe
+        if not known.outputs:
+            known = replace(known, outputs=tuple(output_from(o) for o in outputs))
         self._model = replace(self._model, recipe=known, problem=problem, learn_outputs=not outputs)
 
     def _load(self, spark: SparkSession) -> _Load:

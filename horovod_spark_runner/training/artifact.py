@@ -24,9 +24,9 @@ from .outputs import (
     fixed_batch,
     output_leaves,
     output_specs,
-    repeat_rows,
     unchanged,
 )
+from .sample import SAMPLE_FILE, check_close, take_sample, try_out
 from .signature import Signature
 from .spec import OutputSpec, SavedModel, TrainingSpec
 
@@ -61,6 +61,11 @@ def save_model(directory: RunDirectory, model: Any, spec: TrainingSpec, example:
     if archive is not None:
         folder.join(ARCHIVE_FILE).write_bytes(archive)
     outputs, problem = _outputs(model, example)
+    sample = None if outputs is None else take_sample(model, example)
+    if sample is not None:
+        folder.join(SAMPLE_FILE).write_bytes(sample)
+    elif folder.join(SAMPLE_FILE).exists():  # of a model that was here before
+        folder.join(SAMPLE_FILE).delete_file()
     saved = SavedModel("source")
     if archive is not None and outputs is not None:
         saved, problem = _how_it_loads(archive, model, spec.model.custom_objects, example)
@@ -134,7 +139,7 @@ def _how_it_loads(
     """Find out, by loading the archive, what it takes to get the same model from it."""
     finalize_layers(model)
     with unchanged(model):
-        inputs, expected = _probe(model, example)
+        inputs, expected = try_out(model, example)
     try:
         with only_keras():
             _check_same(_load_in_new_state(archive, None), model, inputs, expected)
@@ -166,19 +171,6 @@ def _load_in_new_state(archive: bytes, objects: Mapping[str, Any] | None) -> Any
         return load_archive(archive, objects)
 
 
-def _probe(model: Any, example: Any) -> tuple[Any, Any]:
-    """Return inputs that tell models apart, and what the model gives for them."""
-    inputs = repeat_rows(example, fixed_batch(model) or 2)
-    random = np.random.default_rng(0)
-    varied = keras.tree.map_structure(
-        lambda a: random.random(a.shape).astype(a.dtype) if a.dtype.kind == "f" else a, inputs
-    )
-    try:
-        return varied, call_model(model, varied)
-    except Exception:  # values outside the model's domain
-        return inputs, call_model(model, inputs)
-
-
 def _check_same(loaded: Any, model: Any, inputs: Any, expected: Any) -> None:
     # A layer that only training calls has no weights in a model that is loaded to predict.
     left = iter(model.weights)
@@ -189,24 +181,12 @@ def _check_same(loaded: Any, model: Any, inputs: Any, expected: Any) -> None:
     for (path, value), (place, other) in zip(output_leaves(expected), found, strict=True):
         if path != place:
             raise ValueError(f"its outputs differ: {path}, {place}")
-        _check_close(np.array(value), np.array(other))
+        check_close(np.array(value), np.array(other))
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
     same_kind = one.shape == other.shape and one.dtype == other.dtype
     return same_kind and one.tobytes() == other.tobytes()
-
-
-def _check_close(value: np.ndarray, other: np.ndarray) -> None:
-    if value.dtype.kind in "iubOS":
-        np.testing.assert_array_equal(value, other, "its outputs differ")
-    else:
-        exact = value.dtype in (np.float32, np.float64)
-        tolerance = 1e-4 if exact else 2e-2
-        value, other = value.astype(np.float64), other.astype(np.float64)
-        np.testing.assert_allclose(
-            other, value, rtol=tolerance, atol=tolerance, err_msg="its outputs differ"
-        )
 
 
 def _first_line(error: BaseException) -> str:

@@ -169,3 +169,28 @@ def test_a_child_of_a_rank_does_not_keep_the_run_from_ending(
         with pytest.raises(RankFailedError, match=expected[what]):
             run(fork_and, what, worker_idle_timeout=kept)
     await_nothing_left()
+
+
+def fork_and_leave(how: str) -> str:
+    """Let a forked child leave the function by itself, as careless code does; wait for it."""
+    import tensorflow as tf
+
+    assert tf.__version__
+    child = os.fork()
+    if child == 0:
+        if how == "raise":
+            raise ValueError("in the child")
+        if how == "exit":
+            sys.exit(3)
+        return "of the child"
+    _, status = os.waitpid(child, 0)
+    return f"of the parent, {os.waitstatus_to_exitcode(status)}"
+
+
+@pytest.mark.parametrize("kept", [60.0, 0.0], ids=["forked", "started"])
+@pytest.mark.parametrize(("how", "code"), [("return", 0), ("raise", 1), ("exit", 3)])
+def test_a_forked_child_is_no_rank(spark: Any, how: str, code: int, kept: float) -> None:
+    assert (
+        run(fork_and_leave, how, ranks=2, worker_idle_timeout=kept)
+        == (f"of the parent, {code}",) * 2
+    )

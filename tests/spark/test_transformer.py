@@ -296,6 +296,33 @@ def test_a_transformer_outlives_its_session(one: str) -> None:
     assert run.stdout.split() == ["predicted", "10.0"] * 2, run.stderr[-2000:]
 
 
+def test_model_fn_must_build_the_model_that_was_trained(frame: Any, tmp_path: Path) -> None:
+    import keras
+
+    def small(factor: float = 1.0, units: int = 2) -> Any:
+        x = keras.Input((3,), name="x")
+        outputs = keras.layers.Dense(units, kernel_initializer="ones")(x)
+        model = keras.Model({"x": x}, keras.layers.Rescaling(factor)(outputs))
+        model.compile("sgd", "mse")
+        return model
+
+    save_run(tmp_path, small(), COLUMNS[:1])
+    place = str(tmp_path)
+    right = TFTransformer.from_run(place, model_fn=small)
+    assert [list(row.prediction) for row in right.transform(frame).collect()] == [[1.0, 1.0]] * 40
+    with pytest.raises(ModelError, match="builds another model .* although its weights fit"):
+        TFTransformer.from_run(place, model_fn=lambda: small(3.0)).transform(frame)
+    with pytest.raises(
+        ModelError, match=r"another model than was trained: weight 0 of shape \(3, 4"
+    ):
+        TFTransformer.from_run(place, model_fn=lambda: small(units=4)).transform(frame)
+
+
+def test_only_dataframes_are_transformed(one: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"takes a Spark DataFrame, got \[1\]"):
+        TFTransformer.from_run(one).transform([1])  # type: ignore[arg-type]
+
+
 def test_a_call_may_be_given_later(frame: Any, tmp_path: Path) -> None:
     import keras
 

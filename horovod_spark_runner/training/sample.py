@@ -1,0 +1,115 @@
+"""A sample of what a trained model gives, by which a model that is built anew is known again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from ..errors import ModelError
+from ..storage.arrays import dump_arrays, load_arrays
+from .outputs import call_model, fixed_batch, output_leaves, repeat_rows, unchanged
+
+SAMPLE_FILE = "sample.npz"
+# How far other hardware may be off, relative to the largest value.
+_ELSEWHERE = 0.02
+
+
+def try_out(model: Any, example: Any) -> tuple[Any, Any]:
+    """Return inputs that tell models apart, and what the model gives for them.
+
+    Args:
+        model: a model with its weights.
+        example: one row of inputs.
+    """
+    inputs = repeat_rows(example, fixed_batch(model) or 2)
+    random = np.random.default_rng(0)
+    varied = keras.tree.map_structure(
+        lambda a: random.random(a.shape).astype(a.dtype) if a.dtype.kind == "f" else a, inputs
+    )
+    try:
+        return varied, call_model(model, varied)
+    except Exception:  # values outside the model's domain
+        return inputs, call_model(model, inputs)
+
+
+def check_close(value: np.ndarray, other: np.ndarray) -> None:
+    """Check that two outputs of one model on one machine are equal, but for rounding.
+
+    Raises:
+        AssertionError: they are not.
+    """
+    if value.dtype.kind in "iubOS":
+        np.testing.assert_array_equal(value, other, "its outputs differ")
+    else:
+        exact = value.dtype in (np.float32, np.float64)
+        tolerance = 1e-4 if exact else 2e-2
+        value, other = value.astype(np.float64), other.astype(np.float64)
+        np.testing.assert_allclose(
+            other, value, rtol=tolerance, atol=tolerance, err_msg="its outputs differ"
+        )
+
+
+def take_sample(model: Any, example: Any) -> memoryview | None:
+    """Return inputs and outputs as the bytes of a file.
+
+    ``None`` where they tell nothing: strings, and models that give something else each time.
+    """
+    try:
+        with unchanged(model):
+            inputs, given = try_out(model, example)
+            again = call_model(model, inputs)
+        pairs = zip(output_leaves(given), output_leaves(again), strict=True)
+        for (_, value), (_, other) in pairs:
+            check_close(np.array(value), np.array(other))
+        arrays = _named("input", keras.tree.flatten(inputs))
+        arrays.update(_named("output", [value for _, value in output_leaves(given)]))
+    except Exception:  # the user's own call may do anything
+        return None
+    if any(array.dtype.kind in "OSU" for array in arrays.values()):
+        return None
+    return dump_arrays(arrays)
+
+
+def check_sample(model: Any, example: Any, sample: bytes) -> None:
+    """Check that ``model`` gives what the trained one gave.
+
+    Args:
+        model: with the trained weights.
+        example: one row of inputs, for their structure.
+        sample: what `take_sample` returned.
+
+    Raises:
+        ModelError: it gives something else.
+    """
+    arrays = load_arrays(sample)
+    inputs = [array for name, array in sorted(arrays.items()) if name.startswith("input/")]
+    expected = [array for name, array in sorted(arrays.items()) if name.startswith("output/")]
+    found = call_model(model, keras.tree.pack_sequence_as(example, inputs))
+    leaves = [np.array(value) for _, value in output_leaves(found)]
+    for number, (value, other) in enumerate(zip(expected, leaves, strict=False)):
+        if value.shape != other.shape or not _is_near(value, other):
+            raise ModelError(
+                "model_fn builds another model than was trained, although its weights fit: for "
+                f"the same inputs output {number} is {_some(other)}, that of the trained one was "
+                f"{_some(value)}"
+            )
+
+
+def _named(kind: str, values: list[Any]) -> dict[str, np.ndarray]:
+    return {f"{kind}/{number:05d}": np.array(value) for number, value in enumerate(values)}
+
+
+def _is_near(value: np.ndarray, other: np.ndarray) -> bool:
+    if value.dtype.kind not in "iub":
+        value, other = value.astype(np.float64), other.astype(np.float64)
+        finite = np.abs(value[np.isfinite(value)])
+        limit = _ELSEWHERE * max(1e-3, finite.max(initial=0.0))
+        return bool(np.allclose(other, value, rtol=_ELSEWHERE, atol=limit, equal_nan=True))
+    # A class whose neighbour is about as likely may be another one elsewhere.
+    return bool(np.mean(value == other) >= 0.5)
+
+
+def _some(array: np.ndarray) -> str:
+    return np.array2string(array.reshape(-1)[:3], precision=4, separator=", ")
