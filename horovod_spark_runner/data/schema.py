@@ -57,8 +57,18 @@ def check_roles(roles: Roles, available: Sequence[str], *, case_sensitive: bool 
     if missing:
         raise DataError(
             f"the DataFrame has no column {quote_all(missing)}; it has {quote_all(available)}"
+            + _field_hint(missing, available)
         )
     check_unambiguous(roles.columns, available, case_sensitive=case_sensitive)
+
+
+def _field_hint(missing: Sequence[str], available: Sequence[str]) -> str:
+    """Say how a field of a struct becomes a column."""
+    fields = [name for name in missing if name.partition(".")[0] in available]
+    if not fields:
+        return ""
+    name = fields[0]
+    return f'. A field of a struct is not a column: add it with df.withColumn("{name}", df.{name})'
 
 
 def check_unambiguous(

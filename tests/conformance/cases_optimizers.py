@@ -126,7 +126,7 @@ OF_OPTIMIZERS = [
     Case("loss-scale-factor", lambda: compiled(dense(), optimizers.SGD(0.1, loss_scale_factor=128.0))),
     Case("exclude-from-weight-decay", lambda: compiled(dense(), _undecayed()), two=1e-4, why=ROUND),
     Case("mixed-bfloat16", lambda: with_policy("mixed_bfloat16"), one=1e-2, two=1e-2, predicts=1e-2, why=HALF),
-    Case("mixed-float16", lambda: with_policy("mixed_float16", optimizers.SGD(0.1)), one=1e-3, two=1e-2, predicts=1e-2, why=HALF),
+    Case("mixed-float16", lambda: with_policy("mixed_float16", optimizers.SGD(0.1)), one=1e-3, two=1e-2, predicts=1e-2, why=HALF, note="where gradients overflow, the loss scale may be halved a step earlier or later than in one process; what follows differs more"),
     Case("pure-bfloat16", lambda: with_policy("bfloat16"), one=5e-2, two=5e-2, predicts=5e-2, why=HALF),
     Case("pure-float16", lambda: with_policy("float16"), one=1e-2, two=1e-2, predicts=1e-2, why=HALF),
     Case("pure-float64", lambda: with_policy("float64"), two=1e-6),

@@ -28,6 +28,7 @@ from horovod_spark_runner.errors import DataError, InvalidInputError
         (Roles(("a",), ("z",)), "no column 'z'"),
         (Roles(("a",), ("y",), "w"), "no column 'w'"),
         (Roles(("A",), ("y",)), "no column 'A'"),
+        (Roles(("a.b",), ("y",)), r"no column 'a.b'.*A field of a struct is not a column"),
         (Roles(("d",), ("y",)), "several columns named 'd'"),
         (Roles(("a",), ("q",)), "columns 'Q', 'q', which Spark does not tell apart"),
     ],
