@@ -130,11 +130,16 @@ class ReadyProcess:
         timings = {"import": time.monotonic() - began}
         connection.settimeout(None)
         sys.stdout.flush()
-        parent, pid = os.getpid(), os.fork()
-        if pid == 0:
-            self._become_worker(connection, request, files[0], timings, parent)
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:  # no memory, say: the slot starts a worker itself, or tells why it cannot
+            connection.close()
+        else:
+            if pid == 0:
+                self._become_worker(connection, request, files[0], timings, parent)
+            self._workers[pid] = _Worker(pid, connection)
         os.close(files[0])
-        self._workers[pid] = _Worker(pid, connection)
 
     def _import(self, modules: list[str]) -> None:
         missing = [module for module in modules if module not in self._modules]
