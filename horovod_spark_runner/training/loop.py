@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from ..data.manifest import Manifest
 from ..data.reader import DatasetReader
-from ..errors import ModelError
+from ..errors import CheckpointError, ModelError
 from ..launch.reporting import report_progress
 from ..storage.filesystem import Location
 from ..storage.run_directory import RunDirectory
@@ -40,7 +40,7 @@ from .probe import Probe
 from .progress import Progress, ProgressReporter
 from .random_state import make_generators, separate_generators
 from .rank_state import restore_rank
-from .spec import TrainingReport, TrainingSpec
+from .spec import SavedModel, TrainingReport, TrainingSpec
 from .state import TrainingVariables
 from .step import PREEMPT, SAVE, STOP
 
@@ -177,11 +177,19 @@ class Training:
         self._callbacks.list.on_train_end(logs)
         self._check_agreement("at the end of the training")
         self._keeper.finish()
-        saved = None
-        if self._rank == 0:
-            directory = RunDirectory(Location(self._spec.run_dir))
-            saved = save_model(directory, self._model, self._spec, self._batches.example)
+        saved = self._save_model() if self._rank == 0 else None
         return replace(self._report(), saved=saved)
+
+    def _save_model(self) -> SavedModel:
+        directory = RunDirectory(Location(self._spec.run_dir))
+        try:
+            return save_model(directory, self._model, self._spec, self._batches.example)
+        except OSError as error:
+            raise CheckpointError(
+                f"the training is done, but its model could not be written to {directory.model}: "
+                f"{error}. Nothing is lost: once the storage takes files again, the same call "
+                "writes the model of the newest checkpoint"
+            ) from error
 
     def _begin(self) -> bool:
         """Begin the training, or go on with it; return whether within an epoch."""

@@ -11,6 +11,7 @@ import pytest
 
 from horovod_spark_runner import (
     AllreduceOptions,
+    CheckpointError,
     DataError,
     ModelError,
     RunDirectoryError,
@@ -121,6 +122,20 @@ def test_a_finished_run_is_loaded_from_its_directory(whole: Any, small: Any) -> 
     ours = {row.id: row.prediction for row in whole.transform(small).collect()}
     for row in loaded.transform(small).select("id", "p").collect():
         np.testing.assert_allclose(row.p, ours[row.id], atol=1e-6)
+
+
+def test_a_model_that_cannot_be_written_is_not_lost(small: Any, whole: Any, tmp_path: Path) -> None:
+    arguments = {"validation": 0.2, "lr_scaling": "linear", "warmup_epochs": 3.0, "epochs": 4}
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "model").write_text("in the way")  # as a full disk, it takes no files
+    with pytest.raises(CheckpointError, match="the training is done, but its model could not be"):
+        train(small, run, **arguments)
+    (run / "model").unlink()
+    assert train(small, run, **arguments).history == whole.history
+    expected = final_weights(Path(whole.run_dir))
+    for name, array in final_weights(run).items():
+        np.testing.assert_array_equal(array, expected[name])
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(small: Any, whole: Any, tmp_path: Path) -> None:
