@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
+import re
 import uuid
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,9 @@ import pyarrow.fs as pafs
 from ..errors import EnvironmentProblem, InvalidInputError
 
 HDFS_SCHEMES = ("hdfs", "viewfs")
+_HALF_A_URL = re.compile(
+    r"(s3a?|s3n|gs|gcs|hdfs|viewfs|abfss?|wasbs?|az|adl|oss|dbfs|https?):/(?!/)(.*)", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,21 @@ def _file_stat(info: pafs.FileInfo, name: str) -> FileStat:
     return FileStat(name, info.size, info.mtime_ns or 0)
 
 
+def _check_not_half_a_url(text: str) -> None:
+    """Refuse what is meant as a URL, and would be a local folder named like ``s3:``."""
+    found = _HALF_A_URL.match(text)
+    if found is None:
+        return
+    scheme, path = found.groups()
+    if scheme == "dbfs":
+        hint = f"on Databricks that is /dbfs/{path} to all processes"
+    elif scheme in HDFS_SCHEMES:
+        hint = f"write {scheme}:///{path}, or {scheme}://NAMENODE/{path}"
+    else:
+        hint = f"write {scheme}://{path} as text: pathlib takes one of the slashes away"
+    raise InvalidInputError(f"{text!r} is neither a path nor a whole URL; {hint}")
+
+
 class Location:
     """A file or folder in local or shared storage.
 
@@ -56,6 +75,7 @@ class Location:
         text = os.fspath(place) if isinstance(place, (str, os.PathLike)) else None
         if not text or not isinstance(text, str):
             raise InvalidInputError(f"a place in storage must be a path or URL, got {place!r}")
+        _check_not_half_a_url(text)
         scheme = urlsplit(text).scheme if "://" in text or text.startswith("file:") else ""
         self._scheme = "" if scheme == "file" else scheme
         if scheme == "file":

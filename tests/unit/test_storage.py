@@ -50,6 +50,20 @@ def test_file_urls_and_relative_paths(tmp_path: Path, monkeypatch: pytest.Monkey
     assert str(Location(f"file://{tmp_path}/a%20b")) == f"{tmp_path}/a b"
 
 
+@pytest.mark.parametrize(
+    ("place", "hint"),
+    [
+        (Path("s3://bucket/run"), "write s3://bucket/run as text"),
+        ("gs:/bucket/run", "write gs://bucket/run"),
+        ("hdfs:/runs/1", "write hdfs:///runs/1"),
+        ("dbfs:/runs/1", "/dbfs/runs/1"),
+    ],
+)
+def test_half_a_url_is_no_local_folder(place: Any, hint: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"neither a path nor a whole URL; .*{hint}"):
+        Location(place)
+
+
 def test_the_home_folder_is_not_a_folder_called_tilde(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
