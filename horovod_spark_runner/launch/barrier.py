@@ -45,8 +45,10 @@ def run_slot(context: BarrierTaskContext, plan: SlotPlan) -> list[RankOutcome]:
     peers = [info.address.rpartition(":")[0].strip("[]") for info in context.getTaskInfos()]
     try:
         slot = Slot(plan, index, gpus, context.cpus(), peers)
-    except HorovodSparkError as error:
-        failure = Failure(LAUNCH, time.time(), str(error))
+    except (HorovodSparkError, OSError) as error:
+        # Of the system's errors (a full disk, no descriptors) the kind says as much as the text.
+        text = str(error) if isinstance(error, HorovodSparkError) else repr(error)
+        failure = Failure(LAUNCH, time.time(), text)
         # The others wait for this slot; they are told that it cannot take part.
         context.allGather(refusal(index, failure.message))
         return [RankOutcome(index, socket.gethostname(), failure=failure)]

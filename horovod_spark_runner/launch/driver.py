@@ -207,6 +207,7 @@ def _watch(job: SparkJob, server: ControlServer, observer: Observer, watch: RunW
         now = time.monotonic()
         if now - before > HELD_UP:
             server.hear_anew()
+            watch.hear_anew(now)
         before = now
         watch.take_silence(server.silent_slots(silence), now)
         verdict = watch.decide(now)

@@ -42,6 +42,7 @@ class Rank:
         self.timings: dict[str, float] = {}
         self.large: LargeResult | None = None
         self.settled = False
+        self.begun = False
         self._on_failure = on_failure
         self._result: bytes | None = None
         self._failure: Failure | None = None

@@ -29,6 +29,8 @@ from .workspace import Workspace
 
 # PMIx ends a process that loses its daemon with this exit code (PMIX_ERR_LOST_CONNECTION, -61).
 MPI_LOST_EXIT = 195
+# How long a ready process may take to fork a worker, imports included.
+FORK_SECONDS = 60.0
 # A larger result goes to the driver directly: Spark holds results in the memory of its JVM.
 MAX_OUTCOME_BYTES = 8 * 1024 * 1024
 
@@ -82,6 +84,7 @@ class RankProcess:
 
     def _take(self, worker: Worker) -> None:
         self._worker = worker
+        self._since = time.monotonic()
         self._hung_up = False
         self._reports = LineSplitter(tail=0)
         self._output = ChildOutput(worker.output, LOG_TAIL_LINES, self._on_lines)
@@ -104,9 +107,18 @@ class RankProcess:
         return handlers
 
     def check(self) -> None:
-        """Notice an end that no descriptor has told of."""
-        if not self.ended:
-            self._look()
+        """Notice an end that no descriptor has told of, or a ready process that does nothing."""
+        if self.ended:
+            return
+        if self._worker.pid is None and time.monotonic() - self._since > FORK_SECONDS:
+            self._start_instead()
+        self._look()
+
+    def _start_instead(self) -> None:
+        """Start the worker that the ready process does not fork the plain way."""
+        self._output.close()
+        self._worker.close()
+        self._take(self._start())
 
     def begin(self, environment: Mapping[str, str], rank: int, size: int) -> None:
         """Let the worker join MPI as ``rank`` of ``size`` and run the function."""
@@ -172,7 +184,7 @@ class RankProcess:
             return None, None, self._died(f"its process {describe_exit(code)}{hint}"), {}
         with path.open("rb") as stream:
             failure, timings = pickle.load(stream)
-        if failure is None and code != 0:
+        if failure is None and code != 0 and not self._worker.guessed:
             failure = self._died(f"its process {describe_exit(code)} while it left the MPI world")
         if failure is not None:
             return None, None, failure, timings
@@ -199,10 +211,7 @@ class RankProcess:
             self._hung_up = True
             self._worker.hang_up()
             if self._worker.is_missing:
-                # The ready process could not fork it: it is started the plain way.
-                self._output.close()
-                self._worker.close()
-                self._take(self._start())
+                self._start_instead()
                 return
         self._look()
 
@@ -215,6 +224,8 @@ class RankProcess:
             if self._worker.take(report):
                 if report["type"] == "forked":
                     self._workspace.watch(report["pid"])
+                    if self._asked is not None:  # meanwhile
+                        self._worker.send_signal(signal.SIGTERM)
             else:
                 self._on_report(report)
 

@@ -28,6 +28,7 @@ from .worker import import_ahead, prepare, work
 # Milliseconds between looks at the clock, and at the executor where the kernel cannot tell.
 _TICK = 1000
 _REQUEST_SECONDS = 5.0
+_IMPORT_SECONDS = 300.0
 # A container that is to end tells all its processes. Ranks use the time they are given, and this
 # one is there for as long as they are.
 _NOT_FOR_IT = (signal.SIGTERM, signal.SIGHUP)
@@ -144,7 +145,10 @@ class ReadyProcess:
     def _import(self, modules: list[str]) -> None:
         missing = [module for module in modules if module not in self._modules]
         if missing:
+            # An import that hangs is ended by the kernel: nothing else could, from within.
+            signal.setitimer(signal.ITIMER_REAL, _IMPORT_SECONDS)
             import_ahead(missing)
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
             self._modules.update(missing)
             # Objects that live for ever need no look by the collector, which would copy their
             # pages in every worker.

@@ -46,6 +46,8 @@ MPIRUN_GRACE = 3.0
 HEARTBEAT_SECONDS = 5.0
 # How long ranks may go on, to save what they have, after their executor has ended.
 ORPHAN_GRACE = 30.0
+# How long a rank that MPI has started may take to call its function: imports, MPI_Init.
+BEGIN_SECONDS = 300.0
 POLL_MILLISECONDS = 200
 
 
@@ -174,7 +176,7 @@ class Slot:
             folder,
             self._workspace,
             idle_timeout=plan.options.worker_idle_timeout,
-            on_report=lambda report: self._tell(report, place),
+            on_report=lambda report: self._on_report(place, report),
             on_lines=lambda lines: self._on_lines(place, lines),
         )
 
@@ -297,7 +299,10 @@ class Slot:
             self._abort(LAUNCH, self._mpi.describe_end(), self._mpi.log_tail)
 
     def _check_start(self, now: float) -> None:
-        """Give up on ranks that MPI did not, or cannot any more, start."""
+        """Give up on ranks that MPI did not, or cannot any more, start, or that never begin."""
+        begun = all(rank.begun or rank.settled for rank in self._ranks)
+        if not begun and now - self._joined > BEGIN_SECONDS + self._plan.rank_timeout:
+            self._abort(LAUNCH, "the process of a rank does not begin: does an import hang?")
         if all(rank.started or rank.settled for rank in self._ranks):
             return
         waited, limit = now - self._joined, self._plan.rank_timeout
@@ -339,6 +344,10 @@ class Slot:
         asked = {name: own[name] for name in chosen if name in own}
         joined = {**chosen, **asked, **environment}
         self._ranks[place].begin(shim, joined, self._world_size)
+
+    def _on_report(self, place: int, report: dict[str, Any]) -> None:
+        self._ranks[place].begun |= report["type"] == "started"
+        self._tell(report, place)
 
     def _on_lines(self, place: int, lines: list[str]) -> None:
         self._logs[place].write(lines)

@@ -49,7 +49,7 @@ class RunWatch:
         self._failed: dict[tuple[int, int], RankOutcome] = {}
         self._failed_since: float | None = None
         self._running = False  # a rank has called the function
-        self._asked_for_stacks = False
+        self._asked_for_stacks: float | None = None
         self._repeated = False
         self._tails: dict[int, deque[str]] = {}
 
@@ -117,6 +117,10 @@ class RunWatch:
             self._active = now
             self._running |= kind == "started"
 
+    def hear_anew(self, now: float) -> None:
+        """Take note that the driver itself was stopped until ``now``: it heard of no progress."""
+        self._active = now
+
     def take_silence(self, silent: Sequence[Message], now: float) -> None:
         """Take which connected slots have been silent for longer than the heartbeat timeout."""
         for message in silent:
@@ -156,10 +160,10 @@ class RunWatch:
         # Until the ranks run, other limits hold: importing a framework is no stall.
         if limit is None or not self._running or now - self._active <= limit:
             return Verdict.GO_ON
-        if self._asked_for_stacks:
-            return Verdict.GIVE_UP if now - self._active > limit + FAILED_GRACE else Verdict.GO_ON
-        self._asked_for_stacks = True
-        return Verdict.ASK_FOR_STACKS
+        if self._asked_for_stacks is None:
+            self._asked_for_stacks = now
+            return Verdict.ASK_FOR_STACKS
+        return Verdict.GIVE_UP if now - self._asked_for_stacks > FAILED_GRACE else Verdict.GO_ON
 
 
 def _outcome_of(message: Message) -> RankOutcome:

@@ -99,7 +99,7 @@ def import_ahead(modules: Iterable[str]) -> None:
         # not the one at the path it was built with, which another host may have or may not have.
         for module in ("mpi4py.MPI", *modules):
             # Only a head start: what is missing or broken is reported when the function imports it.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception, SystemExit):
                 importlib.import_module(module)
 
 

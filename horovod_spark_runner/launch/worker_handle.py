@@ -17,8 +17,10 @@ from .processes import end_group, signal_group, start_tethered
 from .ready import ask_for_worker
 
 WORKER_MODULE = f"{__package__}.worker"
-# How long after a worker's end its exit code may take to come.
-_CODE_SECONDS = 1.0
+# How long after a worker's end its exit code may take to come: the ready process may be busy.
+_CODE_SECONDS = 30.0
+# How long a process that has closed its connection may take to end.
+_END_SECONDS = 1.0
 
 
 class Worker(Protocol):
@@ -30,12 +32,14 @@ class Worker(Protocol):
         watched: further descriptors that can be read once it has ended.
         pid: its number and that of its process group, once it is known.
         is_missing: whether there will be none.
+        guessed: whether its exit code is not known, and only taken for that of SIGKILL.
     """
 
     connection: socket.socket
     output: IO[bytes]
     watched: tuple[int, ...]
     pid: int | None
+    guessed: bool
 
     @property
     def is_missing(self) -> bool: ...
@@ -91,6 +95,7 @@ class StartedWorker(_Connected):
     """
 
     is_missing = False
+    guessed = False
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self.connection, other = socket.socketpair()
@@ -112,7 +117,7 @@ class StartedWorker(_Connected):
     def hang_up(self) -> None:
         # The process may have closed it; whether it has ended is seen by itself.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_CODE_SECONDS)
+            self._process.wait(_END_SECONDS)
 
     def poll(self) -> int | None:
         return self._process.poll()
@@ -140,6 +145,7 @@ class ForkedWorker(_Connected):
         self._code: int | None = None
         self._gone_since: float | None = None
         self._hung_up = False
+        self.guessed = False
 
     @property
     def is_missing(self) -> bool:
@@ -157,7 +163,7 @@ class ForkedWorker(_Connected):
         self._hung_up = True
         if self.pid is not None and self._code is None:
             # The ready process has died, and its workers with it.
-            self._code = -signal.SIGKILL
+            self._code, self.guessed = -signal.SIGKILL, True
 
     def poll(self) -> int | None:
         if self._code is None and self.watched and select.select(self.watched, [], [], 0)[0]:
@@ -166,8 +172,8 @@ class ForkedWorker(_Connected):
             self.watched = ()
         gone = 0.0 if self._gone_since is None else time.monotonic() - self._gone_since
         if self._code is None and gone > _CODE_SECONDS:
-            # Without a code for so long, the ready process has died as well.
-            self._code = -signal.SIGKILL
+            # Without a code for so long, the ready process has died as well, or hangs.
+            self._code, self.guessed = -signal.SIGKILL, True
         return self._code
 
     def send_signal(self, number: signal.Signals) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import select
+import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from horovod_spark_runner.launch import ready, worker_handle
+from horovod_spark_runner.launch import rank_process, ready, worker_handle
 from horovod_spark_runner.launch.rank_process import RankProcess
 from horovod_spark_runner.launch.workspace import Workspace
 
@@ -92,38 +96,105 @@ def test_what_a_dead_executor_left_is_swept(place: Path, monkeypatch: pytest.Mon
     assert not gone.exists()
 
 
-def test_a_worker_that_is_not_forked_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def dead(*args: Any) -> socket.socket:
-        connection, other = socket.socketpair()
-        other.close()
-        return connection
+def pump(process: RankProcess, over: Callable[[], bool], seconds: float = 30) -> None:
+    """Handle a process's events, as its slot's loop does."""
+    deadline = time.monotonic() + seconds
+    while not over():
+        assert time.monotonic() < deadline
+        for descriptor in select.select([*process.handlers()], [], [], 0.05)[0]:
+            process.handlers()[descriptor]()
+        process.check()
 
-    monkeypatch.setattr(worker_handle, "ask_for_worker", dead)
+
+@pytest.fixture
+def made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[socket.socket], RankProcess]]:
+    """Makes the process of a rank whose ready process is at the other end of a connection."""
     workspace = Workspace("unit")
-    process = RankProcess(
-        tmp_path / "payload",
-        ["json"],
-        dict(os.environ),
-        tmp_path,
-        workspace,
-        idle_timeout=60,
-        on_report=lambda report: None,
-        on_lines=lambda lines: None,
-    )
-    try:
-        assert process._worker.pid is None
-        deadline = time.monotonic() + 30
-        while process._worker.pid is None:
-            assert time.monotonic() < deadline
-            for descriptor in select.select([*process.handlers()], [], [], 1)[0]:
-                process.handlers()[descriptor]()
-        pid = process._worker.pid
-        assert psutil.pid_exists(pid)
-        assert not process.ended
-    finally:
+    processes = []
+
+    def make(connection: socket.socket) -> RankProcess:
+        monkeypatch.setattr(worker_handle, "ask_for_worker", lambda *args: connection)
+        process = RankProcess(
+            tmp_path / "payload",
+            ["json"],
+            dict(os.environ),
+            tmp_path,
+            workspace,
+            idle_timeout=60,
+            on_report=lambda report: None,
+            on_lines=lambda lines: None,
+        )
+        processes.append(process)
+        return process
+
+    yield make
+    for process in processes:
         process.close()
-        workspace.close()
+    workspace.close()
+
+
+@pytest.mark.parametrize("fault", ["dead", "mute"])
+def test_a_worker_that_is_not_forked_is_started(
+    fault: str,
+    made: Callable[[socket.socket], RankProcess],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_process, "FORK_SECONDS", 0.3)
+    connection, other = socket.socketpair()
+    if fault == "dead":
+        other.close()
+    process = made(connection)
+    assert process._worker.pid is None
+    pump(process, lambda: process._worker.pid is not None)
+    pid = process._worker.pid
+    assert pid is not None
+    assert psutil.pid_exists(pid)
+    assert not process.ended
+    process.close()
     assert process.ended
     assert not psutil.pid_exists(pid)
+    other.close()
+
+
+def report(other: socket.socket, **what: Any) -> None:
+    other.sendall(json.dumps(what).encode() + b"\n")
+
+
+def finished() -> int:
+    """Return the number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_result_is_kept_though_the_exit_code_never_comes(
+    made: Callable[[socket.socket], RankProcess], tmp_path: Path
+) -> None:
+    connection, other = socket.socketpair()
+    process = made(connection)
+    report(other, type="forked", pid=finished())
+    (tmp_path / "outcome").write_bytes(pickle.dumps((None, {})))
+    (tmp_path / "result").write_bytes(b"the result")
+    other.close()
+    pump(process, lambda: process.ended)
+    assert process.outcome()[:3] == (b"the result", None, None)
+
+
+def test_a_request_to_end_waits_for_the_process(
+    made: Callable[[socket.socket], RankProcess],
+) -> None:
+    connection, other = socket.socketpair()
+    process = made(connection)
+    process.ask_to_end(signal.SIGTERM)
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as child:
+        report(other, type="forked", pid=child.pid)
+        pump(process, lambda: child.poll() is not None)
+        assert child.returncode == -signal.SIGTERM
+        report(other, type="exit", code=child.returncode)
+        pump(process, lambda: process.ended)
+    failure = process.outcome()[2]
+    assert failure is not None
+    assert "its executor was asked to end, or has ended (SIGTERM)" in failure.message
+    other.close()

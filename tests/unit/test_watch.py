@@ -107,6 +107,19 @@ def test_a_stall_is_asked_about_once() -> None:
     assert state.decide(19.0 + FAILED_GRACE + 1) is Verdict.GIVE_UP
 
 
+def test_a_driver_that_was_stopped_heard_of_no_progress() -> None:
+    state = started(watch(stall_timeout=10))
+    state.hear_anew(60.0)
+    assert state.decide(60.0) is Verdict.GO_ON
+    assert state.decide(69.0) is Verdict.GO_ON
+    assert state.decide(71.0) is Verdict.ASK_FOR_STACKS
+    # However late it is, the stacks get their time.
+    state = started(watch(stall_timeout=10))
+    assert state.decide(100.0) is Verdict.ASK_FOR_STACKS
+    assert state.decide(101.0) is Verdict.GO_ON
+    assert state.decide(100.0 + FAILED_GRACE + 1) is Verdict.GIVE_UP
+
+
 def test_the_start_is_no_stall() -> None:
     state = watch(stall_timeout=1)
     state.take(message("hello", 0), 1.0)
