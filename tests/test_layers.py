@@ -16,7 +16,7 @@ PACKAGE = Path(horovod_spark_runner.__file__).parent
 # A module may import, at its top level, from floors below its own and from its own floor;
 # within a floor there must be no cycle.
 FLOORS: list[set[str]] = [
-    {"errors", "_version", "config", "quiet", "session", "serialize"},
+    {"errors", "_version", "config", "machine", "quiet", "session", "serialize"},
     {"storage"},
     {"data"},
     {"launch"},
@@ -61,6 +61,7 @@ ALLOWED = {
     "training.exchange": LIGHT | {"horovod", "keras", "tensorflow"},
     "training.keeper": LIGHT | {"mpi4py"},
     "training.probe": LIGHT | {"keras"},
+    "training.scope": LIGHT | {"tensorflow"},
     "training.sample": LIGHT | {"keras"},
     "training.random_state": LIGHT | {"keras", "tensorflow"},
     "training.losses": LIGHT | {"keras", "tensorflow"},

@@ -38,11 +38,11 @@ class DriverLink:
         self._address = address
         self._key = key
         self._problem = ""
-        for pause in (*CONNECT_PAUSES, None):
-            self._connect(CONNECT_TIMEOUT)
-            if self._socket is not None or pause is None:
-                return
-            time.sleep(pause)
+        self._connect(CONNECT_TIMEOUT)
+        for pause in CONNECT_PAUSES:
+            if self._socket is None:
+                time.sleep(pause)
+                self._connect(CONNECT_TIMEOUT)
 
     def check(self) -> None:
         """Check that the driver was reached.

@@ -7,11 +7,11 @@ import os
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from ..errors import LaunchError
+from ..machine import boot_id
 
 LOOPBACK = "127.0.0.1"
 
@@ -115,5 +115,4 @@ def _fits(interface: Interface, wanted: str) -> bool:
 
 def node_identity() -> str:
     """Return what is equal for all slots that share this machine's or container's network."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.readlink('/proc/self/ns/net')}/{os.readlink('/proc/self/ns/uts')}"
+    return f"{boot_id()}/{os.readlink('/proc/self/ns/net')}/{os.readlink('/proc/self/ns/uts')}"

@@ -210,7 +210,7 @@ class RankProcess:
         if not data:
             self._hung_up = True
             self._worker.hang_up()
-            if self._worker.is_missing:
+            if self._worker.pid is None:
                 self._start_instead()
                 return
         self._look()

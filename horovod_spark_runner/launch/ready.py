@@ -23,14 +23,16 @@ import json
 import os
 import shutil
 import socket
-import stat
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from ..machine import process_start
+from .driver_link import receive_exactly
+from .workspace import is_private, short_temporary
 
 MODULE = f"{__package__}.ready_process"
 # What differs from rank to rank or run to run, and is read by no import.
@@ -92,13 +94,9 @@ def read_request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     head, files, _, _ = socket.recv_fds(connection, _LENGTH.size, 4)
     try:
         size = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
-        data = b""
-        while len(data) < size <= _MAX_REQUEST:
-            piece = connection.recv(size - len(data))
-            if not piece:
-                break
-            data += piece
-        request = json.loads(data) if data and len(data) == size else None
+        if size > _MAX_REQUEST:
+            raise OSError(f"a request of {size} bytes")
+        request = json.loads(receive_exactly(connection, size))
         if not isinstance(request, dict):
             raise OSError("no request")
     except (OSError, ValueError) as error:
@@ -106,16 +104,6 @@ def read_request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
             os.close(file)
         raise OSError(str(error)) from error
     return request, list(files)
-
-
-def process_start(pid: int) -> str:
-    """Return when a process started, in the kernel's ticks; numbers of processes come again.
-
-    Raises:
-        OSError: there is no such process.
-    """
-    text = Path(f"/proc/{pid}/stat").read_text()
-    return text.rpartition(")")[2].split()[19]
 
 
 def remove_if_over(path: Path, is_over: Callable[[], bool]) -> bool:
@@ -163,8 +151,7 @@ def _locked(directory: Path, how: int = 0) -> Iterator[None]:
 
 
 def _check_private(directory: Path) -> None:
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.getuid():
+    if not is_private(directory):
         raise PermissionError(f"{directory} is not this user's own")
 
 
@@ -183,7 +170,7 @@ def _prefix() -> str:
 def _directory() -> Path:
     """Return where the ready processes of this executor are found."""
     owner = _owner()
-    return Path(_short_temporary()) / f"{_prefix()}{owner}-{process_start(owner)}"
+    return Path(short_temporary(32)) / f"{_prefix()}{owner}-{process_start(owner)}"
 
 
 def _sweep(directory: Path) -> None:
@@ -191,19 +178,9 @@ def _sweep(directory: Path) -> None:
     for other in directory.parent.glob(f"{_prefix()}*"):
         owner, _, began = other.name.removeprefix(_prefix()).partition("-")
         with contextlib.suppress(OSError, ValueError):
-            try:
-                lives = process_start(int(owner)) == began
-            except FileNotFoundError:
-                lives = False
-            if not lives:
+            if process_start(int(owner)) != began:
                 _check_private(other)
                 shutil.rmtree(other)
-
-
-def _short_temporary() -> str:
-    # A Unix socket's path holds 107 bytes at most.
-    base = tempfile.gettempdir()
-    return base if len(base.encode()) < 32 else "/tmp"
 
 
 def _key(environment: Mapping[str, str], modules: Sequence[str]) -> str:

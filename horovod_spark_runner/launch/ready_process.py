@@ -7,6 +7,7 @@ A worker dies with it, and it ends a worker whose slot has gone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -17,12 +18,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..machine import process_start
 from .processes import die_with_parent, name_process, signal_group
-from .ready import process_start, read_request, remove_if_over
+from .ready import read_request, remove_if_over
 from .worker import import_ahead, prepare, work
 
 # Milliseconds between looks at the clock, and at the executor where the kernel cannot tell.
@@ -32,12 +33,6 @@ _IMPORT_SECONDS = 300.0
 # A container that is to end tells all its processes. Ranks use the time they are given, and this
 # one is there for as long as they are.
 _NOT_FOR_IT = (signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(frozen=True)
-class _Worker:
-    pid: int
-    slot: socket.socket
 
 
 class ReadyProcess:
@@ -60,13 +55,13 @@ class ReadyProcess:
         self._owner_start = owner_start
         self._idle_timeout = idle_timeout
         self._asked = time.monotonic()
-        self._workers: dict[int, _Worker] = {}
+        # The connections of workers to their slots, by process.
+        self._workers: dict[int, socket.socket] = {}
         self._modules: set[str] = set()
-        self._wake, wake = os.pipe()
-        self._pipes = (self._wake, wake)
-        os.set_blocking(wake, False)
+        self._wake, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         try:
             self._owner_watch: int | None = os.pidfd_open(owner)
         except (AttributeError, OSError):
@@ -93,17 +88,14 @@ class ReadyProcess:
             poll.register(descriptor, select.POLLIN)
         if self._owner_watch is not None and self._listener.fileno() >= 0:
             poll.register(self._owner_watch, select.POLLIN)
-        for worker in self._workers.values():
+        for pid, slot in self._workers.items():
             # Only whether the slot is gone: what it sends is for the worker.
-            poll.register(worker.slot, select.POLLRDHUP)
-            calls[worker.slot.fileno()] = lambda pid=worker.pid: _kill(pid)  # type: ignore[misc]
+            poll.register(slot, select.POLLRDHUP)
+            calls[slot.fileno()] = functools.partial(_kill, pid)
         return [calls[number] for number, _ in poll.poll(_TICK) if number in calls]
 
     def _owner_lives(self) -> bool:
-        try:
-            return process_start(self._owner) == self._owner_start
-        except OSError:
-            return False
+        return process_start(self._owner) == self._owner_start
 
     def _is_over(self) -> bool:
         if self._workers or time.monotonic() - self._asked < self._idle_timeout:
@@ -139,7 +131,7 @@ class ReadyProcess:
         else:
             if pid == 0:
                 self._become_worker(connection, request, files[0], timings, parent)
-            self._workers[pid] = _Worker(pid, connection)
+            self._workers[pid] = connection
         os.close(files[0])
 
     def _import(self, modules: list[str]) -> None:
@@ -164,14 +156,14 @@ class ReadyProcess:
                 return
             if pid == 0:
                 return
-            worker = self._workers.pop(pid, None)
-            if worker is None:
+            slot = self._workers.pop(pid, None)
+            if slot is None:
                 continue
             # A line of its own, also after one that the worker did not end.
             report = {"type": "exit", "code": os.waitstatus_to_exitcode(status)}
-            with worker.slot, contextlib.suppress(OSError):
-                worker.slot.setblocking(False)
-                worker.slot.sendall(b"\n" + json.dumps(report).encode() + b"\n")
+            with slot, contextlib.suppress(OSError):
+                slot.setblocking(False)
+                slot.sendall(b"\n" + json.dumps(report).encode() + b"\n")
             self._asked = time.monotonic()
 
     def _become_worker(
@@ -195,8 +187,8 @@ class ReadyProcess:
             os.close(output)
             self._listener.close()
             for other in self._workers.values():
-                other.slot.close()
-            for descriptor in (*self._pipes, self._owner_watch):
+                other.close()
+            for descriptor in (self._wake, self._waker, self._owner_watch):
                 if descriptor is not None:
                     os.close(descriptor)
             os.environ.update(request["environment"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import select
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from .processes import end_group, signal_group, start_tethered
 from .ready import ask_for_worker
@@ -23,7 +24,7 @@ _CODE_SECONDS = 30.0
 _END_SECONDS = 1.0
 
 
-class Worker(Protocol):
+class Worker(abc.ABC):
     """A worker process.
 
     Attributes:
@@ -31,48 +32,37 @@ class Worker(Protocol):
         output: what it prints.
         watched: further descriptors that can be read once it has ended.
         pid: its number and that of its process group, once it is known.
-        is_missing: whether there will be none.
         guessed: whether its exit code is not known, and only taken for that of SIGKILL.
     """
 
     connection: socket.socket
     output: IO[bytes]
-    watched: tuple[int, ...]
-    pid: int | None
-    guessed: bool
+    watched: tuple[int, ...] = ()
+    pid: int | None = None
+    guessed = False
 
-    @property
-    def is_missing(self) -> bool: ...
-
+    @abc.abstractmethod
     def take(self, report: Mapping[str, Any]) -> bool:
         """Take a report if it is about the process and not by it; tell whether it was."""
 
+    @abc.abstractmethod
     def hang_up(self) -> None:
         """Take note that nothing more comes by the connection."""
 
-    def read_rest(self) -> bytes:
-        """Return what an ended worker has left in the connection."""
-
+    @abc.abstractmethod
     def poll(self) -> int | None:
         """Return the exit code, that of a signal being negative; ``None`` while it runs."""
 
+    @abc.abstractmethod
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, if there is still a process to take it."""
 
+    @abc.abstractmethod
     def end(self) -> None:
         """End it and what it started; safe to call again."""
 
-    def close(self) -> None:
-        """Close the descriptors."""
-
-
-class _Connected:
-    """What both kinds have in common."""
-
-    connection: socket.socket
-    watched: tuple[int, ...]
-
     def read_rest(self) -> bytes:
+        """Return what an ended worker has left in the connection."""
         rest = b""
         self.connection.setblocking(False)
         with contextlib.suppress(OSError):
@@ -80,22 +70,25 @@ class _Connected:
                 rest += data
         return rest
 
-    def close(self) -> None:
-        self.connection.close()
-        _close_all(self.watched)
+    def unwatch(self) -> None:
+        """Close what tells of its end."""
+        for descriptor in self.watched:
+            os.close(descriptor)
         self.watched = ()
 
+    def close(self) -> None:
+        """Close the descriptors."""
+        self.connection.close()
+        self.unwatch()
 
-class StartedWorker(_Connected):
+
+class StartedWorker(Worker):
     """A child process of this one.
 
     Args:
         arguments: of the worker program, after the descriptor.
         environment: of the process.
     """
-
-    is_missing = False
-    guessed = False
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self.connection, other = socket.socketpair()
@@ -107,8 +100,8 @@ class StartedWorker(_Connected):
                 inherit=(other.fileno(),),
             )
         assert self._process.stdout is not None
-        self.output: IO[bytes] = self._process.stdout
-        self.pid: int | None = self._process.pid
+        self.output = self._process.stdout
+        self.pid = self._process.pid
         self.watched = _watch(self._process.pid)
 
     def take(self, report: Mapping[str, Any]) -> bool:
@@ -129,7 +122,7 @@ class StartedWorker(_Connected):
         end_group(self._process, grace=0)
 
 
-class ForkedWorker(_Connected):
+class ForkedWorker(Worker):
     """A child of this executor's ready process, which tells its number and its exit code.
 
     Args:
@@ -140,16 +133,8 @@ class ForkedWorker(_Connected):
     def __init__(self, connection: socket.socket, output: IO[bytes]) -> None:
         self.connection = connection
         self.output = output
-        self.pid: int | None = None
-        self.watched: tuple[int, ...] = ()
         self._code: int | None = None
         self._gone_since: float | None = None
-        self._hung_up = False
-        self.guessed = False
-
-    @property
-    def is_missing(self) -> bool:
-        return self._hung_up and self.pid is None
 
     def take(self, report: Mapping[str, Any]) -> bool:
         if report["type"] == "forked":
@@ -160,7 +145,6 @@ class ForkedWorker(_Connected):
         return report["type"] in ("forked", "exit")
 
     def hang_up(self) -> None:
-        self._hung_up = True
         if self.pid is not None and self._code is None:
             # The ready process has died, and its workers with it.
             self._code, self.guessed = -signal.SIGKILL, True
@@ -168,8 +152,7 @@ class ForkedWorker(_Connected):
     def poll(self) -> int | None:
         if self._code is None and self.watched and select.select(self.watched, [], [], 0)[0]:
             self._gone_since = time.monotonic()
-            _close_all(self.watched)
-            self.watched = ()
+            self.unwatch()
         gone = 0.0 if self._gone_since is None else time.monotonic() - self._gone_since
         if self._code is None and gone > _CODE_SECONDS:
             # Without a code for so long, the ready process has died as well, or hangs.
@@ -197,11 +180,6 @@ def _watch(pid: int) -> tuple[int, ...]:
         return (os.pidfd_open(pid),)
     except (AttributeError, OSError):
         return ()
-
-
-def _close_all(descriptors: tuple[int, ...]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def fork_worker(

@@ -26,7 +26,7 @@ class Workspace:
     """
 
     def __init__(self, run_id: str) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="hsr-", dir=_short_temporary()))
+        self.path = Path(tempfile.mkdtemp(prefix="hsr-", dir=short_temporary(60)))
         self.shared_memory = _shared_memory(f"hsr-{run_id}")
         directories = [self.path, *filter(None, [self.shared_memory])]
         self._sweeper = subprocess.Popen(
@@ -76,14 +76,29 @@ def _shared_memory(name: str) -> Path | None:
     try:
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        found = path.lstat()
+        return path if is_private(path) else None
     except OSError:
         return None
+
+
+def is_private(path: Path) -> bool:
+    """Tell whether ``path`` is a directory that this user alone can enter.
+
+    Raises:
+        OSError: there is nothing.
+    """
+    found = path.lstat()
     private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
-    return path if private and found.st_uid == os.getuid() else None
+    return private and found.st_uid == os.getuid()
 
 
-def _short_temporary() -> str:
-    # A Unix socket's path holds 107 bytes at most, and some clusters' temporary paths are long.
+def short_temporary(below: int) -> str:
+    """Return the temporary folder, or ``/tmp`` where it is too long for what lies in it.
+
+    A Unix socket's path holds 107 bytes at most, and some clusters' temporary paths are long.
+
+    Args:
+        below: bytes that the folder's own path may have at most, and one.
+    """
     base = tempfile.gettempdir()
-    return base if len(base.encode()) < 60 else "/tmp"
+    return base if len(base.encode()) < below else "/tmp"

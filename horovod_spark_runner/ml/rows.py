@@ -46,7 +46,7 @@ def describe_fault(array: pa.Array, column: Column, row: int) -> str:
     size = len(value)
     if size != column.width:
         return f"column {column.name!r} holds an array of {size} elements, not {column.width}"
-    if _is_whole(column):
+    if is_whole(column):
         return (
             f"column {column.name!r} holds an array with elements that are null or too large for "
             f"{column.dtype}"
@@ -58,12 +58,13 @@ def _or_what_became_null(column: Column) -> str:
     """Return what else Spark hands over as null: what does not fit the type or shape."""
     if len(column.shape) > 1 and not column.encoding:
         return ", or holds nested arrays of other sizes,"
-    if not column.shape and _is_whole(column):
+    if not column.shape and is_whole(column):
         return f", or too large for {column.dtype},"
     return ""
 
 
-def _is_whole(column: Column) -> bool:
+def is_whole(column: Column) -> bool:
+    """Tell whether a column holds whole numbers."""
     return not column.encoding and not column.is_text and column.numpy_dtype.kind in "iu"
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from ..data.manifest import Column
 from .inference import Predictor
+from .rows import is_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -72,8 +73,7 @@ def pandas_udf_of(
 
 
 def _is_whole_number(column: Column) -> bool:
-    whole = not column.encoding and not column.is_text and column.numpy_dtype.kind in "iu"
-    return whole and not column.shape
+    return is_whole(column) and not column.shape
 
 
 def _from_pandas(series: Any, column: Column) -> pa.Array:

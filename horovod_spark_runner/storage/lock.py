@@ -20,11 +20,11 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ..errors import CheckpointError, RunDirectoryError
+from ..machine import boot_id, process_start
 from .filesystem import Location
 from .run_directory import RunDirectory
 
@@ -192,18 +192,8 @@ def _identity() -> dict[str, Any]:
     """Return what tells this process from all others, also from a later one of the same number."""
     return {
         "host": socket.gethostname(),
-        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "boot": boot_id(),
         "pids": os.readlink("/proc/self/ns/pid"),
         "pid": os.getpid(),
         "started": process_start(os.getpid()),
     }
-
-
-def process_start(pid: int) -> str | None:
-    """Return when a process of this machine started, in clock ticks; ``None`` if it is gone."""
-    try:
-        # The command's name, in brackets, may hold anything; the rest are numbers.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else fields[19]

@@ -25,9 +25,10 @@ import tensorflow as tf
 from ..config import AllreduceOptions
 from ..errors import ModelError
 from .collectives import Part, sum_over_ranks
-from .losses import Scope, alone, classes_with, in_condition, parts_of_a_whole, replaced
+from .losses import alone, parts_of_a_whole
 from .metrics import StepMetrics
 from .model import has_own_steps
+from .scope import Scope, classes_with, in_condition, replaced
 
 
 class GradientExchange:

@@ -18,72 +18,9 @@ import keras
 import tensorflow as tf
 
 from .collectives import Part, differentiable_sum, sum_over_ranks
+from .scope import Scope, replaced
 
 _MEANS = ("sum_over_batch_size", "mean")
-
-_CONDITIONAL_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
-
-
-class Scope:
-    """A step while it runs or is traced: names for its collectives, and where they lie.
-
-    A function of the user's own with ``@tf.function`` on it is traced once and used again in other
-    steps. So names are given once only, and it is noted that there is such a function.
-    """
-
-    def __init__(self) -> None:
-        self.nested = False
-        self._number = 0
-        self.graph: Any = None
-
-    def enter(self) -> None:
-        """Begin a step."""
-        self.graph = current_graph()
-        if self.graph is None:  # what runs eagerly may use the names of the step before
-            self._number = 0
-
-    @property
-    def outermost(self) -> bool:
-        """Whether this is the step itself, and no function within it."""
-        return current_graph() is self.graph
-
-    def note(self) -> None:
-        """Note that what is done here depends on the part of this rank."""
-        self.nested = self.nested or not self.outermost
-
-    def name(self, kind: str) -> str:
-        """Return a name for a collective."""
-        self.note()
-        self._number += 1
-        return f"{kind}.{self._number}"
-
-
-def current_graph() -> Any | None:
-    """Return the graph that is being traced; ``None`` while TensorFlow runs eagerly."""
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-
-
-def in_condition(scope: Scope) -> bool:
-    """Tell whether what is traced now, within the step, lies in a condition or loop."""
-    graph = current_graph()
-    while graph is not None and graph is not scope.graph:
-        if type(graph).__name__ in _CONDITIONAL_GRAPHS:
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False
-
-
-def classes_with(base: type, method: str) -> list[type]:
-    """Return ``base``, its bases and what is derived of it, where they define ``method``."""
-    found = [cls for cls in base.__mro__ if method in vars(cls)]
-    pending: list[type] = [base]
-    while pending:
-        derived: type
-        for derived in pending.pop().__subclasses__():
-            pending.append(derived)
-            if method in vars(derived) and derived not in found:
-                found.append(derived)
-    return found
 
 
 @contextlib.contextmanager
@@ -115,17 +52,6 @@ def alone() -> Iterator[None]:
     finally:
         if ours is not None:
             context.all_reduce = ours
-
-
-@contextlib.contextmanager
-def replaced(owner: type, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace method ``name`` of a class by ``wrap(method)`` for a while."""
-    original = vars(owner)[name]
-    setattr(owner, name, wrap(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 def _loss_of(part: Part, scope: Scope) -> Callable[[Any], Any]:

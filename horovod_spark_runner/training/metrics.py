@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from .collectives import Part, sum_over_ranks
-from .losses import Scope, classes_with, in_condition, replaced
+from .scope import Scope, classes_with, in_condition, replaced
 
 
 def metric_variables(model: Any) -> list[Any]:
@@ -42,7 +42,7 @@ def epoch_logs(model: Any, logs: Any, names: set[str], fraction: float) -> dict[
     """
     local = _values(model.get_metrics_result())
     variables = metric_variables(model)
-    for variable, value in zip(variables, _combined(variables), strict=True):
+    for variable, value in zip(variables, _combined(variables, "metrics"), strict=True):
         variable.assign(value)
     results = model.get_metrics_result()
     if not isinstance(logs, Mapping) or names == set(results):
@@ -133,38 +133,25 @@ class StepMetrics:
             if self._inside or not known or not metric.variables or in_condition(scope):
                 return original(metric)
 
-            def of_all() -> Any:
+            def given() -> Any:
+                # A metric may be made of others, whose results are patched as well.
                 self._inside = True
                 try:
-                    return self._over_ranks(metric, original, name)
+                    return tf.nest.map_structure(
+                        lambda value: tf.identity(tf.convert_to_tensor(value)), original(metric)
+                    )
                 finally:
                     self._inside = False
 
-            def own() -> Any:
-                self._inside = True
-                try:
-                    return tf.nest.map_structure(tf.convert_to_tensor, original(metric))
-                finally:
-                    self._inside = False
+            def given_by_all() -> Any:
+                self._take_back(metric.variables)
+                with _summed_over_ranks(metric.variables, name):
+                    return given()
 
             name = scope.name("results")
-            return tf.cond(wanted, of_all, own)
+            return tf.cond(wanted, given_by_all, given)
 
         return result
-
-    def _over_ranks(self, metric: Any, result: Callable[[Any], Any], name: str) -> Any:
-        """Return a metric's result over all ranks and leave the metric as it is."""
-        kept = [tf.identity(tf.convert_to_tensor(v)) for v in metric.variables]
-        self._take_back(metric.variables)
-        combined = _combined(metric.variables, name)
-        for variable, value in zip(metric.variables, combined, strict=True):
-            variable.assign(value)
-        found = tf.nest.map_structure(
-            lambda value: tf.identity(tf.convert_to_tensor(value)), result(metric)
-        )
-        for variable, value in zip(metric.variables, kept, strict=True):
-            variable.assign(value)
-        return found
 
     def _take_back(self, variables: Sequence[Any]) -> None:
         """Take back what a row that stands in for none has left in some of the variables."""
@@ -184,13 +171,8 @@ class StepMetrics:
         if not share or self._part.size == 1 or not isinstance(logs, Mapping):
             return logs
         local = _values(self._model.get_metrics_result())
-        variables = metric_variables(self._model)
-        kept = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
-        for variable, value in zip(variables, _combined(variables), strict=True):
-            variable.assign(value)
-        results = _values(self._model.get_metrics_result())
-        for variable, value in zip(variables, kept, strict=True):
-            variable.assign(value)
+        with _summed_over_ranks(metric_variables(self._model), "metrics"):
+            results = _values(self._model.get_metrics_result())
         return _over_ranks(flat(logs), local, results, self._part)
 
 
@@ -241,7 +223,18 @@ def _number(value: Any) -> Any | None:
     return number if number.dtype.is_floating else None
 
 
-def _combined(variables: Sequence[Any], name: str = "metrics") -> list[Any]:
+@contextlib.contextmanager
+def _summed_over_ranks(variables: Sequence[Any], name: str) -> Iterator[None]:
+    """Give metrics' variables their values over all ranks for a while."""
+    kept = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
+    for variable, value in zip(variables, _combined(variables, name), strict=True):
+        variable.assign(value)
+    yield
+    for variable, value in zip(variables, kept, strict=True):
+        variable.assign(value)
+
+
+def _combined(variables: Sequence[Any], name: str) -> list[Any]:
     """Return the values over all ranks, combined as each variable says.
 
     Args:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from horovod_spark_runner.errors import RunDirectoryError
+from horovod_spark_runner.machine import process_start
 from horovod_spark_runner.storage import lock as lock_module
-from horovod_spark_runner.storage.lock import RunLock, holds, process_start, why_stale
+from horovod_spark_runner.storage.lock import RunLock, holds, why_stale
 from horovod_spark_runner.storage.run_directory import RunDirectory
 
 

@@ -21,6 +21,7 @@ import pytest
 from horovod_spark_runner.launch import rank_process, ready, worker_handle
 from horovod_spark_runner.launch.rank_process import RankProcess
 from horovod_spark_runner.launch.workspace import Workspace
+from horovod_spark_runner.machine import process_start
 
 REQUEST = {"directory": "d", "payload": "p"}
 
@@ -83,7 +84,7 @@ def test_a_package_that_was_installed_meanwhile_counts(
 
 
 def test_what_a_dead_executor_left_is_swept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alive = place.parent / f"{ready._prefix()}{os.getpid()}-{ready.process_start(os.getpid())}"
+    alive = place.parent / f"{ready._prefix()}{os.getpid()}-{process_start(os.getpid())}"
     dead = place.parent / f"{ready._prefix()}{os.getpid()}-1"
     gone = place.parent / f"{ready._prefix()}{2**22 + 1}-5"
     for directory in (alive, dead, gone):
