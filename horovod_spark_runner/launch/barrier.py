@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import pickle
 import signal
-import socket
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import BarrierTaskContext
 
-from ..errors import HorovodSparkError
-from .outcome import LAUNCH, Failure, RankOutcome
-from .slot import Slot, SlotPlan
-from .topology import refusal
+from .outcome import RankOutcome
+from .slot import Slot
+from .slot_plan import SlotPlan
 
 OUTCOME_SCHEMA = "slot int, place int, part int, data binary"
 # An outcome travels as several rows: one Arrow buffer cannot hold a result of 2 GiB.
@@ -43,15 +40,7 @@ def run_slot(context: BarrierTaskContext, plan: SlotPlan) -> list[RankOutcome]:
     if plan.options.gpus_per_worker:
         gpus = tuple(context.resources()["gpu"].addresses)
     peers = [info.address.rpartition(":")[0].strip("[]") for info in context.getTaskInfos()]
-    try:
-        slot = Slot(plan, index, gpus, context.cpus(), peers)
-    except (HorovodSparkError, OSError) as error:
-        # Of the system's errors (a full disk, no descriptors) the kind says as much as the text.
-        text = str(error) if isinstance(error, HorovodSparkError) else repr(error)
-        failure = Failure(LAUNCH, time.time(), text)
-        # The others wait for this slot; they are told that it cannot take part.
-        context.allGather(refusal(index, failure.message))
-        return [RankOutcome(index, socket.gethostname(), failure=failure)]
+    slot = Slot(plan, index, gpus, context.cpus(), peers)
     # A host that is to be left sends SIGTERM; Spark's Python daemon passes the end of its executor
     # on as SIGHUP.
     before = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ..config import AllreduceOptions, LaunchOptions
 from .affinity import CPUS
-from .topology import World
+from .topology import Node
 
 # What Open MPI, PMIx and PRRTE tell a process they started.
 MPI_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
@@ -54,27 +54,28 @@ def transport_parameters(nodes: int) -> dict[str, str]:
 
 def mpirun_command(
     mpirun: str,
-    world: World,
+    nodes: Sequence[Node],
     options: LaunchOptions,
     *,
     agent: str | None,
     as_root: bool,
 ) -> list[str]:
-    """Return the argv that starts one shim per rank of ``world``.
+    """Return the argv that starts one shim per rank.
 
     Args:
         mpirun: path of the program.
-        world: the ranks; its first node is the one this command runs on.
+        nodes: of the world; the first is the one this command runs on.
         options: the run's settings.
         agent: program that starts MPI's daemons on the other hosts; none on one host.
         as_root: whether the user is root, whom Open MPI refuses unless told.
     """
-    if len(world.nodes) == 1:
+    size = sum(len(node.ranks) for node in nodes)
+    if len(nodes) == 1:
         # The literal name: no name look-up, and no network interface needs to be up.
-        hosts = f"localhost:{world.size}"
+        hosts = f"localhost:{size}"
     else:
-        hosts = ",".join(f"{node.name}:{len(node.ranks)}" for node in world.nodes)
-    command = [mpirun, "--host", hosts, "-n", str(world.size)]
+        hosts = ",".join(f"{node.name}:{len(node.ranks)}" for node in nodes)
+    command = [mpirun, "--host", hosts, "-n", str(size)]
     # Spark's scheduling, not core numbers, says what a rank may use.
     command += ["--bind-to", "none", "--map-by", "slot", "--leave-session-attached"]
     if as_root:
@@ -84,7 +85,7 @@ def mpirun_command(
         command += ["--prtemca", "plm_ssh_agent", agent, "--prtemca", "plm_ssh_no_tree_spawn", "1"]
         command += ["--prtemca", "prte_do_not_resolve", "1"]
     parameters = {
-        **transport_parameters(len(world.nodes)),
+        **transport_parameters(len(nodes)),
         **allreduce_parameters(options.allreduce),
         **options.mpi_parameters,
     }

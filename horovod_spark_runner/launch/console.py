@@ -38,6 +38,8 @@ class Console:
         if kind == "log" and self._show_logs:
             for line in message["lines"]:
                 self._print(self._prefix(message) + line)
+        elif kind == "dropped" and self._show_logs:
+            self._print(f"({message['lines']:,} lines of output came too fast, and are not shown)")
         elif kind == "queued":
             self._print("waiting for another run of this process to end")
         elif kind == "placed" and self._show_progress:

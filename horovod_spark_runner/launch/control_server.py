@@ -1,38 +1,39 @@
-"""The driver's end of the control messages."""
+"""The driver's end of the control messages: one thread for all slots."""
 
 from __future__ import annotations
 
 import contextlib
-import queue
+import errno
+import resource
+import selectors
 import socket
-import struct
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from typing import IO
 
 from ..errors import EnvironmentProblem
-from .channel import (
-    MAX_DATA_BYTES,
-    NONCE_BYTES,
-    ChannelError,
-    FrameCodec,
-    Message,
-    new_nonce,
-)
-from .driver_link import CONNECT_TIMEOUT, receive_exactly
+from .channel import ChannelError, Message
+from .mailbox import Mailbox
 from .network import family_of
+from .peer import Incoming, Peer
 
-# Seconds for which a slot may take nothing of what it is sent.
-SEND_TIMEOUT = 5.0
+# Seconds that the rest of a large result may take once the run has ended.
+RESULT_TIMEOUT = 60.0
+# Seconds between looks at the clock, and before a machine without descriptors is asked again.
+_TICK = 1.0
+_BACKLOG = 4096
+# Descriptors that a driver needs besides its slots' connections.
+_OTHER_DESCRIPTORS = 256
 
 
 class ControlServer:
     """Accepts the slots' connections and puts their messages into ``events``.
 
-    Bound to one address only. A peer that does not hold the run's
-    key is dropped. A connection that closes before its slot said ``ended`` makes an event
-    ``gone``. Use as a context manager.
+    Bound to one address only. A peer that does not show in time that it holds the run's key is
+    dropped. A connection that closes before its slot said ``ended`` makes an event ``gone``. One
+    thread serves all slots, and nothing it does waits for one of them. Use as a context manager.
 
     Args:
         bind: address or name of this machine to listen at.
@@ -40,31 +41,49 @@ class ControlServer:
         payload: the pickled call, for slots that ask for it.
         host: where executors reach the driver, if that is another.
         port: to listen at; 0 for one that the system chooses.
+        slots: how many will connect.
 
     Raises:
         EnvironmentProblem: it cannot listen there.
     """
 
     def __init__(
-        self, bind: str, key: bytes, payload: bytes = b"", *, host: str | None = None, port: int = 0
+        self,
+        bind: str,
+        key: bytes,
+        payload: bytes = b"",
+        *,
+        host: str | None = None,
+        port: int = 0,
+        slots: int = 1,
     ) -> None:
         self._key = key
-        self._payload = payload
+        self._payload = memoryview(payload)
         self._host = host
+        _allow_descriptors(slots + _OTHER_DESCRIPTORS)
         try:
-            self._listener = socket.create_server((bind, port), family=family_of(bind))
+            family = family_of(bind)
+            self._listener = socket.create_server((bind, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise EnvironmentProblem(
                 f"the driver cannot listen for its slots at {bind} port {port}: {error}. Give an "
                 "address of this machine in spark.driver.bindAddress (spark.driver.host is where "
                 "executors reach it), and a free port in spark.horovod.controlPort, or none"
             ) from error
+        self._listener.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._waker = socket.socketpair()
+        for end in (self._wake, self._waker):
+            end.setblocking(False)
         self._lock = threading.Lock()
-        self._peers: set[_Peer] = set()
+        self._peers: set[Peer] = set()
+        self._slots: dict[int, Peer] = {}
+        self._accept_again: float | None = None
         self._closing = False
-        self._results: dict[int, IO[bytes]] = {}
-        self.events: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        threading.Thread(target=self._accept, name="hsr-control", daemon=True).start()
+        self._results: dict[int, Incoming] = {}
+        self.events = Mailbox()
+        self._thread = threading.Thread(target=self._serve, name="hsr-control", daemon=True)
+        self._thread.start()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -76,19 +95,24 @@ class ControlServer:
 
     def __exit__(self, *exc_info: object) -> None:
         self._closing = True
-        # A blocked accept is woken by shutdown, not by close.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for peer in self._current():
-            peer.shut()
-        for stream in self._results.values():
-            stream.close()
+        self._stir()
+        self._thread.join()
+        for result in self._results.values():
+            result.stream.close()
 
     def broadcast(self, message: Message) -> None:
-        """Send ``message`` to every slot that is connected."""
+        """Send ``message`` to every slot that is connected; does not wait for them."""
         for peer in self._current():
-            peer.send(message)
+            peer.queue(message)
+        self._stir()
+
+    def tell(self, messages: Mapping[int, Message]) -> None:
+        """Send a message each to several slots, by number, as far as they are connected."""
+        with self._lock:
+            told = [(self._slots[slot], m) for slot, m in messages.items() if slot in self._slots]
+        for peer, message in told:
+            peer.queue(message)
+        self._stir()
 
     def silent_slots(self, seconds: float) -> list[Message]:
         """Return where the slots are that are connected but sent nothing for ``seconds``."""
@@ -104,132 +128,163 @@ class ControlServer:
         for peer in self._current():
             peer.last_seen = time.monotonic()
 
-    def result(self, rank: int) -> IO[bytes] | None:
-        """Return the pickled result that ``rank`` sent here because of its size, if it did."""
-        return self._results.get(rank)
+    def cut(self) -> None:
+        """Close all connections, as a network that drops them would."""
+        for peer in self._current():
+            peer.shut()
 
-    def _current(self) -> list[_Peer]:
+    def result(self, rank: int) -> IO[bytes] | None:
+        """Return the pickled result that ``rank`` sent here because of its size, if it did.
+
+        Waits for the rest of it: what the rank's slot said since, through Spark, may be faster.
+        """
+        result = self._results.get(rank)
+        if result is None or not result.ended.wait(RESULT_TIMEOUT) or result.left:
+            return None
+        result.stream.seek(0)
+        return result.stream
+
+    def _current(self) -> list[Peer]:
         with self._lock:
             return list(self._peers)
 
-    def _accept(self) -> None:
+    def _stir(self) -> None:
+        """Have the thread look for what is to be sent."""
+        with contextlib.suppress(OSError):  # it has been told, or has ended
+            self._waker.send(b"\0")
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        looked = time.monotonic()
         while not self._closing:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(
-                target=self._serve, args=(connection,), name="hsr-control-peer", daemon=True
-            ).start()
+            for key, events in self._selector.select(_TICK):
+                if key.fileobj is self._wake:
+                    with contextlib.suppress(OSError):
+                        self._wake.recv(4096)
+                    self._send_queued()
+                elif key.fileobj is self._listener:
+                    self._accept()
+                else:
+                    self._handle(key.data, events)
+            if time.monotonic() - looked > _TICK:
+                looked = time.monotonic()
+                self._look_at_clock(looked)
+        self._send_queued()
+        self._close()
 
-    def _serve(self, connection: socket.socket) -> None:
-        with connection:
-            peer: _Peer | None = None
-            try:
-                peer = _Peer(connection, self._key)
-                with self._lock:
-                    self._peers.add(peer)
-                while True:
-                    self._take(peer, peer.receive())
-            except (OSError, ChannelError):
-                pass  # a stranger, or a slot that ended; the run's outcome comes through Spark
-            finally:
-                if peer is not None:
-                    self._part(peer)
+    def _handle(self, peer: Peer, events: int) -> None:
+        if events & selectors.EVENT_READ and peer in self._peers:
+            self._read(peer)
+        if events & selectors.EVENT_WRITE and peer in self._peers:
+            self._write(peer)
 
-    def _part(self, peer: _Peer) -> None:
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                # Those who wait stay in the queue; without a pause this would go round and round.
+                self._selector.unregister(self._listener)
+                self._accept_again = time.monotonic() + _TICK
+            return
+        peer = Peer(connection, self._key)
         with self._lock:
+            self._peers.add(peer)
+        self._selector.register(connection, selectors.EVENT_READ, peer)
+        self._write(peer)
+
+    def _send_queued(self) -> None:
+        for peer in self._current():
+            if peer.has_more and not peer.is_writing:
+                self._write(peer)
+
+    def _read(self, peer: Peer) -> None:
+        try:
+            for message in peer.read():
+                self._take(peer, message)
+        except BlockingIOError:
+            return
+        except (OSError, ChannelError):
+            self._part(peer)  # a stranger, or a slot that ended; the outcome comes through Spark
+            return
+        if peer.has_more and not peer.is_writing:
+            self._write(peer)
+
+    def _write(self, peer: Peer) -> None:
+        try:
+            waits = peer.write()
+        except OSError:
+            self._part(peer)
+            return
+        if waits != peer.is_writing:
+            peer.is_writing = waits
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if waits else 0)
+            self._selector.modify(peer.connection, wanted, peer)
+
+    def _look_at_clock(self, now: float) -> None:
+        for peer in self._current():
+            if peer.is_late(now):
+                self._part(peer)
+        if self._accept_again is not None and now >= self._accept_again:
+            self._accept_again = None
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
+
+    def _part(self, peer: Peer) -> None:
+        with self._lock:
+            if peer not in self._peers:
+                return
             self._peers.discard(peer)
+            if peer.slot is not None and self._slots.get(peer.slot) is peer:
+                del self._slots[peer.slot]
+        self._selector.unregister(peer.connection)
+        peer.close()
         if peer.slot is not None and not peer.ended:
             gone = {"type": "gone", "slot": peer.slot, "rank": peer.rank, "host": peer.host}
             self.events.put({**gone, "time": time.time()})
 
-    def _take(self, peer: _Peer, message: Message) -> None:
+    def _take(self, peer: Peer, message: Message) -> None:
+        if "slot" in message:
+            self._know(peer, message)
         kind = message.get("type")
         if kind == "payload":
-            peer.send_data(self._payload)
+            peer.queue_data(self._payload)
         elif kind == "result":
             # Kept on disk until it is unpickled: several large ones would fill the memory.
             stream = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
-            peer.receive_into(stream, int(message["bytes"]))
-            self._results[int(message["rank"])] = stream
+            incoming = Incoming(stream, int(message["bytes"]))
+            self._results[int(message["rank"])] = peer.incoming = incoming
         elif kind == "ended":
             peer.ended = True
         else:
             self.events.put(message)
 
+    def _know(self, peer: Peer, message: Message) -> None:
+        """Take note which slot ``peer`` is."""
+        peer.slot, peer.host = int(message["slot"]), str(message.get("host", "?"))
+        peer.rank = int(message.get("rank", -1))
+        with self._lock:
+            before = self._slots.get(peer.slot)
+            self._slots[peer.slot] = peer
+        if before is not None and before is not peer:
+            # It has connected again, before it showed that the other connection is lost.
+            before.ended = True
+            self._part(before)
 
-class _Peer:
-    """One connected slot."""
+    def _close(self) -> None:
+        for peer in self._current():
+            peer.close()
+        for end in (self._listener, self._wake, self._waker):
+            end.close()
+        self._selector.close()
 
-    def __init__(self, connection: socket.socket, key: bytes) -> None:
-        self._connection = connection
-        self._lock = threading.Lock()  # frames carry their number: one sender at a time
-        self._arrived: list[Message | bytes] = []
-        self.slot: int | None = None
-        self.rank = -1
-        self.host = "?"
-        self.ended = False
-        self.last_seen = time.monotonic()
-        connection.settimeout(CONNECT_TIMEOUT)
-        nonce = new_nonce()
-        connection.sendall(nonce)
-        answer = receive_exactly(connection, NONCE_BYTES)
-        connection.settimeout(None)
-        # For sending only: a slot that does not read must not keep the driver from the others.
-        limit = struct.pack("@ll", int(SEND_TIMEOUT), 0)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        self._codec = FrameCodec(key, nonce, answer, is_server=True)
 
-    def receive(self) -> Message:
-        """Wait for the next message and return it."""
-        message = self._next()
-        if isinstance(message, bytes):
-            raise ChannelError("data that nobody announced")
-        if "slot" in message:
-            self.slot, self.host = int(message["slot"]), str(message.get("host", "?"))
-            self.rank = int(message.get("rank", -1))
-        return message
-
-    def send(self, message: Message) -> None:
-        """Send ``message``; a slot that takes nothing any more is given up."""
-        if not self._lock.acquire(timeout=SEND_TIMEOUT):  # a large call is on its way, and stuck
-            self.shut()
-            return
-        try:
-            self._connection.sendall(self._codec.encode(message))
-        except OSError:  # perhaps half of it was sent: nothing that follows could be read
-            self.shut()
-        finally:
-            self._lock.release()
-
-    def send_data(self, data: bytes) -> None:
-        view = memoryview(data)
-        for begin in range(0, len(view), MAX_DATA_BYTES):
-            with self._lock:
-                self._connection.sendall(
-                    self._codec.encode_data(view[begin : begin + MAX_DATA_BYTES])
-                )
-            self.last_seen = time.monotonic()  # it takes what is sent, so it lives
-
-    def receive_into(self, stream: IO[bytes], size: int) -> None:
-        """Write the ``size`` bytes of data that follow to ``stream``."""
-        while stream.tell() < size:
-            message = self._next()
-            if not isinstance(message, bytes):
-                raise ChannelError("a message in the middle of data")
-            stream.write(message)
-        stream.seek(0)
-
-    def shut(self) -> None:
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-
-    def _next(self) -> Message | bytes:
-        while not self._arrived:
-            data = self._connection.recv(MAX_DATA_BYTES)
-            if not data:
-                raise ConnectionError("closed by the slot")
-            self.last_seen = time.monotonic()
-            self._arrived = self._codec.feed(data)
-        return self._arrived.pop(0)
+def _allow_descriptors(wanted: int) -> None:
+    """Let this process open more files, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

@@ -19,7 +19,7 @@ from .processes import (
     shim_environment,
     start_tethered,
 )
-from .topology import Node, World
+from .topology import Node, Part
 from .workspace import Workspace
 
 # How long it gets to take its processes and files away when it is ended.
@@ -81,37 +81,38 @@ class Daemon:
 
 
 def start_mpirun(
-    world: World, options: LaunchOptions, interface: Interface, workspace: Workspace
+    part: Part, options: LaunchOptions, interface: Interface, workspace: Workspace
 ) -> Daemon:
-    """Start the ranks of ``world``; other hosts' daemons are asked for at `AGENT_SOCKET`.
+    """Start the ranks of the world; other hosts' daemons are asked for at `AGENT_SOCKET`.
 
     Raises:
         EnvironmentProblem: mpirun was not found.
     """
-    agent = _write_agent(workspace.path) if len(world.nodes) > 1 else None
-    command = mpirun_command(find_mpirun(), world, options, agent=agent, as_root=os.geteuid() == 0)
-    environment = _environment(world, world.nodes[0], interface, workspace)
+    agent = _write_agent(workspace.path) if part.hosts > 1 else None
+    as_root = os.geteuid() == 0
+    command = mpirun_command(find_mpirun(), part.nodes, options, agent=agent, as_root=as_root)
+    environment = _environment(part.nodes[0], part.hosts, interface, workspace)
     environment["HSR_AGENT"] = str(workspace.path / AGENT_SOCKET)
     return Daemon(command, environment, workspace)
 
 
 def start_prted(
-    arguments: Sequence[str], world: World, node: Node, interface: Interface, workspace: Workspace
+    arguments: Sequence[str], node: Node, hosts: int, interface: Interface, workspace: Workspace
 ) -> Daemon:
-    """Start the daemon of ``node``, this host, as mpirun asked.
+    """Start the daemon of ``node``, this host, one of so many, as mpirun asked.
 
     Raises:
         EnvironmentProblem: it was not found.
     """
     program = str(Path(find_mpirun()).with_name("prted"))
-    environment = _environment(world, node, interface, workspace)
+    environment = _environment(node, hosts, interface, workspace)
     return Daemon([program, *arguments], environment, workspace)
 
 
 def _environment(
-    world: World, node: Node, interface: Interface, workspace: Workspace
+    node: Node, hosts: int, interface: Interface, workspace: Workspace
 ) -> dict[str, str]:
-    network = daemon_network(interface) if len(world.nodes) > 1 else {}
+    network = daemon_network(interface) if hosts > 1 else {}
     environment = daemon_environment(os.environ, node.doors, str(workspace.path), network)
     return {**environment, **shim_environment()}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import queue
 import re
 import secrets
 import sys
@@ -19,13 +18,13 @@ from ..errors import EnvironmentProblem, InvalidInputError, LaunchError, RunCanc
 from ..serialize import dump_call
 from ..session import connect_host, runs_on_this_machine, use_own_python
 from .capacity import check_slots
-from .channel import Message
 from .control_server import ControlServer
 from .encryption import check_encryption
 from .network import LOOPBACK, route_to
 from .outcome import Failure, RankOutcome, failure_error, root_cause
-from .slot import SlotPlan
+from .slot_plan import SlotPlan
 from .spark_job import SparkJob
+from .talk import Observer, Talk
 from .topology import RankPlacement
 from .watch import RunWatch, Verdict, is_telling
 
@@ -34,27 +33,38 @@ if TYPE_CHECKING:
 
 # How long the slots may take to end by themselves before Spark is told to kill them.
 STOP_GRACE = 5.0
-# A larger call is fetched by the slots directly: Spark holds it in the memory of its JVM.
-MAX_PLAN_PAYLOAD = 8 * 1024 * 1024
+# A larger call is fetched by the slots directly: above 1 MiB Spark would write it, and with it the
+# run's key, to a file.
+MAX_PLAN_PAYLOAD = 512 * 1024
 
 # Spark's setting for the port at which slots reach the driver.
 CONTROL_PORT_SETTING = "spark.horovod.controlPort"
-# A loop that was held up for so long says nothing about the slots: the driver was stopped.
-HELD_UP = 3.0
 # The driver loads none of them for an exception's sake.
 FRAMEWORKS = ("tensorflow", "keras", "torch", "horovod")
 
 _running = threading.Lock()
 
 
-class Observer(Protocol):
-    """Shows a run to people while it goes on."""
+class Job(Protocol):
+    """Runs the slots to their end, on a thread of its own; see `SparkJob`."""
 
-    def on_message(self, message: Message) -> None:
-        """Take one message of a slot."""
+    error: BaseException | None
 
-    def close(self) -> None:
-        """The run has ended."""
+    @property
+    def cancelled_elsewhere(self) -> bool: ...
+
+    @property
+    def failed_by_itself(self) -> bool: ...
+
+    def start(self) -> None: ...
+
+    def is_alive(self) -> bool: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def cancel(self) -> None: ...
+
+    def outcomes(self) -> list[RankOutcome]: ...
 
 
 @dataclass(frozen=True)
@@ -65,8 +75,10 @@ class RunResult:
         results: the function's return values, by rank.
         placement: where each rank ran, by rank.
         timings: seconds per phase: ``check`` (slots), ``rendezvous`` (Spark's tasks find each
-            other), ``mpirun`` (until the ranks are lent their MPI environment), ``import`` (of
-            the frameworks, beside the two before), ``mpi_init``, ``total``. Of the slowest rank.
+            other; ``all_gather`` is there only if they had to do so through Spark, and is what
+            that took of it), ``mpirun`` (until the ranks are lent their MPI environment),
+            ``import`` (of the frameworks, beside the two before), ``mpi_init``, ``total``. Of the
+            slowest rank.
     """
 
     results: tuple[Any, ...]
@@ -115,18 +127,20 @@ def launch(
         checked = time.monotonic()
         key = secrets.token_bytes(32)
         bind, host, port = control_place(spark)
-        with ControlServer(bind, key, payload, host=host, port=port) as server:
+        slots = options.num_workers // shape.ranks
+        with ControlServer(bind, key, payload, host=host, port=port, slots=slots) as server:
             plan = SlotPlan(
                 run_id=secrets.token_hex(4),
                 key=key,
                 driver=server.address,
                 options=options,
-                slots=options.num_workers // shape.ranks,
+                slots=slots,
                 payload=payload if len(payload) <= MAX_PLAN_PAYLOAD else None,
                 payload_bytes=len(payload),
                 modules=tuple(mentioned if modules is None else modules),
             )
-            outcomes = _run_job(SparkJob(spark, plan, shape.profile), plan, server, observer)
+            talk = Talk(plan, server, observer)
+            outcomes = run_job(SparkJob(spark, plan, shape.profile), talk)
             results = tuple(_unpickle_result(outcome, server) for outcome in outcomes)
     return RunResult(
         results=results,
@@ -177,64 +191,32 @@ def control_place(spark: SparkSession) -> tuple[str, str, int]:
     return bind, host, int(setting)
 
 
-def _run_job(
-    job: SparkJob, plan: SlotPlan, server: ControlServer, observer: Observer
-) -> list[RankOutcome]:
+def run_job(job: Job, talk: Talk) -> list[RankOutcome]:
     """Run the job to its end and return all ranks' outcomes, in rank order; raise if one failed."""
-    watch = RunWatch(plan.slots, plan.options, time.monotonic())
     job.start()
     try:
-        _watch(job, server, observer, watch)
+        while job.is_alive() and talk.go_on() is not Verdict.GIVE_UP:
+            pass
     finally:
-        _end(job, server)
-        _drain(server, observer, watch)
-        observer.close()
+        _end(job, talk)
+        talk.close()
     outcomes = job.outcomes()
     if job.error is not None or root_cause(outcomes) is not None or not outcomes:
-        raise _explain(job, outcomes, watch)
+        raise _explain(job, outcomes, talk.watch)
     return sorted(outcomes, key=lambda outcome: outcome.rank)
 
 
-def _watch(job: SparkJob, server: ControlServer, observer: Observer, watch: RunWatch) -> None:
-    silence = watch.heartbeat_timeout
-    before = time.monotonic()
-    while job.is_alive():
-        with contextlib.suppress(queue.Empty):
-            message = server.events.get(timeout=0.1)
-            observer.on_message(message)
-            watch.take(message, time.monotonic())
-            _drain(server, observer, watch)
-        now = time.monotonic()
-        if now - before > HELD_UP:
-            server.hear_anew()
-            watch.hear_anew(now)
-        before = now
-        watch.take_silence(server.silent_slots(silence), now)
-        verdict = watch.decide(now)
-        if verdict is Verdict.GIVE_UP:
-            return
-        if verdict is Verdict.ASK_FOR_STACKS:
-            server.broadcast({"type": "stall", "reason": watch.stall_reason})
-
-
-def _drain(server: ControlServer, observer: Observer, watch: RunWatch) -> None:
-    for _ in range(server.events.qsize()):  # what comes meanwhile is for the next time
-        message = server.events.get()
-        observer.on_message(message)
-        watch.take(message, time.monotonic())
-
-
-def _end(job: SparkJob, server: ControlServer) -> None:
+def _end(job: Job, talk: Talk) -> None:
     if not job.is_alive():
         return
-    server.broadcast({"type": "stop", "reason": "ended by the driver"})
+    talk.stop()
     job.join(STOP_GRACE)
     if job.is_alive():
         job.cancel()
         job.join(STOP_GRACE)
 
 
-def _explain(job: SparkJob, outcomes: list[RankOutcome], watch: RunWatch) -> Exception:
+def _explain(job: Job, outcomes: list[RankOutcome], watch: RunWatch) -> Exception:
     if job.cancelled_elsewhere:
         explained: Exception = RunCancelledError(
             "the run was cancelled through Spark (its UI, a job tag or group)"

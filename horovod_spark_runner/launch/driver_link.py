@@ -33,7 +33,6 @@ class DriverLink:
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
         self._socket: socket.socket | None = None
         self._pending = bytearray()
-        self.dropped = 0
         self._early: list[Message] = []
         self._address = address
         self._key = key
@@ -88,15 +87,16 @@ class DriverLink:
         """The address of this host on the route to the driver."""
         return None if self._socket is None else self._socket.getsockname()[0]
 
-    def send(self, message: Message, *, droppable: bool = False) -> None:
-        """Queue ``message``; a droppable one is left out while too much is waiting."""
-        if self._socket is None:
-            return
-        if droppable and len(self._pending) > MAX_PENDING_BYTES:
-            self.dropped += 1
-            return
+    def send(self, message: Message, *, droppable: bool = False) -> bool:
+        """Queue ``message``; return whether it was.
+
+        A droppable one is left out while too much is waiting.
+        """
+        if self._socket is None or (droppable and len(self._pending) > MAX_PENDING_BYTES):
+            return False
         self._pending += self._codec.encode(message)
         self.flush()
+        return True
 
     def flush(self) -> None:
         """Send what can be sent without waiting."""
@@ -192,7 +192,7 @@ class DriverLink:
 
 
 @contextlib.contextmanager
-def meanwhile(action: Callable[[], None], *, every: float) -> Iterator[None]:
+def meanwhile(action: Callable[[], object], *, every: float) -> Iterator[None]:
     """Call ``action`` every so many seconds while the calling thread waits for something else."""
     over = threading.Event()
 

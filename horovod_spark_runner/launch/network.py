@@ -37,7 +37,8 @@ def choose_interface(
         own: the interfaces of this host.
         wanted: an interface's name, an address, or a network such as ``10.0.0.0/8``; ``None`` to
             follow the routes.
-        routed: addresses of this host on the routes to its peers, the most telling first.
+        routed: addresses of this host on the routes to its peers, the most telling first; no more
+            of them are asked for than are needed.
 
     Raises:
         LaunchError: no interface fits ``wanted``.
@@ -52,9 +53,13 @@ def choose_interface(
             )
         return min(fitting, key=lambda interface: ":" in interface.address)
     by_address = {interface.address: interface for interface in own}
-    candidates = [by_address[address] for address in routed if address in by_address]
-    outward = [interface for interface in candidates if not interface.is_loopback]
-    return next(iter([*outward, *candidates]), Interface("lo", LOOPBACK))
+    inward: Interface | None = None
+    for address in routed:
+        interface = by_address.get(address)
+        if interface is not None and not interface.is_loopback:
+            return interface
+        inward = inward or interface
+    return inward or Interface("lo", LOOPBACK)
 
 
 def own_interfaces() -> list[Interface]:
@@ -114,5 +119,10 @@ def _fits(interface: Interface, wanted: str) -> bool:
 
 
 def node_identity() -> str:
-    """Return what is equal for all slots that share this machine's or container's network."""
-    return f"{boot_id()}/{os.readlink('/proc/self/ns/net')}/{os.readlink('/proc/self/ns/uts')}"
+    """Return what is equal for all slots that share a machine's or container's network and files.
+
+    Containers may share the one (that of a pod or of their host) and not the other: they do not
+    find each other's sockets and shared memory.
+    """
+    spaces = (os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "uts", "mnt", "ipc"))
+    return "/".join([boot_id(), *spaces])

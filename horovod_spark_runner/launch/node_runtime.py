@@ -12,7 +12,7 @@ from .daemon import AGENT_SOCKET, Daemon, start_mpirun, start_prted
 from .json_door import Caller, JsonDoor
 from .network import Interface, mpi_network
 from .node_door import NodeDoor, daemon_arguments, send_to_node
-from .topology import Node, World
+from .topology import Part
 from .workspace import Workspace
 
 BACKING_DIRECTORY = "OMPI_MCA_btl_sm_backing_directory"
@@ -39,8 +39,7 @@ class NodeRuntime:
         self._key = key
         self._workspace = workspace
         self._on_error = on_error
-        self._world: World | None = None
-        self._node: Node | None = None
+        self._part: Part | None = None
         self._daemon: Daemon | None = None
         self._closing = contextlib.ExitStack()
         self._door = NodeDoor(interface.address, key, self._on_message)
@@ -72,23 +71,23 @@ class NodeRuntime:
     def log_tail(self) -> tuple[str, ...]:
         return () if self._daemon is None else self._daemon.log_tail
 
-    def join(self, world: World, slot: int, options: LaunchOptions) -> None:
-        """Do what falls to ``slot`` in ``world``; start mpirun if it is slot 0.
+    def join(self, part: Part, options: LaunchOptions) -> None:
+        """Do what falls to the slot of ``part``; start mpirun if it is slot 0.
 
         Raises:
             EnvironmentProblem: mpirun was not found.
         """
-        self._world, self._node = world, world.led_by(slot)
-        if slot == 0 or self._node is None:
+        self._part = part
+        if part.slot == 0 or part.led is None:
             self._door.close()
-        if slot == 0:
-            daemon = start_mpirun(world, options, self.interface, self._workspace)
+        if part.slot == 0:
+            daemon = start_mpirun(part, options, self.interface, self._workspace)
             self._take(daemon)
 
     def rank_environment(self) -> dict[str, str]:
         """Return what keeps ranks on the chosen interface, and says where they share memory."""
-        assert self._world is not None
-        network = mpi_network(self.interface) if len(self._world.nodes) > 1 else {}
+        assert self._part is not None
+        network = mpi_network(self.interface) if self._part.hosts > 1 else {}
         place = self._workspace.shared_memory
         return network if place is None else {**network, BACKING_DIRECTORY: str(place)}
 
@@ -118,10 +117,10 @@ class NodeRuntime:
 
     def _on_remote_launch(self, caller: Caller, request: dict[str, Any]) -> None:
         """Pass mpirun's wish for a daemon on another host on to the slot that leads it."""
-        assert self._world is not None
+        assert self._part is not None
         try:
             arguments = daemon_arguments(str(request["command"]))
-            node = next(n for n in self._world.nodes if n.name == request["host"])
+            node = next(n for n in self._part.nodes if n.name == request["host"])
             send_to_node(node, self._key, {"type": "daemon", "arguments": arguments})
         except Exception as error:
             caller.release(1)
@@ -134,8 +133,8 @@ class NodeRuntime:
         if not isinstance(message, dict) or message.get("type") != "daemon":
             return
         self._door.close()
-        if self._world is None or self._node is None or self._daemon is not None:
+        part = self._part
+        if part is None or part.led is None or self._daemon is not None:
             return
         arguments = [str(argument) for argument in message["arguments"]]
-        daemon = start_prted(arguments, self._world, self._node, self.interface, self._workspace)
-        self._take(daemon)
+        self._take(start_prted(arguments, part.led, part.hosts, self.interface, self._workspace))

@@ -9,20 +9,19 @@ Whatever was started is ended, and whatever was created is removed, by `close`.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from ..config import LaunchOptions
-from .channel import Message
+from ..errors import HorovodSparkError, LaunchError
 from .command import worker_environment
-from .driver_link import DriverLink, meanwhile
 from .json_door import Caller, JsonDoor
 from .network import choose_interface, node_identity, own_interfaces, route_to
 from .node_runtime import NodeRuntime
@@ -30,56 +29,27 @@ from .outcome import ABORTED, LAUNCH, STALLED, Failure, RankOutcome
 from .rank import STACKS_GRACE, Rank
 from .rank_log import RankLog
 from .rank_process import RankProcess
+from .rendezvous import placed
+from .slot_link import EXECUTOR_ENDED, POLL_SECONDS, SlotLink, StoppedError, reason_of
+from .slot_plan import SlotPlan
 from .topology import (
+    Part,
     RankPlacement,
     SlotInfo,
-    World,
     arrange,
-    format_placement,
-    read_infos,
+    read_info,
+    read_part,
+    refusal,
     split_devices,
 )
 from .workspace import Workspace
 
 # How long mpirun may take to end the other ranks after one of them failed.
 MPIRUN_GRACE = 3.0
-HEARTBEAT_SECONDS = 5.0
 # How long ranks may go on, to save what they have, after their executor has ended.
 ORPHAN_GRACE = 30.0
 # How long a rank that MPI has started may take to call its function: imports, MPI_Init.
 BEGIN_SECONDS = 300.0
-POLL_MILLISECONDS = 200
-
-
-@dataclass(frozen=True)
-class SlotPlan:
-    """What every slot of a run is told by the driver.
-
-    Attributes:
-        run_id: short name of the run.
-        key: secret of the run's control messages.
-        driver: address of the driver's control server.
-        options: see `LaunchOptions`.
-        slots: barrier tasks of the run.
-        payload: pickled ``(function, args, kwargs)``; ``None`` to fetch it from the driver.
-        payload_bytes: its size.
-        modules: modules the workers import while the ranks find each other.
-        rank_timeout: seconds mpirun may take to start the ranks.
-    """
-
-    run_id: str
-    key: bytes = field(repr=False)
-    driver: tuple[str, int]
-    options: LaunchOptions
-    slots: int
-    payload: bytes | None = field(repr=False)
-    payload_bytes: int
-    modules: tuple[str, ...] = ()
-    rank_timeout: float = 120.0
-
-    @property
-    def ranks_per_slot(self) -> int:
-        return self.options.num_workers // self.slots
 
 
 class Slot:
@@ -91,9 +61,6 @@ class Slot:
         gpus: GPU addresses Spark gave to it.
         cpus: cores of the task.
         peers: hosts of all slots, as Spark knows them.
-
-    Raises:
-        LaunchError: a setting does not fit this host.
     """
 
     def __init__(
@@ -106,51 +73,52 @@ class Slot:
     ) -> None:
         self._plan = plan
         self._index = index
-        self._host = socket.gethostname()
+        self._gpus = gpus
+        self._cpus = cpus
+        self._peers = peers
         self._began = time.monotonic()
         self._timings: dict[str, float] = {}
-        self._world: World | None = None
-        self._last_beat = 0.0
+        self._part: Part | None = None
+        self._failure: Failure | None = None  # before its ranks were known
+        self._untold = 0  # lines that were dropped
         self._failed_since: float | None = None
-        self._parent = os.getppid()
         self._orphan_since: float | None = None
         self._stall: tuple[float, str] | None = None
         self._closing = contextlib.ExitStack()
+        self._doors: list[JsonDoor] = []
+        self._ranks: list[Rank] = []
+        self._link = SlotLink(plan, index)
+        self._closing.callback(self._link.drain, timeout=1.0)
+        self._link.tell({"type": "hello"})
+
+    def _start(self) -> None:
+        """Start the processes, and what else the slot needs before it knows its ranks.
+
+        Raises:
+            LaunchError: a setting does not fit this host, or the driver cannot be reached.
+        """
+        plan, count = self._plan, self._plan.ranks_per_slot
+        self._link.check()
         self._workspace = Workspace(plan.run_id)
         self._closing.callback(self._workspace.close)
-        try:
-            self._start(gpus, cpus, peers)
-        except BaseException:
-            self._closing.close()
-            raise
-
-    def _start(self, gpus: tuple[str, ...], cpus: int, peers: Sequence[str]) -> None:
-        plan, count = self._plan, self._plan.ranks_per_slot
-        self._devices = split_devices(gpus, count)
-        self._link = DriverLink(plan.driver, plan.key)
-        self._closing.callback(self._link.drain, timeout=1.0)
-        self._link.check()
-        self._tell({"type": "hello"})
+        self._devices = split_devices(self._gpus, count)
         self._folders = [self._workspace.folder(f"rank-{place}") for place in range(count)]
         self._payload = self._workspace.path / "payload"
         self._logs = [RankLog(plan.options.log_dir, folder) for folder in self._folders]
-        self._doors: list[JsonDoor] = []
-        self._ranks: list[Rank] = []
         for place in range(count):
             self._closing.callback(self._logs[place].close)
             door = JsonDoor(self._folders[place] / "shim", self._on_shim(place))
             self._doors.append(door)
             self._closing.callback(door.close)
-            rank = Rank(self._start_process(place, max(1, cpus // count)), self._on_failure)
+            process = self._start_process(place, max(1, self._cpus // count))
+            rank = Rank(process, self._on_failure)
             self._ranks.append(rank)
             self._closing.callback(rank.close)
         # After the processes: their imports take longer than anything below.
-        routed = [route_to(peer) for peer in peers]
-        routed.append(self._link.local_address)
+        hosts = dict.fromkeys(self._peers)
+        routed = itertools.chain(map(route_to, hosts), [self._link.local_address])
         interface = choose_interface(
-            own_interfaces(),
-            plan.options.network_interface,
-            [address for address in routed if address is not None],
+            own_interfaces(), plan.options.network_interface, filter(None, routed)
         )
         self._mpi = NodeRuntime(
             interface, plan.key, self._workspace, lambda reason: self._abort(LAUNCH, reason)
@@ -180,29 +148,54 @@ class Slot:
             on_lines=lambda lines: self._on_lines(place, lines),
         )
 
-    def run(self, exchange: Callable[[str], list[str]]) -> list[RankOutcome]:
+    def run(self, gather: Callable[[str], list[str]]) -> list[RankOutcome]:
         """Take part in the run and return how this slot's ranks ended.
 
         Args:
-            exchange: gives every slot the texts of all slots (Spark's ``allGather``).
+            gather: gives every slot the texts of all slots (Spark's ``allGather``).
         """
         try:
-            self._write_payload()
-            with meanwhile(self._show_life, every=HEARTBEAT_SECONDS):
-                infos = read_infos(exchange(self._info().to_text()))
-            self._timings["rendezvous"] = time.monotonic() - self._began
-            self._join(arrange(infos, share_gpus=self._plan.options.share_gpus))
+            self._join(self._find_part(gather))
             self._watch()
+        except StoppedError as stopped:
+            self._fail(ABORTED, str(stopped))
         except Exception as error:  # becomes the ranks' outcome; the driver raises it
-            self._abort(LAUNCH, f"{type(error).__name__}: {error}")
+            self._fail(LAUNCH, _describe(error))
         self._send_large_results()
-        return [rank.outcome(self._index, self._host, self._timings) for rank in self._ranks]
+        if self._failure is not None:
+            return [RankOutcome(self._index, self._link.host, failure=self._failure)]
+        return [rank.outcome(self._index, self._link.host, self._timings) for rank in self._ranks]
 
-    def _show_life(self) -> None:
-        if self._link.reconnect():
-            self._tell({"type": "back"})
-        self._tell({"type": "heartbeat"})
-        self._link.flush()
+    def _find_part(self, gather: Callable[[str], list[str]]) -> Part:
+        """Start, tell of it, and find out which ranks of which world are here.
+
+        Raises:
+            LaunchError: this slot cannot take part, or another.
+            StoppedError: the driver has ended the run.
+        """
+        try:
+            self._start()
+            own = self._info().to_fields()
+        except (HorovodSparkError, OSError) as error:
+            self._fail(LAUNCH, _describe(error))
+            own = refusal(self._index, _describe(error))
+        answer = self._link.ask(own)
+        if answer["type"] == "refused":
+            raise LaunchError(str(answer["reason"]))
+        gathers = answer["type"] == "gather"
+        part = self._gather(gather, own) if gathers else read_part(answer["part"])
+        self._timings["rendezvous"] = time.monotonic() - self._began
+        return part
+
+    def _gather(self, gather: Callable[[str], list[str]], own: dict[str, Any]) -> Part:
+        began = time.monotonic()
+        with self._link.living():
+            infos = [read_info(json.loads(text)) for text in gather(json.dumps(own))]
+        self._timings["all_gather"] = time.monotonic() - began
+        world = arrange(infos, share_gpus=self._plan.options.share_gpus)
+        if self._index == 0:
+            self._link.tell(placed(world))
+        return world.parts()[self._index]
 
     def ask_to_end(self, why: signal.Signals) -> None:
         """Pass on to the ranks that this host is to be left soon; safe in a signal handler."""
@@ -211,48 +204,38 @@ class Slot:
 
     def close(self) -> None:
         """End what was started and remove what was created; safe to call at any time."""
-        self._tell({"type": "ended"})
+        self._link.tell({"type": "ended"})
         self._closing.close()
-
-    def _write_payload(self) -> None:
-        if self._plan.payload is None:
-            self._link.fetch_payload(self._payload, self._plan.payload_bytes)
-        else:
-            self._payload.write_bytes(self._plan.payload)
 
     def _info(self) -> SlotInfo:
         return SlotInfo(
             slot=self._index,
-            host=self._host,
+            host=self._link.host,
             node=node_identity(),
             address=self._mpi.interface.address,
             port=self._mpi.port,
+            folder=str(self._workspace.path),
             doors=tuple(door.path for door in self._doors),
             gpus=self._devices,
         )
 
-    def _join(self, world: World) -> None:
-        self._world = world
-        self._joined = time.monotonic()
-        for place, placement in enumerate(world.of_slot(self._index)):
+    def _join(self, part: Part) -> None:
+        self._part = part
+        for place, placement in enumerate(part.placements):
             self._ranks[place].placement = placement
-            title = f"rank {placement.rank} of {world.size} on {self._host}"
+            title = f"rank {placement.rank} of {part.size} on {self._link.host}"
             self._logs[place].open(placement.rank, title)
-        if self._index == 0:
-            placed = format_placement(world.placements)
-            self._tell({"type": "placed", "size": world.size, "placement": placed})
-        self._mpi.join(world, self._index, self._plan.options)
+        self._link.take_call(self._payload, Path(part.leader_folder))
+        self._joined = time.monotonic()
+        self._mpi.join(part, self._plan.options)
 
     # -- the loop ------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         while not (self._settled and self._mpi.is_over):
             self._handle_events()
-            self._link.flush()
+            self._link.beat()
             now = time.monotonic()
-            if now - self._last_beat > HEARTBEAT_SECONDS:
-                self._last_beat = now
-                self._show_life()
             self._check_executor(now)
             self._check_daemon()  # first: the ranks die of its death
             for rank in self._ranks:
@@ -270,7 +253,7 @@ class Slot:
         poll = select.poll()
         for descriptor in handlers:
             poll.register(descriptor, select.POLLIN)
-        for descriptor, _ in poll.poll(POLL_MILLISECONDS):
+        for descriptor, _ in poll.poll(POLL_SECONDS * 1000):
             # An earlier handler of this round may have closed what this one reads.
             if descriptor in self._handlers():
                 handlers[descriptor]()
@@ -287,11 +270,11 @@ class Slot:
 
     def _check_executor(self, now: float) -> None:
         """End what goes on although the executor has ended; a training gets time to save."""
-        if os.getppid() == self._parent:
+        if not self._link.executor_has_ended:
             return
         self._orphan_since = self._orphan_since or now
         if now - self._orphan_since > ORPHAN_GRACE:
-            self._abort(ABORTED, "its executor has ended")
+            self._abort(ABORTED, EXECUTOR_ENDED)
             self._mpi.end()
 
     def _check_daemon(self) -> None:
@@ -347,20 +330,23 @@ class Slot:
 
     def _on_report(self, place: int, report: dict[str, Any]) -> None:
         self._ranks[place].begun |= report["type"] == "started"
-        self._tell(report, place)
+        self._link.tell(report, self._rank_at(place))
 
     def _on_lines(self, place: int, lines: list[str]) -> None:
         self._logs[place].write(lines)
-        self._tell({"type": "log", "lines": lines}, place, droppable=True)
+        rank = self._rank_at(place)
+        if not self._link.tell({"type": "log", "lines": lines}, rank, droppable=True):
+            self._untold += len(lines)
+        elif self._untold and self._link.tell({"type": "dropped", "lines": self._untold}):
+            self._untold = 0
 
     def _on_driver_message(self) -> None:
         for message in self._link.receive():
-            reason = str(message.get("reason", "the driver ended the run"))
             if message.get("type") == "stop":
-                self._abort(ABORTED, reason)
+                self._abort(ABORTED, reason_of(message))
                 self._mpi.end()
             elif message.get("type") == "stall" and self._stall is None:
-                self._stall = time.monotonic(), reason
+                self._stall = time.monotonic(), reason_of(message)
                 for rank in self._ranks:
                     rank.dump_stacks()
 
@@ -370,9 +356,16 @@ class Slot:
         for rank in self._ranks:
             rank.abort(kind, message, log_tail)
 
+    def _fail(self, kind: str, message: str) -> None:
+        """Take note that this slot has come to an end; the first reason counts."""
+        if self._part is not None:
+            self._abort(kind, message)
+        elif self._failure is None:
+            self._failure = Failure(kind, time.time(), message)
+            self._on_failure(None, self._failure)
+
     def _on_failure(self, placement: RankPlacement | None, failure: Failure) -> None:
-        place = 0 if placement is None else placement.place
-        self._tell(
+        self._link.tell(
             {
                 "type": "failed",
                 "kind": failure.kind,
@@ -382,7 +375,7 @@ class Slot:
                 "traceback": failure.traceback,
                 "log_tail": failure.log_tail,
             },
-            place,
+            -1 if placement is None else placement.rank,
         )
 
     def _send_large_results(self) -> None:
@@ -393,8 +386,11 @@ class Slot:
             if not self._link.send_file(header, rank.large.path):
                 rank.fail_result()
 
-    def _tell(self, message: Message, place: int = 0, *, droppable: bool = False) -> None:
-        placement = None if self._world is None else self._ranks[place].placement
-        rank = -1 if placement is None else placement.rank
-        envelope = {"slot": self._index, "rank": rank, "host": self._host}
-        self._link.send({**envelope, **message}, droppable=droppable)
+    def _rank_at(self, place: int) -> int:
+        placement = self._ranks[place].placement if place < len(self._ranks) else None
+        return -1 if placement is None else placement.rank
+
+
+def _describe(error: Exception) -> str:
+    # Of other errors (a full disk, no descriptors) the kind says as much as the text.
+    return str(error) if isinstance(error, HorovodSparkError) else repr(error)

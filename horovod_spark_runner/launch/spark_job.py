@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..session import classic_context
 from .barrier import OUTCOME_SCHEMA, SlotTask, decode_outcomes
 from .outcome import RankOutcome
-from .slot import SlotPlan
+from .slot_plan import SlotPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

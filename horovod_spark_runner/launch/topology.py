@@ -8,9 +8,8 @@ shared-memory transport see the hosts as they are.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..errors import LaunchError
@@ -26,6 +25,7 @@ class SlotInfo:
         node: identity of the machine or container; slots with equal ``node`` share memory.
         address: IP address the other hosts can reach this slot at.
         port: port at ``address`` where the slot takes the command of its host's MPI daemon.
+        folder: its private folder, where slots of the same node find what it has fetched for them.
         doors: paths of the Unix sockets its ranks' shims connect to, one per rank.
         gpus: GPU addresses of each of its ranks; empty ones on CPU.
     """
@@ -35,32 +35,29 @@ class SlotInfo:
     node: str
     address: str
     port: int
+    folder: str
     doors: tuple[str, ...]
     gpus: tuple[tuple[str, ...], ...]
 
-    def to_text(self) -> str:
-        return json.dumps(asdict(self))
+    def to_fields(self) -> dict[str, Any]:
+        return asdict(self)
 
 
-def refusal(slot: int, reason: str) -> str:
-    """Return what a slot that cannot take part tells the others in place of its `SlotInfo`."""
-    return json.dumps({"slot": slot, "refused": reason})
+def refusal(slot: int, reason: str) -> dict[str, Any]:
+    """Return what a slot that cannot take part tells in place of its `SlotInfo`."""
+    return {"slot": slot, "refused": reason}
 
 
-def read_infos(texts: Sequence[str]) -> list[SlotInfo]:
-    """Return what all slots told.
+def read_info(fields: Mapping[str, Any]) -> SlotInfo:
+    """Return what a slot told.
 
     Raises:
-        LaunchError: one of them cannot take part.
+        LaunchError: it cannot take part.
     """
-    infos = []
-    for text in texts:
-        fields: dict[str, Any] = json.loads(text)
-        if "refused" in fields:
-            raise LaunchError(f"slot {fields['slot']} cannot take part: {fields['refused']}")
-        gpus = tuple(tuple(devices) for devices in fields["gpus"])
-        infos.append(SlotInfo(**{**fields, "doors": tuple(fields["doors"]), "gpus": gpus}))
-    return infos
+    if "refused" in fields:
+        raise LaunchError(f"slot {fields['slot']} cannot take part: {fields['refused']}")
+    doors, gpus = tuple(fields["doors"]), tuple(tuple(devices) for devices in fields["gpus"])
+    return SlotInfo(**{**fields, "doors": doors, "gpus": gpus})
 
 
 @dataclass(frozen=True)
@@ -111,24 +108,85 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Part:
+    """What one slot has to know of the world: it does not grow with the world, but for slot 0.
+
+    Attributes:
+        slot: whose part it is.
+        size: ranks of the world.
+        hosts: nodes of the world.
+        placements: the slot's own ranks, by place.
+        nodes: all nodes for slot 0, which starts mpirun; else the one that the slot leads, if any.
+        leader_folder: private folder of the slot that leads this node.
+    """
+
+    slot: int
+    size: int
+    hosts: int
+    placements: tuple[RankPlacement, ...]
+    nodes: tuple[Node, ...]
+    leader_folder: str
+
+    @property
+    def led(self) -> Node | None:
+        """The node whose daemon the slot runs, if it does."""
+        return next((node for node in self.nodes if node.leader == self.slot), None)
+
+    def to_fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_part(fields: Mapping[str, Any]) -> Part:
+    """Return the part that `Part.to_fields` and JSON made fields of."""
+    placements = tuple(
+        RankPlacement(**{**placement, "gpus": tuple(placement["gpus"])})
+        for placement in fields["placements"]
+    )
+    nodes = tuple(
+        Node(**{**node, "ranks": tuple(node["ranks"]), "doors": tuple(node["doors"])})
+        for node in fields["nodes"]
+    )
+    return Part(**{**fields, "placements": placements, "nodes": nodes})
+
+
+@dataclass(frozen=True)
 class World:
-    """All ranks of a run, in rank order, and the nodes they are on."""
+    """All ranks of a run, in rank order, and the nodes they are on.
+
+    Attributes:
+        placements: of the ranks.
+        nodes: by their lowest slot.
+        leader_folders: for every slot, the private folder of the slot that leads its node.
+    """
 
     placements: tuple[RankPlacement, ...]
     nodes: tuple[Node, ...]
+    leader_folders: tuple[str, ...]
 
     @property
     def size(self) -> int:
         return len(self.placements)
 
-    def of_slot(self, slot: int) -> tuple[RankPlacement, ...]:
-        """Return the placements of a slot's ranks, by place."""
-        own = [p for p in self.placements if p.slot == slot]
-        return tuple(sorted(own, key=lambda placement: placement.place))
-
-    def led_by(self, slot: int) -> Node | None:
-        """Return the node whose daemon ``slot`` runs, if there is one."""
-        return next((node for node in self.nodes if node.leader == slot), None)
+    def parts(self) -> list[Part]:
+        """Return every slot's part, by slot."""
+        own: dict[int, list[RankPlacement]] = {}
+        for placement in self.placements:
+            own.setdefault(placement.slot, []).append(placement)
+        led: dict[int, tuple[Node, ...]] = {node.leader: (node,) for node in self.nodes}
+        # The sockets of other nodes are of no use here, and there may be thousands.
+        first, others = self.nodes[0], self.nodes[1:]
+        led[first.leader] = (first, *(replace(node, doors=()) for node in others))
+        return [
+            Part(
+                slot=slot,
+                size=self.size,
+                hosts=len(self.nodes),
+                placements=tuple(sorted(own[slot], key=lambda placement: placement.place)),
+                nodes=led.get(slot, ()),
+                leader_folder=folder,
+            )
+            for slot, folder in enumerate(self.leader_folders)
+        ]
 
 
 @dataclass(frozen=True)
@@ -171,10 +229,12 @@ def arrange(infos: Sequence[SlotInfo], *, share_gpus: bool = False) -> World:
         members.setdefault(info.node, []).append(info)
     placements: list[RankPlacement] = []
     nodes: list[Node] = []
+    folders: dict[int, str] = {}
     for cross_rank, slots in enumerate(members.values()):
         if not share_gpus:
             _check_devices(slots)
         leader, first = slots[0], len(placements)
+        folders.update((info.slot, leader.folder) for info in slots)
         seats = sorted(_seats(slots), key=lambda seat: seat.order)
         for local_rank, seat in enumerate(seats):
             placements.append(
@@ -199,7 +259,7 @@ def arrange(infos: Sequence[SlotInfo], *, share_gpus: bool = False) -> World:
                 doors=tuple(seat.door for seat in seats),
             )
         )
-    return World(tuple(placements), tuple(nodes))
+    return World(tuple(placements), tuple(nodes), tuple(folders[info.slot] for info in ordered))
 
 
 def split_devices(gpus: Sequence[str], ranks: int) -> tuple[tuple[str, ...], ...]:
@@ -247,5 +307,5 @@ def format_placement(placements: Sequence[RankPlacement]) -> str:
             f"{p.rank} (GPU {','.join(p.gpus)})" if p.gpus else str(p.rank) for p in members
         )
         devices = "" if any(p.gpus for p in members) else " (CPU)"
-        lines.append(f"{host}: ranks {ranks}{devices}")
+        lines.append(f"{host}: rank{'s' * (len(members) > 1)} {ranks}{devices}")
     return "\n".join(lines)

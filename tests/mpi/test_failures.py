@@ -144,8 +144,7 @@ def allreduce_for_a_while(folder: str) -> float:
 def cut_connections() -> None:
     """Close the driver's connections to all slots, as a network that drops them would."""
     for server in [thing for thing in gc.get_objects() if isinstance(thing, ControlServer)]:
-        for peer in list(server._peers):
-            peer.shut()
+        server.cut()
 
 
 def test_lost_connections_to_the_driver_harm_nothing(

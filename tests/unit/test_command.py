@@ -12,20 +12,20 @@ from horovod_spark_runner.launch.command import (
     mpirun_command,
     worker_environment,
 )
-from horovod_spark_runner.launch.topology import SlotInfo, World, arrange
+from horovod_spark_runner.launch.topology import Node, SlotInfo, arrange
 
 
-def world(*nodes: str) -> World:
+def nodes_of(*nodes: str) -> tuple[Node, ...]:
     infos = [
-        SlotInfo(i, f"h{n}", n, f"10.0.0.{n}", 7000, (f"/s/{i}",), ((),))
+        SlotInfo(i, f"h{n}", n, f"10.0.0.{n}", 7000, f"/s/{i}", (f"/s/{i}/door",), ((),))
         for i, n in enumerate(nodes)
     ]
-    return arrange(infos)
+    return arrange(infos).nodes
 
 
 def command(options: LaunchOptions, *nodes: str, as_root: bool = False) -> list[str]:
     agent = "/t/agent" if len(set(nodes)) > 1 else None
-    return mpirun_command("/bin/mpirun", world(*nodes), options, agent=agent, as_root=as_root)
+    return mpirun_command("/bin/mpirun", nodes_of(*nodes), options, agent=agent, as_root=as_root)
 
 
 def test_one_host() -> None:

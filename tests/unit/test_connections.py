@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +18,17 @@ from typing import Any
 
 import pytest
 
+from horovod_spark_runner.config import LaunchOptions
 from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, LaunchError
-from horovod_spark_runner.launch import control_server, driver, driver_link
+from horovod_spark_runner.launch import driver, driver_link, peer, slot_link
 from horovod_spark_runner.launch.channel import NONCE_BYTES, FrameCodec
 from horovod_spark_runner.launch.control_server import ControlServer
-from horovod_spark_runner.launch.driver_link import DriverLink, meanwhile
+from horovod_spark_runner.launch.driver_link import DriverLink
 from horovod_spark_runner.launch.json_door import JsonDoor
+from horovod_spark_runner.launch.mailbox import Mailbox
 from horovod_spark_runner.launch.node_door import NodeDoor, send_to_node
-from horovod_spark_runner.launch.slot import Slot
+from horovod_spark_runner.launch.slot_link import SlotLink, StoppedError
+from horovod_spark_runner.launch.slot_plan import SlotPlan
 from horovod_spark_runner.launch.topology import Node
 from horovod_spark_runner.launch.workspace import Workspace
 
@@ -100,8 +105,7 @@ def test_large_calls_and_results_pass(tmp_path: Path) -> None:
         assert link.send_file(
             {"type": "result", "rank": 5, "bytes": len(result)}, tmp_path / "result"
         )
-        until(lambda: server.result(5) is not None and link.fileno() is not None)
-        until(lambda: server.result(5).tell() == 0)  # type: ignore[union-attr]
+        until(lambda: server.result(5))
         stream = server.result(5)
         assert stream is not None
         assert stream.read() == result
@@ -204,7 +208,7 @@ def test_a_control_port_that_is_none() -> None:
 
 
 def test_a_slot_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_server, "SEND_TIMEOUT", 1.0)
+    monkeypatch.setattr(peer, "SEND_TIMEOUT", 1.0)
     with ControlServer("127.0.0.1", KEY, bytes(64 * 1024 * 1024)) as server:
         stuck, other = DriverLink(server.address, KEY), DriverLink(server.address, KEY)
         for number, link in enumerate((stuck, other)):
@@ -223,16 +227,172 @@ def test_a_slot_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         other.close()
 
 
-def test_a_slot_shows_life_while_it_waits_for_the_others() -> None:
+def plan_for(server: ControlServer, payload: bytes | None = None, size: int = 0) -> SlotPlan:
+    return SlotPlan(
+        run_id="unit",
+        key=KEY,
+        driver=server.address,
+        options=LaunchOptions(2),
+        slots=2,
+        payload=payload,
+        payload_bytes=size,
+    )
+
+
+def test_a_slot_shows_life_while_it_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_link, "HEARTBEAT_SECONDS", 0.02)
     with ControlServer("127.0.0.1", KEY) as server:
-        slot = Slot.__new__(Slot)
-        slot._link, slot._world = DriverLink(server.address, KEY), None
-        slot._index, slot._host = 4, "h"
-        with meanwhile(slot._show_life, every=0.02):
+        link = SlotLink(plan_for(server), 4)
+        with link.living():
             for _ in range(3):
                 message = server.events.get(timeout=5)
                 assert (message["type"], message["slot"]) == ("heartbeat", 4)
-        slot._link.close()
+        link.close()
+
+
+def test_a_slot_that_waits_for_its_answer_asks_again_on_a_new_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slot_link, "HEARTBEAT_SECONDS", 0.1)
+    with ControlServer("127.0.0.1", KEY) as server:
+        link, answers = SlotLink(plan_for(server), 4), []
+        waiting = threading.Thread(target=lambda: answers.append(link.ask({"x": 1})))
+        waiting.start()
+        heard: list[Any] = []
+        until(lambda: heard.append(server.events.get(timeout=5)) or heard[-1]["type"] == "info")
+        server.cut()
+        until(lambda: heard.append(server.events.get(timeout=5)) or heard[-1]["type"] == "info")
+        assert [message["type"] for message in heard].count("back") == 1
+        server.tell({4: {"type": "world", "part": {}}})
+        waiting.join(5)
+        assert answers == [{"type": "world", "part": {}}]
+        link.close()
+
+
+def test_a_slot_that_waits_hears_that_the_run_has_ended() -> None:
+    with ControlServer("127.0.0.1", KEY) as server:
+        link = SlotLink(plan_for(server), 4)
+        threading.Timer(0.3, server.broadcast, [{"type": "stop", "reason": "enough"}]).start()
+        with pytest.raises(StoppedError, match="enough"):
+            link.ask({})
+        link.close()
+
+
+def test_a_large_call_leaves_the_driver_once_per_host(tmp_path: Path) -> None:
+    call = os.urandom(9_000_001)
+    leader, other = tmp_path / "leader", tmp_path / "other"
+    leader.mkdir()
+    other.mkdir()
+    with ControlServer("127.0.0.1", KEY, call) as server:
+        plan = plan_for(server, size=len(call))
+        first, second = SlotLink(plan, 0), SlotLink(plan, 1)
+        waiting = threading.Thread(target=second.take_call, args=(other / "payload", leader))
+        waiting.start()
+        first.take_call(leader / "payload", leader)
+        waiting.join(5)
+        assert (other / "payload").read_bytes() == call
+        assert (other / "payload").samefile(leader / "payload")
+        # Where the leader has gone, each fetches it for itself.
+        (other / "payload").unlink()
+        second.take_call(other / "payload", tmp_path / "gone")
+        assert (other / "payload").read_bytes() == call
+        first.close()
+        second.close()
+
+
+def test_a_result_that_ends_too_early_is_none(tmp_path: Path) -> None:
+    (tmp_path / "result").write_bytes(b"only a part")
+    with ControlServer("127.0.0.1", KEY) as server:
+        link = DriverLink(server.address, KEY)
+        header = {"type": "result", "slot": 0, "host": "h", "rank": 5, "bytes": 100}
+        assert link.send_file(header, tmp_path / "result")
+        link.close()
+        assert server.events.get(timeout=5)["type"] == "gone"
+        assert server.result(5) is None
+        assert server.result(6) is None
+
+
+def test_a_slot_that_has_connected_again_is_not_gone() -> None:
+    with ControlServer("127.0.0.1", KEY) as server:
+        lost, link = DriverLink(server.address, KEY), DriverLink(server.address, KEY)
+        lost.send({"type": "hello", "slot": 3, "host": "h"})
+        assert server.events.get(timeout=5)["type"] == "hello"
+        # The driver has not heard that the first connection is lost.
+        link.send({"type": "back", "slot": 3, "host": "h"})
+        assert server.events.get(timeout=5)["type"] == "back"
+        server.tell({3: {"type": "world"}})
+        messages: list[Any] = []
+        until(lambda: messages.extend(link.receive()) or messages)
+        assert messages == [{"type": "world"}]
+        until(lambda: lost.receive() or lost.fileno() is None)
+        assert server.events.empty()
+        link.close()
+
+
+def test_a_stranger_that_says_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "PROOF_TIMEOUT", 0.2)
+    with (
+        ControlServer("127.0.0.1", KEY) as server,
+        socket.create_connection(server.address) as silent,
+        socket.create_connection(server.address) as half,
+    ):
+        half.sendall(bytes(NONCE_BYTES))  # and no frame
+        for stranger in (silent, half):
+            stranger.settimeout(10)
+            assert len(stranger.recv(NONCE_BYTES, socket.MSG_WAITALL)) == NONCE_BYTES
+            assert stranger.recv(1) == b""
+        assert server.events.empty()
+
+
+def test_all_slots_are_served_by_one_thread() -> None:
+    with ControlServer("127.0.0.1", KEY, bytes(1_000_000), slots=60) as server:
+        before = threading.active_count()
+        links = [DriverLink(server.address, KEY) for _ in range(60)]
+        for number, link in enumerate(links):
+            link.send({"type": "hello", "slot": number, "host": "h"})
+        heard = {server.events.get(timeout=5)["slot"] for _ in links}
+        assert heard == set(range(60))
+        assert threading.active_count() == before
+        server.tell({7: {"type": "a"}, 9: {"type": "b"}})
+        for number, kind in ((7, "a"), (9, "b")):
+            messages: list[Any] = []
+            until(lambda number=number, seen=messages: seen.extend(links[number].receive()) or seen)
+            assert messages == [{"type": kind}]
+        for link in links:
+            link.close()
+
+
+def test_a_driver_without_descriptors_accepts_again_when_it_has_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accept = socket.socket.accept
+    failures = iter([OSError(errno.EMFILE, "Too many open files")] * 2)
+
+    def exhausted(listener: socket.socket) -> Any:
+        for failure in failures:
+            raise failure
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", exhausted)
+    with ControlServer("127.0.0.1", KEY) as server:
+        link = DriverLink(server.address, KEY)
+        link.send({"type": "hello", "slot": 3, "host": "h"})
+        assert server.events.get(timeout=10)["type"] == "hello"
+        link.close()
+
+
+def test_lines_that_nobody_takes_are_dropped_and_counted() -> None:
+    mailbox = Mailbox(limit=100)
+    for number in range(30):
+        mailbox.put({"type": "log", "lines": ["x" * 20, "y" * 20]})
+        mailbox.put({"type": "progress", "step": number})
+    messages = mailbox.drain()
+    assert [m["step"] for m in messages if m["type"] == "progress"] == list(range(30))
+    assert sum(m["type"] == "log" for m in messages) == 2
+    assert messages[-1] == {"type": "dropped", "lines": 56}
+    mailbox.put({"type": "log", "lines": ["there is room again"]})
+    assert mailbox.get(timeout=1)["type"] == "log"
+    assert mailbox.drain() == []
 
 
 def test_a_silent_slot_is_noticed() -> None:

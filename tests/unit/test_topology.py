@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -11,7 +12,8 @@ from horovod_spark_runner.launch.topology import (
     SlotInfo,
     arrange,
     format_placement,
-    read_infos,
+    read_info,
+    read_part,
     refusal,
     split_devices,
 )
@@ -20,7 +22,8 @@ from horovod_spark_runner.launch.topology import (
 def slot(index: int, node: str, *gpus: tuple[str, ...]) -> SlotInfo:
     doors = tuple(f"/tmp/{index}-{place}" for place in range(len(gpus) or 1))
     address = f"10.0.0.{node}"
-    return SlotInfo(index, f"host-{node}", node, address, 7000 + index, doors, gpus or ((),))
+    host, folder = f"host-{node}", f"/tmp/{index}"
+    return SlotInfo(index, host, node, address, 7000 + index, folder, doors, gpus or ((),))
 
 
 def test_ranks_are_contiguous_per_host_and_rank_0_is_with_slot_0() -> None:
@@ -40,8 +43,20 @@ def test_ranks_are_contiguous_per_host_and_rank_0_is_with_slot_0() -> None:
         ("host-2", 0, 7000),
         ("hsr-node-1", 1, 7001),
     ]
-    assert world.led_by(1) == world.nodes[1]
-    assert world.led_by(2) is None
+
+
+def test_a_slot_is_told_what_concerns_it() -> None:
+    world = arrange([slot(0, "2"), slot(1, "1"), slot(2, "2"), slot(3, "1")])
+    parts = world.parts()
+    assert [part.slot for part in parts] == [0, 1, 2, 3]
+    assert {(part.size, part.hosts) for part in parts} == {(4, 2)}
+    assert [[p.rank for p in part.placements] for part in parts] == [[0], [2], [1], [3]]
+    assert [part.leader_folder for part in parts] == ["/tmp/0", "/tmp/1", "/tmp/0", "/tmp/1"]
+    assert [part.led for part in parts] == [world.nodes[0], world.nodes[1], None, None]
+    # Slot 0 starts mpirun: it is told of all nodes, but not of sockets that are not its own.
+    assert [node.name for node in parts[0].nodes] == ["host-2", "hsr-node-1"]
+    assert [node.doors for node in parts[0].nodes] == [world.nodes[0].doors, ()]
+    assert [read_part(json.loads(json.dumps(part.to_fields()))) for part in parts] == parts
 
 
 def test_a_slot_with_several_gpus_holds_several_ranks() -> None:
@@ -52,7 +67,7 @@ def test_a_slot_with_several_gpus_holds_several_ranks() -> None:
         (0, 0, ("2",)),
         (0, 1, ("3",)),
     ]
-    assert [p.rank for p in world.of_slot(0)] == [2, 3]
+    assert [p.rank for p in world.parts()[0].placements] == [2, 3]
     assert world.nodes[0].doors == ("/tmp/1-0", "/tmp/1-1", "/tmp/0-0", "/tmp/0-1")
 
 
@@ -104,16 +119,16 @@ def test_missing_and_double_slots_are_refused() -> None:
 
 def test_infos_survive_json() -> None:
     infos = [slot(3, "1", ("0", "1")), slot(4, "2")]
-    assert read_infos([info.to_text() for info in infos]) == infos
+    assert [read_info(json.loads(json.dumps(info.to_fields()))) for info in infos] == infos
 
 
 def test_a_slot_that_cannot_take_part_ends_the_run_with_its_reason() -> None:
     with pytest.raises(LaunchError, match="slot 1 cannot take part: no such interface"):
-        read_infos([slot(0, "1").to_text(), refusal(1, "no such interface")])
+        read_info(refusal(1, "no such interface"))
 
 
 def test_placement_reads_well() -> None:
     world = arrange([slot(0, "1", ("0",)), slot(1, "1", ("1",)), slot(2, "2")])
     assert format_placement(world.placements) == (
-        "host-1: ranks 0 (GPU 0), 1 (GPU 1)\nhost-2: ranks 2 (CPU)"
+        "host-1: ranks 0 (GPU 0), 1 (GPU 1)\nhost-2: rank 2 (CPU)"
     )

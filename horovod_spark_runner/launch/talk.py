@@ -1,0 +1,89 @@
+"""What the driver and the slots of a run say to each other while it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from typing import Protocol
+
+from .channel import Message
+from .control_server import ControlServer
+from .rendezvous import Rendezvous
+from .slot_plan import SlotPlan
+from .watch import RunWatch, Verdict
+
+# Seconds between looks at what only time tells.
+LOOK_SECONDS = 1.0
+# A loop that was held up for so long says nothing about the slots: the driver was stopped.
+HELD_UP = 3.0
+
+
+class Observer(Protocol):
+    """Shows a run to people while it goes on."""
+
+    def on_message(self, message: Message) -> None:
+        """Take one message of a slot."""
+
+    def close(self) -> None:
+        """The run has ended."""
+
+
+class Talk:
+    """What the driver hears of its slots, what it concludes, and what it answers.
+
+    Args:
+        plan: what the slots were told.
+        server: their connections.
+        observer: is shown what they tell.
+    """
+
+    def __init__(self, plan: SlotPlan, server: ControlServer, observer: Observer) -> None:
+        self._server = server
+        self._observer = observer
+        self._rendezvous = Rendezvous(plan.slots, share_gpus=plan.options.share_gpus)
+        self.watch = RunWatch(plan.slots, plan.options, time.monotonic())
+        self._turned = self._looked = time.monotonic()
+
+    def go_on(self) -> Verdict:
+        """Wait a moment for messages, and see what is to be done."""
+        with contextlib.suppress(queue.Empty):
+            self._take(self._server.events.get(timeout=0.1))
+            self.take_rest()
+        now = time.monotonic()
+        if now - self._turned > HELD_UP:
+            self._server.hear_anew()
+            self.watch.hear_anew(now)
+        self._turned = now
+        if now - self._looked > LOOK_SECONDS:
+            self._looked = now
+            self._server.tell(self._rendezvous.look(now))
+            silence = self.watch.heartbeat_timeout
+            self.watch.take_silence(self._server.silent_slots(silence), now)
+        verdict = self.watch.decide(now)
+        if verdict is Verdict.ASK_FOR_STACKS:
+            self._server.broadcast({"type": "stall", "reason": self.watch.stall_reason})
+        return verdict
+
+    def take_rest(self) -> None:
+        """Take the messages that have come."""
+        for message in self._server.events.drain():
+            self._take(message)
+
+    def stop(self) -> None:
+        """Ask the slots to end their ranks, and themselves."""
+        self._server.broadcast({"type": "stop", "reason": "ended by the driver"})
+
+    def close(self) -> None:
+        """Take what has come, and show no more."""
+        self.take_rest()
+        self._observer.close()
+
+    def _take(self, message: Message) -> None:
+        now = time.monotonic()
+        self._observer.on_message(message)
+        self.watch.take(message, now)
+        waited = self._rendezvous.placed is None
+        self._server.tell(self._rendezvous.take(message, now))
+        if waited and self._rendezvous.placed is not None:
+            self._observer.on_message(self._rendezvous.placed)
