@@ -10,7 +10,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 from ..errors import EnvironmentProblem
@@ -78,6 +78,7 @@ class ControlServer:
         self._lock = threading.Lock()
         self._peers: set[Peer] = set()
         self._slots: dict[int, Peer] = {}
+        self._have_more: set[Peer] = set()
         self._accept_again: float | None = None
         self._closing = False
         self._results: dict[int, Incoming] = {}
@@ -102,17 +103,13 @@ class ControlServer:
 
     def broadcast(self, message: Message) -> None:
         """Send ``message`` to every slot that is connected; does not wait for them."""
-        for peer in self._current():
-            peer.queue(message)
-        self._stir()
+        self._queue([(peer, message) for peer in self._current()])
 
     def tell(self, messages: Mapping[int, Message]) -> None:
         """Send a message each to several slots, by number, as far as they are connected."""
         with self._lock:
             told = [(self._slots[slot], m) for slot, m in messages.items() if slot in self._slots]
-        for peer, message in told:
-            peer.queue(message)
-        self._stir()
+        self._queue(told)
 
     def silent_slots(self, seconds: float) -> list[Message]:
         """Return where the slots are that are connected but sent nothing for ``seconds``."""
@@ -147,6 +144,14 @@ class ControlServer:
     def _current(self) -> list[Peer]:
         with self._lock:
             return list(self._peers)
+
+    def _queue(self, messages: Sequence[tuple[Peer, Message]]) -> None:
+        for peer, message in messages:
+            peer.queue(message)
+        if messages:
+            with self._lock:
+                self._have_more.update(peer for peer, _ in messages)
+            self._stir()
 
     def _stir(self) -> None:
         """Have the thread look for what is to be sent."""
@@ -197,8 +202,11 @@ class ControlServer:
         self._write(peer)
 
     def _send_queued(self) -> None:
-        for peer in self._current():
-            if peer.has_more and not peer.is_writing:
+        with self._lock:
+            peers = [peer for peer in self._have_more if peer in self._peers]
+            self._have_more.clear()
+        for peer in peers:
+            if not peer.is_writing:
                 self._write(peer)
 
     def _read(self, peer: Peer) -> None:

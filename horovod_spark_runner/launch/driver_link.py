@@ -19,7 +19,7 @@ RECONNECT_TIMEOUT = 1.0
 # How long a large call or result may make no headway at all.
 TRANSFER_TIMEOUT = 60.0
 # What may wait to be sent. Above it log lines are dropped: a slow driver must not slow training.
-MAX_PENDING_BYTES = 8 * 1024 * 1024
+MAX_PENDING_BYTES = 1024 * 1024
 
 
 class DriverLink:

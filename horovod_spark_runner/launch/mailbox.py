@@ -10,7 +10,7 @@ from .channel import Message
 
 # Characters of log lines that may wait to be shown. Above it they are dropped, and counted: a slow
 # terminal must neither slow the run nor fill the driver's memory.
-MAX_LOG_CHARACTERS = 16 * 1024 * 1024
+MAX_LOG_CHARACTERS = 4 * 1024 * 1024
 
 
 class Mailbox:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,20 +26,16 @@ class NodeRuntime:
         interface: the chosen network interface.
         key: the run's secret.
         workspace: of the slot.
-        on_error: is told why a daemon on another host cannot be started.
+
+    Attributes:
+        problem: why a daemon on another host cannot be started; ``""`` if nothing is wrong.
     """
 
-    def __init__(
-        self,
-        interface: Interface,
-        key: bytes,
-        workspace: Workspace,
-        on_error: Callable[[str], None],
-    ) -> None:
+    def __init__(self, interface: Interface, key: bytes, workspace: Workspace) -> None:
         self.interface = interface
+        self.problem = ""
         self._key = key
         self._workspace = workspace
-        self._on_error = on_error
         self._part: Part | None = None
         self._daemon: Daemon | None = None
         self._closing = contextlib.ExitStack()
@@ -117,14 +114,20 @@ class NodeRuntime:
 
     def _on_remote_launch(self, caller: Caller, request: dict[str, Any]) -> None:
         """Pass mpirun's wish for a daemon on another host on to the slot that leads it."""
+        # On a thread: one host that does not answer must not keep the others waiting.
+        asked = (caller, str(request["command"]), str(request["host"]))
+        asking = threading.Thread(target=self._ask_node, args=asked, name="hsr-node", daemon=True)
+        asking.start()
+
+    def _ask_node(self, caller: Caller, command: str, name: str) -> None:
         assert self._part is not None
         try:
-            arguments = daemon_arguments(str(request["command"]))
-            node = next(n for n in self._part.nodes if n.name == request["host"])
+            arguments = daemon_arguments(command)
+            node = next(node for node in self._part.nodes if node.name == name)
             send_to_node(node, self._key, {"type": "daemon", "arguments": arguments})
         except Exception as error:
+            self.problem = self.problem or str(error)
             caller.release(1)
-            self._on_error(str(error))
         else:
             caller.release(0)
 

@@ -27,6 +27,8 @@ STALLED = "stalled"  # no rank made any progress
 ABORTED = "aborted"  # ended because another rank had failed, or the driver asked
 
 LOG_TAIL_LINES = 20
+# Ranks besides the first to fail whose end an error tells.
+MAX_OTHERS = 16
 # Characters of an exception's message and traceback that are kept.
 MAX_MESSAGE, MAX_TRACEBACK = 8 * 1024, 64 * 1024
 
@@ -215,5 +217,8 @@ def _summarise_others(cause: RankOutcome, outcomes: Sequence[RankOutcome]) -> li
         state = "finished" if other.failure is None else other.failure.message
         if other.failure is not None and other.failure.kind in (DIED, LAUNCH, LOST):
             state += " after that"
-        lines.append(f"  rank {other.rank} on {other.host}: {state}")
+        who = f"rank {other.rank}" if other.rank >= 0 else f"slot {other.slot}"
+        lines.append(f"  {who} on {other.host}: {state}")
+    if len(lines) > MAX_OTHERS:
+        lines = [*lines[:MAX_OTHERS], f"  and {len(lines) - MAX_OTHERS:,} more"]
     return ["", "The other ranks:", *lines] if lines else []

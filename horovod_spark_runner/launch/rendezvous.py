@@ -11,7 +11,7 @@ from ..errors import LaunchError
 from .channel import Message
 from .topology import SlotInfo, World, arrange, format_placement, read_info
 
-# Seconds after the first slot for which the others are waited for: Spark starts all at once.
+# Seconds without a further slot after which it is looked for through Spark: all start at once.
 GATHER_AFTER = 10.0
 
 
@@ -41,7 +41,7 @@ class Rendezvous:
             return {}
         slot = int(message["slot"])
         self._asked.add(slot)
-        self._since = now if self._since is None else self._since
+        self._since = now
         if slot in self._parts:
             return {slot: self._parts[slot]}
         if self._verdict is not None:

@@ -80,7 +80,6 @@ class Slot:
         self._timings: dict[str, float] = {}
         self._part: Part | None = None
         self._failure: Failure | None = None  # before its ranks were known
-        self._untold = 0  # lines that were dropped
         self._failed_since: float | None = None
         self._orphan_since: float | None = None
         self._stall: tuple[float, str] | None = None
@@ -120,9 +119,7 @@ class Slot:
         interface = choose_interface(
             own_interfaces(), plan.options.network_interface, filter(None, routed)
         )
-        self._mpi = NodeRuntime(
-            interface, plan.key, self._workspace, lambda reason: self._abort(LAUNCH, reason)
-        )
+        self._mpi = NodeRuntime(interface, plan.key, self._workspace)
         self._closing.callback(self._mpi.close)
 
     def _start_process(self, place: int, cpus: int) -> RankProcess:
@@ -278,6 +275,8 @@ class Slot:
             self._mpi.end()
 
     def _check_daemon(self) -> None:
+        if self._mpi.problem:
+            self._abort(LAUNCH, self._mpi.problem)
         if self._mpi.was_killed and not self._settled:
             self._abort(LAUNCH, self._mpi.describe_end(), self._mpi.log_tail)
 
@@ -334,11 +333,7 @@ class Slot:
 
     def _on_lines(self, place: int, lines: list[str]) -> None:
         self._logs[place].write(lines)
-        rank = self._rank_at(place)
-        if not self._link.tell({"type": "log", "lines": lines}, rank, droppable=True):
-            self._untold += len(lines)
-        elif self._untold and self._link.tell({"type": "dropped", "lines": self._untold}):
-            self._untold = 0
+        self._link.tell_lines(lines, self._rank_at(place))
 
     def _on_driver_message(self) -> None:
         for message in self._link.receive():

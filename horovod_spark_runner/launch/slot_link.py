@@ -18,11 +18,39 @@ from .slot_plan import SlotPlan
 HEARTBEAT_SECONDS = 5.0
 # Between looks at what no descriptor tells.
 POLL_SECONDS = 0.2
+# Characters of output that all slots together may send to the driver per second, and at once after
+# a pause: it has to read what else they say, too.
+LOG_RATE = 4 * 1024 * 1024
+LOG_BURST = 32 * 1024 * 1024
 EXECUTOR_ENDED = "its executor has ended"
 
 
 class StoppedError(Exception):
     """The driver has ended the run, or the executor has ended, while a slot waited."""
+
+
+class Allowance:
+    """So much of something per second, on average.
+
+    Args:
+        rate: how much.
+        burst: how much at once after a pause.
+    """
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate = rate
+        self._most = self._left = burst
+        self._since = time.monotonic()
+
+    def take(self, amount: float) -> bool:
+        """Take so much, if there is anything left; return whether there was."""
+        now = time.monotonic()
+        self._left = min(self._most, self._left + (now - self._since) * self._rate)
+        self._since = now
+        if self._left <= 0:
+            return False
+        self._left -= amount
+        return True
 
 
 class SlotLink(DriverLink):
@@ -39,16 +67,32 @@ class SlotLink(DriverLink):
         self._slot = slot
         self._parent = os.getppid()
         self._last_beat = 0.0
+        self._left_out = 0  # lines
+        self._allowance = Allowance(LOG_RATE / plan.slots, LOG_BURST / plan.slots)
         super().__init__(plan.driver, plan.key)
 
     @property
     def executor_has_ended(self) -> bool:
         return os.getppid() != self._parent
 
-    def tell(self, message: Message, rank: int = -1, *, droppable: bool = False) -> bool:
-        """Send ``message`` of a rank, or of the slot; return whether it is on its way."""
-        envelope = {"slot": self._slot, "rank": rank, "host": self.host}
-        return self.send({**envelope, **message}, droppable=droppable)
+    def tell(self, message: Message, rank: int = -1) -> None:
+        """Send ``message`` of a rank, or of the slot."""
+        self.send(self._enveloped(message, rank))
+
+    def tell_lines(self, lines: list[str], rank: int) -> None:
+        """Send what a rank has printed, or leave it out where the driver has more than enough."""
+        size = sum(map(len, lines))
+        if self._allowance.take(size) and self.send(
+            self._enveloped({"type": "log", "lines": lines}, rank), droppable=True
+        ):
+            if self._left_out:
+                self.tell({"type": "dropped", "lines": self._left_out}, rank)
+                self._left_out = 0
+        else:
+            self._left_out += len(lines)
+
+    def _enveloped(self, message: Message, rank: int) -> Message:
+        return {"slot": self._slot, "rank": rank, "host": self.host, **message}
 
     def beat(self) -> bool:
         """Tell at times that the slot lives; return whether it had to connect again."""
