@@ -54,8 +54,6 @@ class StepObserver:
     def on_message(self, message: Message) -> None:
         if message.get("type") == "progress":
             self.last_step = int(message.get("run_step", self.last_step))
-        if message.get("type") == "notice" and message.get("warn"):
-            logger.warning("%s", message.get("text"))
         self.console.on_message(message)
 
     def close(self) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
+SYSTEM = Path("/sys/devices/system/cpu")
 CPUS = "HSR_CPUS"
 # Set by whoever decides where threads run.
 _DECIDED = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
@@ -20,14 +22,31 @@ def share_of_cores(allowed: Sequence[int], rank: int, ranks: int, cpus: int) -> 
     """Return the cores of one rank; none if the ranks do not take up exactly all. Pure.
 
     Args:
-        allowed: the cores that processes of this host may run on.
+        allowed: the cores that processes of this host may run on, neighbours side by side.
         rank: place among the ranks of this host, from 0.
         ranks: ranks of this host.
         cpus: cores of each.
     """
     if ranks * cpus != len(allowed):
         return []
-    return sorted(allowed)[rank * cpus : (rank + 1) * cpus]
+    return list(allowed[rank * cpus : (rank + 1) * cpus])
+
+
+def side_by_side(cores: Iterable[int], system: Path = SYSTEM) -> list[int]:
+    """Return ``cores`` in an order in which those of a socket, and threads of a core, are together.
+
+    Numbers do not tell: most systems number the first threads of all cores before the second ones.
+    """
+
+    def place(core: int) -> tuple[int, int, int]:
+        topology = system / f"cpu{core}" / "topology"
+        try:
+            package = int((topology / "physical_package_id").read_text())
+            return package, int((topology / "core_id").read_text()), core
+        except (OSError, ValueError):  # some virtual machines do not say
+            return 0, core, core
+
+    return sorted(cores, key=place)
 
 
 def bind_to_cores(environment: Mapping[str, str]) -> None:
@@ -41,7 +60,7 @@ def bind_to_cores(environment: Mapping[str, str]) -> None:
     try:
         rank = int(environment["OMPI_COMM_WORLD_LOCAL_RANK"])
         ranks = int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
-        allowed = list(os.sched_getaffinity(0))
+        allowed = side_by_side(os.sched_getaffinity(0))
         cores = share_of_cores(allowed, rank, ranks, int(environment[CPUS]))
         # Threads to come inherit it; imports have started some already.
         for thread in os.listdir("/proc/self/task") if cores else ():

@@ -28,6 +28,9 @@ class RankLog:
     Args:
         folder: where the logs of the run go; ``None`` to keep none.
         spool: private folder, for logs bound for an object store.
+
+    Attributes:
+        problem: why the log, or the rest of it, is not kept; ``""`` if nothing is wrong.
     """
 
     def __init__(self, folder: str | None, spool: Path) -> None:
@@ -36,6 +39,7 @@ class RankLog:
         self._early: list[str] = []
         self._waiting: queue.Queue[list[str] | None] = queue.Queue(MAX_WAITING)
         self._dropped = 0
+        self.problem = ""
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -72,6 +76,8 @@ class RankLog:
         with contextlib.suppress(queue.Full):
             self._waiting.put(None, timeout=CLOSE_SECONDS)
             self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._give_up(TimeoutError("the storage does not answer"))
 
     def _write_all(self, target: Location) -> None:
         stream, told = self._open(target), 0
@@ -79,7 +85,7 @@ class RankLog:
             if self._dropped > told:
                 dropped, told = self._dropped - told, self._dropped
                 lines = [f"--- {dropped:,} lines were dropped: the storage was too slow", *lines]
-            if stream is not None and not _append(stream, lines):  # a full disk, say
+            if stream is not None and not self._append(stream, lines):
                 with contextlib.suppress(OSError):
                     stream.close()
                 stream = None
@@ -88,10 +94,11 @@ class RankLog:
         with contextlib.suppress(OSError):
             stream.close()
         if not target.is_local:
-            # Any error of any storage: the log is not worth failing for.
-            with contextlib.suppress(Exception):
+            try:
                 data = target.read_bytes() if target.exists() else b""
                 target.write_bytes(data + self._spool.read_bytes())
+            except Exception as error:  # of any storage: the log is not worth failing for
+                self._give_up(error)
 
     def _next(self) -> list[str] | None:
         while True:
@@ -105,14 +112,18 @@ class RankLog:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             return path.open("a", encoding="utf-8")
-        except OSError:
+        except OSError as error:
+            self._give_up(error)
             return None
 
+    def _append(self, stream: IO[str], lines: list[str]) -> bool:
+        try:
+            stream.write("".join(f"{line}\n" for line in lines))
+            stream.flush()
+        except OSError as error:  # a full disk, say
+            self._give_up(error)
+            return False
+        return True
 
-def _append(stream: IO[str], lines: list[str]) -> bool:
-    try:
-        stream.write("".join(f"{line}\n" for line in lines))
-        stream.flush()
-    except OSError:
-        return False
-    return True
+    def _give_up(self, error: Exception) -> None:
+        self.problem = f"the full logs of ranks cannot be kept in {self._folder}: {error!r}"

@@ -31,8 +31,6 @@ from .workspace import Workspace
 MPI_LOST_EXIT = 195
 # How long a ready process may take to fork a worker, imports included.
 FORK_SECONDS = 60.0
-# A larger result goes to the driver directly: Spark holds results in the memory of its JVM.
-MAX_OUTCOME_BYTES = 8 * 1024 * 1024
 
 
 class RankProcess:
@@ -44,6 +42,7 @@ class RankProcess:
         environment: the process's environment.
         directory: private directory of the rank.
         workspace: of the slot.
+        most_result_bytes: a larger result stays in its file.
         idle_timeout: seconds a process that has imported them waits for further ranks; 0 for none.
         on_report: takes the worker's reports.
         on_lines: takes its output lines.
@@ -57,6 +56,7 @@ class RankProcess:
         directory: Path,
         workspace: Workspace,
         *,
+        most_result_bytes: int,
         idle_timeout: float,
         on_report: Callable[[dict[str, Any]], None],
         on_lines: Callable[[list[str]], None],
@@ -65,6 +65,7 @@ class RankProcess:
         self._modules = tuple(modules)
         self._environment = dict(environment)
         self._directory = directory
+        self._most_result_bytes = most_result_bytes
         self._on_report = on_report
         self._on_lines = on_lines
         self._workspace = workspace
@@ -190,7 +191,7 @@ class RankProcess:
             return None, None, failure, timings
         result = self._directory / RESULT_FILE
         size = result.stat().st_size
-        if size > MAX_OUTCOME_BYTES:
+        if size > self._most_result_bytes:
             return None, (result, size), None, timings
         return result.read_bytes(), None, None, timings
 

@@ -87,7 +87,7 @@ class Slot:
         self._doors: list[JsonDoor] = []
         self._ranks: list[Rank] = []
         self._link = SlotLink(plan, index)
-        self._closing.callback(self._link.drain, timeout=1.0)
+        self._closing.callback(self._link.leave)
         self._link.tell({"type": "hello"})
 
     def _start(self) -> None:
@@ -105,7 +105,7 @@ class Slot:
         self._payload = self._workspace.path / "payload"
         self._logs = [RankLog(plan.options.log_dir, folder) for folder in self._folders]
         for place in range(count):
-            self._closing.callback(self._logs[place].close)
+            self._closing.callback(self._close_log, self._logs[place])
             door = JsonDoor(self._folders[place] / "shim", self._on_shim(place))
             self._doors.append(door)
             self._closing.callback(door.close)
@@ -140,6 +140,7 @@ class Slot:
             environment,
             folder,
             self._workspace,
+            most_result_bytes=plan.most_result_bytes,
             idle_timeout=plan.options.worker_idle_timeout,
             on_report=lambda report: self._on_report(place, report),
             on_lines=lambda lines: self._on_lines(place, lines),
@@ -201,8 +202,12 @@ class Slot:
 
     def close(self) -> None:
         """End what was started and remove what was created; safe to call at any time."""
-        self._link.tell({"type": "ended"})
         self._closing.close()
+
+    def _close_log(self, log: RankLog) -> None:
+        log.close()
+        if log.problem:
+            self._link.tell({"type": "notice", "text": log.problem, "warn": True})
 
     def _info(self) -> SlotInfo:
         return SlotInfo(

@@ -94,6 +94,11 @@ class SlotLink(DriverLink):
     def _enveloped(self, message: Message, rank: int) -> Message:
         return {"slot": self._slot, "rank": rank, "host": self.host, **message}
 
+    def leave(self) -> None:
+        """Say good-bye; safe to call again."""
+        self.tell({"type": "ended"})
+        self.drain(timeout=1.0)
+
     def beat(self) -> bool:
         """Tell at times that the slot lives; return whether it had to connect again."""
         self.flush()

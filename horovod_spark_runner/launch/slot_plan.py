@@ -6,6 +6,11 @@ from dataclasses import dataclass, field
 
 from ..config import LaunchOptions
 
+# Larger results go to the driver directly: Spark holds them in the memory of its JVM, and together
+# they may not exceed spark.driver.maxResultSize (1 GiB unless set).
+RESULT_BYTES = 8 * 1024 * 1024
+ALL_RESULTS_BYTES = 256 * 1024 * 1024
+
 
 @dataclass(frozen=True)
 class SlotPlan:
@@ -36,3 +41,8 @@ class SlotPlan:
     @property
     def ranks_per_slot(self) -> int:
         return self.options.num_workers // self.slots
+
+    @property
+    def most_result_bytes(self) -> int:
+        """How large a rank's result may be to go through Spark, which holds all of them at once."""
+        return min(RESULT_BYTES, ALL_RESULTS_BYTES // self.options.num_workers)

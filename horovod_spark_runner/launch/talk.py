@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import time
 from typing import Protocol
@@ -12,6 +13,8 @@ from .control_server import ControlServer
 from .rendezvous import Rendezvous
 from .slot_plan import SlotPlan
 from .watch import RunWatch, Verdict
+
+logger = logging.getLogger(__name__)
 
 # Seconds between looks at what only time tells.
 LOOK_SECONDS = 1.0
@@ -43,6 +46,7 @@ class Talk:
         self._observer = observer
         self._rendezvous = Rendezvous(plan.slots, share_gpus=plan.options.share_gpus)
         self.watch = RunWatch(plan.slots, plan.options, time.monotonic())
+        self._warnings: set[str] = set()
         self._turned = self._looked = time.monotonic()
 
     def go_on(self) -> Verdict:
@@ -82,8 +86,15 @@ class Talk:
     def _take(self, message: Message) -> None:
         now = time.monotonic()
         self._observer.on_message(message)
+        if message.get("type") == "notice" and message.get("warn"):
+            self._warn(str(message["text"]))
         self.watch.take(message, now)
         waited = self._rendezvous.placed is None
         self._server.tell(self._rendezvous.take(message, now))
         if waited and self._rendezvous.placed is not None:
             self._observer.on_message(self._rendezvous.placed)
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warnings:  # many ranks may say the same
+            self._warnings.add(text)
+            logger.warning("%s", text)

@@ -208,3 +208,13 @@ def test_the_ring_can_be_forced(spark: Any) -> None:
     run = HorovodRunner(2, allreduce=options, stream_logs=False).run(algorithm_in_use)
     assert run.result.startswith("4 ")
     assert run.result.rstrip().endswith("ring")
+
+
+def test_logs_that_cannot_be_kept_are_told_of(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "logs"
+    run = HorovodRunner(1, log_dir=str(folder), stream_logs=False).run(max, 1, 2)
+    assert run.results == (2,)
+    assert f"the full logs of ranks cannot be kept in {folder}" in caplog.text

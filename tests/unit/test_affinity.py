@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from horovod_spark_runner.launch.affinity import bind_to_cores, share_of_cores
+from horovod_spark_runner.launch.affinity import bind_to_cores, share_of_cores, side_by_side
 
 SHOW = """
 import os, threading, time
@@ -25,6 +26,24 @@ def test_shares_are_disjoint_and_cover_all_cores() -> None:
     allowed = [0, 2, 3, 5, 8, 9, 10, 11]
     shares = [share_of_cores(allowed, rank, 4, 2) for rank in range(4)]
     assert shares == [[0, 2], [3, 5], [8, 9], [10, 11]]
+
+
+def test_threads_of_a_core_and_cores_of_a_socket_stay_together(tmp_path: Path) -> None:
+    # Two sockets of two cores of two threads, numbered as most systems do.
+    for number in range(8):
+        topology = tmp_path / f"cpu{number}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "physical_package_id").write_text(f"{number % 2}\n")
+        (topology / "core_id").write_text(f"{number % 4 // 2}\n")
+    allowed = side_by_side(range(8), tmp_path)
+    assert allowed == [0, 4, 2, 6, 1, 5, 3, 7]
+    assert [share_of_cores(allowed, rank, 4, 2) for rank in range(4)] == [
+        [0, 4],
+        [2, 6],
+        [1, 5],
+        [3, 7],
+    ]
+    assert side_by_side([3, 1, 2], tmp_path / "says nothing") == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("ranks", "cpus"), [(1, 1), (2, 3), (4, 4), (8, 2)])

@@ -18,13 +18,13 @@ from horovod_spark_runner.launch.rank_log import RankLog
 def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Storage that takes nothing until the event is set."""
     free = threading.Event()
-    append = rank_log._append
+    append = RankLog._append
 
-    def slow(stream: Any, lines: list[str]) -> bool:
+    def slow(log: RankLog, stream: Any, lines: list[str]) -> bool:
         free.wait(30)
-        return append(stream, lines)
+        return append(log, stream, lines)
 
-    monkeypatch.setattr(rank_log, "_append", slow)
+    monkeypatch.setattr(RankLog, "_append", slow)
     monkeypatch.setattr(rank_log, "MAX_WAITING", 5)
     monkeypatch.setattr(rank_log, "CLOSE_SECONDS", 0.2)
     yield free
@@ -58,6 +58,7 @@ def test_storage_that_hangs_holds_up_nobody(tmp_path: Path, hung: threading.Even
         log.write([f"line {number}", "and another"])
     log.close()
     assert time.monotonic() - began < 5
+    assert "does not answer" in log.problem
 
 
 def test_what_was_dropped_is_counted(tmp_path: Path, hung: threading.Event) -> None:
@@ -85,3 +86,5 @@ def test_a_log_that_cannot_be_opened_is_no_failure(tmp_path: Path) -> None:
     log.open(3, "rank 3")
     log.write(["nothing"])
     log.close()
+    assert "cannot be kept in" in log.problem
+    assert "NotADirectoryError" in log.problem

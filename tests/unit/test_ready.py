@@ -123,6 +123,7 @@ def made(
             dict(os.environ),
             tmp_path,
             workspace,
+            most_result_bytes=1024,
             idle_timeout=60,
             on_report=lambda report: None,
             on_lines=lambda lines: None,

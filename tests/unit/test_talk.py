@@ -1,0 +1,98 @@
+"""What the driver makes of its slots' messages, over a real connection."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from horovod_spark_runner.config import LaunchOptions
+from horovod_spark_runner.launch import rendezvous, talk
+from horovod_spark_runner.launch.console import Console
+from horovod_spark_runner.launch.control_server import ControlServer
+from horovod_spark_runner.launch.slot_link import SlotLink
+from horovod_spark_runner.launch.slot_plan import SlotPlan
+from horovod_spark_runner.launch.talk import Talk
+from horovod_spark_runner.launch.topology import SlotInfo, read_part
+from horovod_spark_runner.launch.watch import Verdict
+
+KEY = b"k" * 32
+
+
+class World:
+    """A driver and its slots."""
+
+    def __init__(self, server: ControlServer, slots: int, *, shown: bool = True) -> None:
+        options = LaunchOptions(slots)
+        self.plan = SlotPlan("unit", KEY, server.address, options, slots, b"", 0)
+        console = Console(show_logs=shown, show_progress=shown)
+        self.talk = Talk(self.plan, server, console)
+        self.links = [SlotLink(self.plan, slot) for slot in range(slots)]
+
+    def say(self, slot: int, **message: Any) -> None:
+        self.links[slot].tell(message)
+
+    def place(self, slot: int) -> None:
+        info = SlotInfo(slot, "h", "n", "10.0.0.1", 7000, "/t", (f"/t/{slot}",), ((),))
+        self.say(slot, type="info", info=info.to_fields())
+
+    def hear(self, slot: int) -> dict[str, Any]:
+        """Return the next message to a slot; the driver goes on meanwhile."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            assert self.talk.go_on() is Verdict.GO_ON
+            for message in self.links[slot].receive():
+                return message
+        raise AssertionError("nothing was heard")
+
+
+@pytest.fixture
+def server() -> Iterator[ControlServer]:
+    with ControlServer("127.0.0.1", KEY) as server:
+        yield server
+
+
+def test_slots_are_told_their_ranks(
+    server: ControlServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World(server, 2)
+    for slot in (1, 0):
+        world.say(slot, type="hello")
+        world.place(slot)
+    ranks = [read_part(world.hear(slot)["part"]).placements[0].rank for slot in (0, 1)]
+    assert ranks == [0, 1]
+    assert capsys.readouterr().err == "2 ranks on h: ranks 0, 1 (CPU)\n"
+
+
+def test_slots_that_wait_in_vain_are_sent_to_spark(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "GATHER_AFTER", 0.2)
+    monkeypatch.setattr(talk, "LOOK_SECONDS", 0.1)
+    world = World(server, 3)
+    world.place(0)
+    assert world.hear(0) == {"type": "gather"}
+    world.place(2)
+    assert world.hear(2) == {"type": "gather"}
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_what_ranks_warn_of_reaches_the_caller_once(
+    shown: bool,
+    server: ControlServer,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world = World(server, 2, shown=shown)
+    for slot in (0, 1):
+        world.say(slot, type="notice", text="the rate is kept", warn=True)
+    world.say(1, type="notice", text="all weights taken", warn=False)
+    world.say(1, type="dropped", lines=1200)
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        world.talk.go_on()
+    assert caplog.messages == ["the rate is kept"]  # also without progress and logs
+    dropped = "(1,200 lines of output came too fast, and are not shown)\n"
+    assert capsys.readouterr().err == ("all weights taken\n" + dropped if shown else "")
