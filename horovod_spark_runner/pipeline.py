@@ -108,6 +108,7 @@ class CheckedRequest:
         warm_start: weights to begin with.
         checkpoint: what the checkpoint to go on from is.
         begun_with: the ``initial_weights`` the run was begun with.
+        seconds: what the checks took.
     """
 
     request: TrainingRequest
@@ -118,6 +119,7 @@ class CheckedRequest:
     warm_start: WarmStart | None
     checkpoint: CheckpointInfo | None
     begun_with: str | None
+    seconds: float
 
     @property
     def roles(self) -> Roles:
@@ -141,6 +143,7 @@ class CheckedRequest:
 
 def check_request(request: TrainingRequest) -> CheckedRequest:
     """Check all that can be checked before the data are computed or anything is launched."""
+    began = time.monotonic()
     spark = session_of(request.frame)
     check_choice("resume", request.resume, RESUMES)
     check_workers(request.launching, request.restarts)
@@ -175,8 +178,9 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
             logger.warning("going on with run_dir %s: %s", directory.location, text)
     elif request.initial_weights is not None:
         warm_start = read_warm_start(request.initial_weights, request.skip_mismatch)
+    seconds = time.monotonic() - began
     return CheckedRequest(
-        request, source, inputs, outputs, directory, warm_start, checkpoint, start
+        request, source, inputs, outputs, directory, warm_start, checkpoint, start, seconds
     )
 
 
@@ -190,7 +194,7 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
             request.frame, checked.roles, request.data, directory.data, request.fit.seed
         ) as data,
     ):
-        seconds = time.monotonic() - began
+        materialized = time.monotonic()
         _check_enough_rows(data.train, request.launching.num_workers)
         if checked.checkpoint is not None:
             where = str(directory.location)
@@ -202,7 +206,21 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
         launching = replace(request.launching, log_dir=str(directory.logs))
         attempts = Attempts(session_of(request.frame), launching, request.restarts, directory, lock)
         result = attempts.run(spec)
-    return _transformer(checked, result, {"materialize": seconds}, attempts.done)
+    trained = time.monotonic()
+    transformer = _transformer(checked, result, attempts.done)
+    ended = time.monotonic()
+    transformer.timings = {
+        **result.timings,
+        **result.result.timings,
+        "prepare": checked.seconds,
+        "materialize": materialized - began,
+        "attempts": max(0.0, trained - materialized - result.timings["total"]),
+        "load": ended - trained,
+        "total": checked.seconds + ended - began,
+        "train": result.result.train_seconds,
+        "samples_per_second": result.result.samples_per_second,
+    }
+    return transformer
 
 
 def _training_spec(
@@ -232,10 +250,7 @@ def _training_spec(
 
 
 def _transformer(
-    checked: CheckedRequest,
-    result: RunResult,
-    timings: dict[str, float],
-    attempts: Sequence[Attempt],
+    checked: CheckedRequest, result: RunResult, attempts: Sequence[Attempt]
 ) -> TFTransformer:
     report = result.result
     transforms = checked.request.data.transforms
@@ -245,12 +260,6 @@ def _transformer(
         run_dir=str(checked.directory.location),
         history=report.history,
         placement=result.placement,
-        timings={
-            **timings,
-            **result.timings,
-            "train": report.train_seconds,
-            "samples_per_second": report.samples_per_second,
-        },
         prediction_col=checked.request.prediction_col,
         attempts=attempts,
     )

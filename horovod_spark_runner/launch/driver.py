@@ -74,11 +74,13 @@ class RunResult:
     Attributes:
         results: the function's return values, by rank.
         placement: where each rank ran, by rank.
-        timings: seconds per phase: ``check`` (slots), ``rendezvous`` (Spark's tasks find each
-            other; ``all_gather`` is there only if they had to do so through Spark, and is what
-            that took of it), ``mpirun`` (until the ranks are lent their MPI environment),
-            ``import`` (of the frameworks, beside the two before), ``mpi_init``, ``total``. Of the
-            slowest rank.
+        timings: seconds per phase, one after the other: ``check`` (of the call and Spark's slots),
+            ``tasks`` (Spark starts them), ``rendezvous`` (they find each other), ``start`` (of all
+            ranks), ``function``, ``results`` (their way back), in all ``total``. Of ``start``, and
+            partly at the same time, for the slowest rank: ``mpirun`` (until the rank is lent its
+            MPI environment), ``import`` (of the frameworks, which begins with the tasks) and
+            ``mpi_init``. ``all_gather`` is there if the tasks had to find each other through
+            Spark, and is what that took of ``rendezvous``.
     """
 
     results: tuple[Any, ...]
@@ -124,7 +126,6 @@ def launch(
         check_encryption(spark, options)
         shape = check_slots(spark, options)
         use_own_python(spark)
-        checked = time.monotonic()
         key = secrets.token_bytes(32)
         bind, host, port = control_place(spark)
         slots = options.num_workers // shape.ranks
@@ -139,16 +140,19 @@ def launch(
                 payload_bytes=len(payload),
                 modules=tuple(mentioned if modules is None else modules),
             )
+            checked = time.monotonic()
             talk = Talk(plan, server, observer)
             outcomes = run_job(SparkJob(spark, plan, shape.profile), talk)
             results = tuple(_unpickle_result(outcome, server) for outcome in outcomes)
+    ended = time.monotonic()
     return RunResult(
         results=results,
         placement=tuple(o.placement for o in outcomes if o.placement is not None),
         timings={
             "check": checked - began,
+            **talk.phases.seconds(ended),
             **_slowest(outcomes),
-            "total": time.monotonic() - began,
+            "total": ended - began,
         },
     )
 

@@ -76,7 +76,6 @@ class Slot:
         self._gpus = gpus
         self._cpus = cpus
         self._peers = peers
-        self._began = time.monotonic()
         self._timings: dict[str, float] = {}
         self._part: Part | None = None
         self._failure: Failure | None = None  # before its ranks were known
@@ -181,9 +180,7 @@ class Slot:
         if answer["type"] == "refused":
             raise LaunchError(str(answer["reason"]))
         gathers = answer["type"] == "gather"
-        part = self._gather(gather, own) if gathers else read_part(answer["part"])
-        self._timings["rendezvous"] = time.monotonic() - self._began
-        return part
+        return self._gather(gather, own) if gathers else read_part(answer["part"])
 
     def _gather(self, gather: Callable[[str], list[str]], own: dict[str, Any]) -> Part:
         began = time.monotonic()
@@ -323,8 +320,7 @@ class Slot:
         return lambda shim, environment: self._begin(place, shim, environment)
 
     def _begin(self, place: int, shim: Caller, environment: dict[str, str]) -> None:
-        spent = self._timings["rendezvous"]
-        self._timings["mpirun"] = time.monotonic() - self._began - spent
+        self._timings["mpirun"] = time.monotonic() - self._joined
         # What the user asked for, of MPI or in the environment, goes before our choice.
         own = {**os.environ, **self._plan.options.env}
         chosen = self._mpi.rank_environment()

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from .channel import Message
 from .control_server import ControlServer
+from .phases import Phases
 from .rendezvous import Rendezvous
 from .slot_plan import SlotPlan
 from .watch import RunWatch, Verdict
@@ -47,6 +48,7 @@ class Talk:
         self._rendezvous = Rendezvous(plan.slots, share_gpus=plan.options.share_gpus)
         self.watch = RunWatch(plan.slots, plan.options, time.monotonic())
         self._warnings: set[str] = set()
+        self.phases = Phases(plan.slots, plan.options.num_workers, time.monotonic())
         self._turned = self._looked = time.monotonic()
 
     def go_on(self) -> Verdict:
@@ -86,13 +88,14 @@ class Talk:
     def _take(self, message: Message) -> None:
         now = time.monotonic()
         self._observer.on_message(message)
+        self.phases.take(message, now)
         if message.get("type") == "notice" and message.get("warn"):
             self._warn(str(message["text"]))
         self.watch.take(message, now)
         waited = self._rendezvous.placed is None
         self._server.tell(self._rendezvous.take(message, now))
         if waited and self._rendezvous.placed is not None:
-            self._observer.on_message(self._rendezvous.placed)
+            self._take(self._rendezvous.placed)
 
     def _warn(self, text: str) -> None:
         if text not in self._warnings:  # many ranks may say the same

@@ -126,6 +126,7 @@ def _run(directory: Path, payload: Path, rank: int, size: int, timings: dict[str
         reporting.send({"type": "started"})
         with _only_here():
             result = function(*args, **kwargs)
+        reporting.send({"type": "finished"})
         _write_result(directory / RESULT_FILE, result)
     except BaseException as error:  # also SystemExit: user code that exits is a failed rank
         failure = describe_failure(error)

@@ -63,7 +63,12 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         history: metrics of each epoch, over all ranks.
         run_dir: the run directory.
         placement: where the ranks ran; empty if loaded from a run directory.
-        timings: seconds per phase of the run; empty if loaded from a run directory.
+        timings: seconds per phase of the run, one after the other: ``prepare`` (checks),
+            ``materialize``, ``attempts`` (earlier ones, and the pauses between), ``check``,
+            ``tasks``, ``rendezvous``, ``start``, ``function``, ``results`` (of the last attempt;
+            see `RunResult`) and ``load``; in all ``total``. Of ``function``, on rank 0: ``build``,
+            ``epochs``, ``save``; of ``epochs``, in training steps: ``train``. Besides, training
+            steps' ``samples_per_second``. Empty if loaded from a run directory.
         attempts: the attempts the run took, as `horovod_spark_runner.launch.restart.Attempt`;
             empty if loaded from a run directory.
     """
@@ -75,7 +80,6 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         run_dir: str,
         history: Sequence[Mapping[str, float]] = (),
         placement: Sequence[RankPlacement] = (),
-        timings: Mapping[str, float] | None = None,
         prediction_col: PredictionCol = None,
         batch_size: int = 1024,
         handle_invalid: str = ERROR,
@@ -90,7 +94,7 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         self.run_dir = run_dir
         self.history = [dict(logs) for logs in history]
         self.placement = tuple(placement)
-        self.timings = dict(timings or {})
+        self.timings: dict[str, float] = {}
         self.attempts = tuple(attempts)
         self.prediction_col = prediction_col
         self.batch_size = batch_size

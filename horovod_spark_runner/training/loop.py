@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +56,7 @@ def train(spec: TrainingSpec) -> TrainingReport:
         CheckpointError: a checkpoint could not be written.
         RanksDivergedError: a callback or train_step made the ranks' models differ.
     """
+    began = time.monotonic()
     hvd.init()
     for device in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(device, True)
@@ -64,7 +65,7 @@ def train(spec: TrainingSpec) -> TrainingReport:
         training = Training(spec, MPI.COMM_WORLD, watch)
         training.prepare()
         try:
-            return training.run()
+            return training.run(began)
         finally:
             training.close()
 
@@ -160,8 +161,13 @@ class Training:
 
     # -- the epochs ----------------------------------------------------------------------------
 
-    def run(self) -> TrainingReport:
-        """Train the epochs that are left and save the model."""
+    def run(self, began: float) -> TrainingReport:
+        """Train the epochs that are left and save the model.
+
+        Args:
+            began: when this rank's part of the training began, as ``time.monotonic`` has it.
+        """
+        times = [began, time.monotonic()]
         self._model.stop_training = False
         resumed_in_epoch = self._begin()
         logs: Mapping[str, Any] | None = None
@@ -170,7 +176,8 @@ class Training:
             resumed_in_epoch = False
             if self._preempted:
                 self._keeper.finish()
-                return self._report()
+                return self._report(times)
+        times.append(time.monotonic())
         optimizer = self._model.optimizer
         if isinstance(optimizer, keras.optimizers.Optimizer):
             optimizer.finalize_variable_values(self._model.trainable_weights)
@@ -178,7 +185,7 @@ class Training:
         self._check_agreement("at the end of the training")
         self._keeper.finish()
         saved = self._save_model() if self._rank == 0 else None
-        return replace(self._report(), saved=saved)
+        return replace(self._report(times), saved=saved)
 
     def _save_model(self) -> SavedModel:
         directory = RunDirectory(Location(self._spec.run_dir))
@@ -233,13 +240,22 @@ class Training:
         # A run that a callback ended early is over, until more epochs are asked for.
         return self._progress.epoch >= epochs or self._progress.stopped_at == epochs
 
-    def _report(self) -> TrainingReport:
+    def _report(self, times: Sequence[float]) -> TrainingReport:
         rows = self._world.allreduce(self._progress.rows)
         seconds = self._progress.seconds
         return TrainingReport(
             history=self._progress.history,
             samples_per_second=rows / seconds if seconds else 0.0,
             train_seconds=seconds,
+            timings={
+                phase: end - begin
+                for phase, begin, end in zip(
+                    ("build", "epochs", "save"),
+                    times,
+                    [*times[1:], time.monotonic()],
+                    strict=False,  # a training that is cut short saves no model
+                )
+            },
             preempted_at=self._progress.step if self._preempted else None,
         )
 

@@ -300,6 +300,8 @@ class TrainingReport:
         history: metrics of every epoch of the run, earlier parts included.
         samples_per_second: rows of all ranks over the time spent in training steps.
         train_seconds: time spent in training steps.
+        timings: seconds of rank 0 per phase, one after the other: ``build`` (of the model, and
+            whatever comes before the first step), ``epochs``, ``save``.
         preempted_at: step of the checkpoint saved because a rank was asked to end; ``None`` for
             a training that came to its end.
         saved: how to make the trained model again; only rank 0 knows.
@@ -308,5 +310,6 @@ class TrainingReport:
     history: list[dict[str, Any]]
     samples_per_second: float
     train_seconds: float
+    timings: dict[str, float] = field(default_factory=dict)
     preempted_at: int | None = None
     saved: SavedModel | None = None

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from horovod_spark_runner import AllreduceOptions, HorovodRunner, RankFailedError, RunFailedError
+from horovod_spark_runner.launch import rendezvous
+from horovod_spark_runner.launch.phases import PHASES
+from horovod_spark_runner.launch.rendezvous import Rendezvous
 from tests.leftovers import await_nothing_left, own_task
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -55,7 +58,11 @@ def test_a_function_on_every_rank(
     assert {r["sum"] for r in run.results} == {2.0 * sum(range(world))}
     assert run.result is run.results[0]
     assert [p.rank for p in run.placement] == list(range(world))
-    assert {"rendezvous", "mpirun", "import", "mpi_init", "total"} <= run.timings.keys()
+    assert {"mpirun", "import", "mpi_init"} <= run.timings.keys()
+    # The slots have learnt their ranks from the driver.
+    assert "all_gather" not in run.timings
+    phases = [run.timings[phase] for phase in ("check", *PHASES)]
+    assert sum(phases) == pytest.approx(run.timings["total"], rel=0.03)
     # Each rank belongs to a Spark task of its own.
     assert len({r["task"] for r in run.results}) == world
     assert dict(os.environ) == before
@@ -218,3 +225,14 @@ def test_logs_that_cannot_be_kept_are_told_of(
     run = HorovodRunner(1, log_dir=str(folder), stream_logs=False).run(max, 1, 2)
     assert run.results == (2,)
     assert f"the full logs of ranks cannot be kept in {folder}" in caplog.text
+
+
+def test_slots_find_each_other_through_spark_where_the_driver_cannot_help(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "GATHER_AFTER", 0.5)
+    monkeypatch.setattr(Rendezvous, "_arrange", lambda self: None)
+    run = HorovodRunner(2, stream_logs=False).run(describe, value=1.0)
+    assert [r["rank"] for r in run.results] == [0, 1]
+    assert {r["sum"] for r in run.results} == {1.0}
+    assert run.timings["rendezvous"] > run.timings["all_gather"] > 0

@@ -18,6 +18,7 @@ from horovod_spark_runner import (
     TFTransformer,
     run_training,
 )
+from horovod_spark_runner.launch.phases import PHASES
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
@@ -82,7 +83,14 @@ def test_a_run_gives_history_placement_timings_and_files(whole: Any) -> None:
     assert whole.history[0].keys() == {"loss", "accuracy", "val_loss", "val_accuracy"}
     assert whole.history[-1]["accuracy"] > 0.8 > whole.history[0]["accuracy"]
     assert [rank.rank for rank in whole.placement] == [0, 1]
-    assert whole.timings["samples_per_second"] > 0
+    timings = whole.timings
+    assert timings["samples_per_second"] > 0
+    launching = ("attempts", "check", *PHASES)
+    phases = sum(timings[name] for name in ("prepare", "materialize", *launching, "load"))
+    assert phases == pytest.approx(timings["total"], rel=0.03)
+    training = sum(timings[name] for name in ("build", "epochs", "save"))
+    assert training == pytest.approx(timings["function"], rel=0.1)
+    assert 0 < timings["train"] < timings["epochs"]
     run = Path(whole.run_dir)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line.pop("epoch") for line in lines] == [0, 1, 2, 3]
