@@ -345,11 +345,14 @@ def find_checkpoint(directory: RunDirectory, resume: str) -> CheckpointInfo | No
         RunDirectoryError: ``resume`` forbids what is there, or nothing of it is whole.
         CheckpointError: the storage fails.
     """
-    newest = newest_checkpoint(directory, directory.run_id())
+    # What is skipped is said once, where the attempt looks again.
+    skipped: list[str] = []
+    newest = newest_checkpoint(directory, directory.run_id(), skipped.append)
     if newest is None:
         if resume == "required":
             raise RunDirectoryError(
                 f"resume='required', but run_dir {directory.location} holds no checkpoint"
+                + "".join(f"; {line}" for line in skipped)
             )
         return None
     folder, info = newest

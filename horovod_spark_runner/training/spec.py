@@ -214,7 +214,7 @@ class TrainingSpec:
         run_dir: path or URL of the run directory.
         workers: ranks the run was asked for; a restart may have fewer. Global batch and
             learning rate follow from this number.
-        checkpoint: folder of the checkpoint to go on from.
+        checkpoint: steps of the checkpoint to go on from; one before it if that is damaged.
         warm_start: weights to begin with where there is no checkpoint.
         checkpoints: when checkpoints are taken and which are kept.
         run_id: identity of the run.
@@ -234,7 +234,7 @@ class TrainingSpec:
     validation: Manifest | None
     run_dir: str
     workers: int
-    checkpoint: str | None
+    checkpoint: int | None
     warm_start: WarmStart | None
     checkpoints: CheckpointOptions
     run_id: str
