@@ -58,8 +58,6 @@ class StepObserver:
             self.first_step = self.last_step = int(message["run_step"])
         if message.get("type") == "progress":
             self.last_step = int(message.get("run_step", self.last_step))
-        if message.get("type") == "notice" and message.get("warn"):
-            logger.warning("%s", message.get("text"))
         self.console.on_message(message)
 
     def reached(self, attempt: Attempt) -> Attempt:
@@ -113,8 +111,7 @@ class Attempts:
     def _attempt(self, spec: TrainingSpec) -> RunResult:
         newest = self._newest(spec)
         first_step = newest or 0
-        shown = self.launching.stream_logs
-        observer = StepObserver(Console(show_logs=shown, show_progress=shown), first_step)
+        observer = StepObserver(Console(quiet=not self.launching.stream_logs), first_step)
         attempt = self._begin(first_step)
         try:
             launching = self._fitting()

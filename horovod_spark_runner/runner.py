@@ -42,7 +42,8 @@ class HorovodRunner:
         env: environment variables to set on every rank.
         allreduce: see `AllreduceOptions`.
         mpi_parameters: further Open MPI parameters by name (``mpirun --mca NAME VALUE``).
-        stream_logs: print the ranks' output on the driver, prefixed with ``[rank/host]``.
+        stream_logs: print on the driver where the ranks run and their output, prefixed with
+            ``[rank/host]``; without, nothing is shown but warnings.
         log_dir: folder or URL for the full log of each rank; none by default.
 
     Raises:
@@ -106,5 +107,5 @@ class HorovodRunner:
             LaunchError: the ranks could not be started, or Spark lost them.
         """
         spark = self._spark or active_session()
-        console = Console(show_logs=self._options.stream_logs)
+        console = Console(quiet=not self._options.stream_logs)
         return launch(spark, self._options, function, args, kwargs, console)

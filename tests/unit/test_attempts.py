@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import attempts as attempts_module
-from horovod_spark_runner.attempts import Attempts, StepObserver
+from horovod_spark_runner.attempts import Attempts
 from horovod_spark_runner.config import (
     AllreduceOptions,
     CheckpointOptions,
@@ -26,7 +26,6 @@ from horovod_spark_runner.errors import (
     RankFailedError,
     RunFailedError,
 )
-from horovod_spark_runner.launch.console import Console
 from horovod_spark_runner.launch.driver import RunResult
 from horovod_spark_runner.launch.restart import Attempt, steps_lost
 from horovod_spark_runner.storage.checkpoint import CheckpointInfo, save_checkpoint
@@ -202,17 +201,6 @@ def test_attempts_are_numbered_over_calls(
     assert [attempt.number for attempt in attempts.done] == [2]
     assert len(directory.read_attempts()) == 2
     assert attempts.done[0].first_step == 10
-
-
-def test_notices_of_ranks_reach_the_caller(
-    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for shown in (True, False):
-        observer = StepObserver(Console(show_logs=shown, show_progress=shown))
-        observer.on_message({"type": "notice", "text": "the rate is kept", "warn": True})
-        observer.on_message({"type": "notice", "text": "all weights taken", "warn": False})
-    assert caplog.messages == ["the rate is kept"] * 2  # also without progress and logs
-    assert capsys.readouterr().err == "all weights taken\n"
 
 
 def test_an_attempt_that_went_on_from_earlier_than_thought_says_so(
