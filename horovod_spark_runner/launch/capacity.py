@@ -82,7 +82,7 @@ def check_slots(spark: SparkSession, options: LaunchOptions) -> TaskShape:
     master = master_of(spark)
     fixed = local_capacity(master, shape.cpus, os.cpu_count() or 1)
     if fixed is not None and fixed.slots < slots:
-        raise _not_enough(slots, shape, fixed, master)
+        raise _not_enough(slots, shape, fixed, f"master {master} more cores")
     context = classic_context(spark)
     if context is not None and not re.fullmatch(r"local(\[.*\])?", master):
         scala, profile = context._jsc.sc(), java_profile(spark, shape.profile)
@@ -91,7 +91,7 @@ def check_slots(spark: SparkSession, options: LaunchOptions) -> TaskShape:
             slots,
             _patience(options, time.time() - context.startTime / 1000),
             lambda found, waited: _not_enough(
-                slots, shape, Capacity(found, _registered(waited)), master
+                slots, shape, Capacity(found, _registered(waited)), _more_executors(options, master)
             ),
         )
     return shape
@@ -125,13 +125,17 @@ def _registered(waited: float) -> str:
     return f"that is what the executors registered with Spark{after} can run at once"
 
 
-def _not_enough(
-    slots: int, shape: TaskShape, capacity: Capacity, master: str
-) -> NotEnoughSlotsError:
+def _more_executors(options: LaunchOptions, master: str) -> str:
+    wait = "; start_timeout=… waits for executors that are to come"
+    return f"Spark more executors (master {master})" + (
+        wait if options.start_timeout is None else ""
+    )
+
+
+def _not_enough(slots: int, shape: TaskShape, capacity: Capacity, more: str) -> NotEnoughSlotsError:
     return NotEnoughSlotsError(
         f"asked for {slots} slots with {shape.describe()}, found {capacity.slots}: "
-        f"{capacity.reason}. Lower num_workers or what a task asks for, or give Spark more "
-        f"executors (master {master}); start_timeout=… waits for executors that are to come",
+        f"{capacity.reason}. Lower num_workers or what a task asks for, or give {more}",
         asked=slots,
         found=capacity.slots,
     )
