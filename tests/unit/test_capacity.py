@@ -47,7 +47,13 @@ class Cluster:
         self.maxNumConcurrentTasks = lambda profile: slots
 
     def get(self, name: str, default: str = "") -> str:
-        return {"spark.master": self.master, "spark.task.cpus": "1"}.get(name, default)
+        known = {
+            "spark.master": self.master,
+            "spark.task.cpus": "1",
+            "spark.executor.cores": "4",
+            "spark.executor.memory": "8g",
+        }
+        return known.get(name, default)
 
     def sc(self) -> Cluster:
         return self
@@ -71,3 +77,13 @@ def test_the_advice_helps(
     session: Any = Cluster(master, 2)
     with pytest.raises(NotEnoughSlotsError, match=f"asked for 3 slots .* found 2: .*{ending}"):
         check_slots(session, LaunchOptions(3, start_timeout=start_timeout))
+
+
+def test_where_no_executor_starts_what_they_ask_for_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
+    session: Any = Cluster("spark://h:1", 0)
+    asked = r"\(spark.executor.cores=4, spark.executor.memory=8g\)"
+    with pytest.raises(NotEnoughSlotsError, match=f"found 0: no executor .* asks for {asked}"):
+        check_slots(session, LaunchOptions(2))
