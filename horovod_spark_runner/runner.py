@@ -97,6 +97,10 @@ class HorovodRunner:
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> RunResult:
         """Call ``function(*args, **kwargs)`` on every rank and return what they returned.
 
+        A rank's process ends once its function has returned: threads that still run then do not
+        come to their end, and what was registered with ``atexit`` is not called. Join threads and
+        close what must be written before you return.
+
         Raises:
             InvalidInputError: the function or an argument cannot be sent to the workers.
             NotEnoughSlotsError: Spark cannot run that many tasks at once.
