@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def make_model(inputs: int, classes: int, learning_rate: float) -> Any:
-    """Return a compiled network; called on every worker.
+def make_model(classes: int, learning_rate: float) -> Any:
+    """Return a compiled network for rows of any length; called on every worker.
 
     Args:
-        inputs: numbers per row.
         classes: classes of the label; 0 for a label that is a number.
         learning_rate: of Adam.
     """
@@ -31,7 +30,6 @@ def make_model(inputs: int, classes: int, learning_rate: float) -> Any:
 
     model = keras.Sequential(
         [
-            keras.layers.Input((inputs,)),
             keras.layers.BatchNormalization(),
             keras.layers.Dense(128, activation="relu"),
             keras.layers.Dense(64, activation="relu"),
@@ -79,14 +77,6 @@ def load_table(spark: SparkSession, path: str, columns: list[str], label: str) -
     return assembled.selectExpr("features", f"`{label}` as label")
 
 
-def count_inputs(df: DataFrame) -> int:
-    """Return the length of the first row's ``features``."""
-    row = df.select("features").first()
-    if row is None:
-        raise SystemExit("train_submit: there are no rows to train on")
-    return len(row.features)
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train on a table of numbers with spark-submit.")
     parser.add_argument("--data", help="Parquet folder or CSV file (handwritten digits)")
@@ -121,7 +111,7 @@ def main() -> None:
         df = load_digits(spark)
     model = run_training(
         df,
-        functools.partial(make_model, count_inputs(df), arguments.classes, arguments.learning_rate),
+        functools.partial(make_model, arguments.classes, arguments.learning_rate),
         feature_cols=["features"],
         label_cols=["label"],
         num_workers=arguments.num_workers,

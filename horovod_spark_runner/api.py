@@ -199,7 +199,8 @@ def run_training(
             MPI's is not encrypted.
         env: environment variables to set on every rank.
         mpi_parameters: further Open MPI parameters by name.
-        verbose: show progress and the ranks' output on the driver (default).
+        verbose: show progress and the ranks' output on the driver (default); without, only
+            warnings. (Spark's own bar is a matter of ``spark.ui.showConsoleProgress``.)
 
     Returns:
         The trained model; `TFTransformer.history` has its metrics.

@@ -28,8 +28,7 @@ from .launch.restart import (
     decide,
     describe_attempts,
 )
-from .storage.checkpoint import CheckpointInfo, newest_checkpoint
-from .storage.filesystem import Location
+from .storage.checkpoint import newest_checkpoint
 from .storage.lock import RunLock
 from .storage.run_directory import RunDirectory
 from .training.entry import MODULES, train_rank
@@ -49,12 +48,21 @@ class StepObserver:
     """Shows a run on the console and notes how far it came."""
 
     console: Console
-    last_step: int = 0
+    first_step: int = 0
+
+    def __post_init__(self) -> None:
+        self.last_step = self.first_step
 
     def on_message(self, message: Message) -> None:
+        if message.get("type") == "resumed":  # perhaps earlier than the driver thought
+            self.first_step = self.last_step = int(message["run_step"])
         if message.get("type") == "progress":
             self.last_step = int(message.get("run_step", self.last_step))
         self.console.on_message(message)
+
+    def reached(self, attempt: Attempt) -> Attempt:
+        """Return ``attempt`` with the steps it really began with and came to."""
+        return replace(attempt, first_step=self.first_step, last_step=self.last_step)
 
     def close(self) -> None:
         self.console.close()
@@ -102,19 +110,14 @@ class Attempts:
 
     def _attempt(self, spec: TrainingSpec) -> RunResult:
         newest = self._newest(spec)
-        first_step = 0 if newest is None else newest[1].step
-        shown = self.launching.stream_logs
-        observer = StepObserver(Console(show_logs=shown, show_progress=shown), first_step)
+        first_step = newest or 0
+        observer = StepObserver(Console(quiet=not self.launching.stream_logs), first_step)
         attempt = self._begin(first_step)
         try:
             launching = self._fitting()
             attempt = replace(attempt, workers=launching.num_workers)
             self._write(attempt)
-            spec = replace(
-                spec,
-                checkpoint=None if newest is None else str(newest[0]),
-                lock_token=self.lock.begin_attempt(),
-            )
+            spec = replace(spec, checkpoint=newest, lock_token=self.lock.begin_attempt())
             result = launch(
                 self.spark, launching, train_rank, (spec,), {}, observer, modules=MODULES
             )
@@ -129,13 +132,12 @@ class Attempts:
         except BaseException as error:
             known = isinstance(error, HorovodSparkError)
             self._close(
-                attempt,
-                observer.last_step,
+                observer.reached(attempt),
                 classify(error) if isinstance(error, HorovodSparkError) else type(error).__name__,
                 _first_line(error) if known else repr(error),
             )
             raise
-        self._close(attempt, observer.last_step, FINISHED)
+        self._close(observer.reached(attempt), FINISHED)
         return result
 
     def _begin(self, first_step: int) -> Attempt:
@@ -149,13 +151,14 @@ class Attempts:
             ending=RUNNING,
         )
 
-    def _newest(self, spec: TrainingSpec) -> tuple[Location, CheckpointInfo] | None:
+    def _newest(self, spec: TrainingSpec) -> int | None:
         try:
-            return newest_checkpoint(self.directory, spec.run_id)
+            newest = newest_checkpoint(self.directory, spec.run_id)
+            return None if newest is None else newest[1].step
         except CheckpointError as error:
             # An attempt, too: storage that stays away uses up the restarts.
             first_step = self.done[-1].first_step if self.done else 0
-            self._close(self._begin(first_step), first_step, classify(error), _first_line(error))
+            self._close(self._begin(first_step), classify(error), _first_line(error))
             raise
 
     def _fitting(self) -> LaunchOptions:
@@ -180,9 +183,8 @@ class Attempts:
             return replace(launching, num_workers=ranks)
         return launching
 
-    def _close(self, attempt: Attempt, last_step: int, ending: str, cause: str = "") -> None:
-        ended = replace(attempt, ended=time.time(), last_step=last_step, ending=ending, cause=cause)
-        self.done.append(ended)
+    def _close(self, attempt: Attempt, ending: str, cause: str = "") -> None:
+        self.done.append(replace(attempt, ended=time.time(), ending=ending, cause=cause))
         self._write()
 
     def _write(self, *current: Attempt) -> None:

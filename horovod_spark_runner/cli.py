@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         return run(arguments)
-    except HorovodSparkError as error:
+    except (HorovodSparkError, OSError) as error:  # storage that fails is no bug, either
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -158,7 +158,8 @@ class LaunchOptions:
         env: environment variables set for every rank.
         mpi_parameters: further Open MPI parameters, as ``--mca NAME VALUE``.
         allreduce: see `AllreduceOptions`.
-        stream_logs: print the ranks' output lines on the driver.
+        stream_logs: print progress and the ranks' output lines on the driver; warnings are
+            logged in any case.
         log_dir: folder or URL for the full log of each rank; ``None`` to keep none.
     """
 

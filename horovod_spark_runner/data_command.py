@@ -60,9 +60,21 @@ def describe_size(size: float) -> str:
 
 
 def _folder(text: str) -> Location:
-    """Return the folder of datasets: the one given, or the one in a run directory."""
+    """Return the folder of datasets: the one given, or the one in a run directory.
+
+    Raises:
+        InvalidInputError: it is a file, or is not there.
+    """
     inner = RunDirectory(text)
-    return inner.data if inner.config.exists() else inner.location
+    if inner.config.exists():
+        return inner.data
+    folder = inner.location
+    if folder.stat() is not None:
+        raise InvalidInputError(f"{folder} is a file; give the folder that holds datasets")
+    # Object stores know no empty folders: there it may be a cache of which nothing is left.
+    if folder.renames_whole and not folder.exists():
+        raise InvalidInputError(f"{folder} does not exist; give the folder that holds datasets")
+    return folder
 
 
 def list_command(arguments: argparse.Namespace) -> int:

@@ -119,7 +119,7 @@ def _java() -> Finding:
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else "java"
     if shutil.which(java) is None:
-        return check_java(java, None)
+        return check_java(java, None, home)
     _, output = _output([java, "-version"], PROBE_TIMEOUT)
     return check_java(java, output)
 

@@ -37,14 +37,21 @@ def check_platform(system: str, machine: str) -> Finding:
     return Finding(OK, text)
 
 
-def check_java(java: str, output: str | None) -> Finding:
+def check_java(java: str, output: str | None, home: str | None = None) -> Finding:
     """Judge the output of ``java -version``.
 
     Args:
         java: the program that was asked.
         output: what it printed, or ``None`` if it is not there.
+        home: ``JAVA_HOME``, if it is set.
     """
     hint = "install Java 17 (Debian: apt-get install openjdk-17-jre-headless) and set JAVA_HOME"
+    if output is None and home:
+        text = f"JAVA_HOME is {home}, but there is no program {java}"
+        mend = (
+            "set JAVA_HOME to the folder of a Java (17 or newer) that holds bin/java, or unset it"
+        )
+        return Finding(PROBLEM, text, mend)
     if output is None:
         return Finding(PROBLEM, f"Java was not found (looked for '{java}')", hint)
     found = re.search(r'version "(\d+)(?:\.(\d+))?', output)

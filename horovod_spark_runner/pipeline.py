@@ -29,6 +29,7 @@ from .errors import DataError, InvalidInputError, RunDirectoryError
 from .launch.capacity import check_slots
 from .launch.driver import RunResult
 from .launch.encryption import check_encryption
+from .launch.memory import check_memory_limit
 from .launch.restart import Attempt
 from .ml.naming import PredictionCol, check_prediction_col
 from .ml.trained import read_trained_model
@@ -165,6 +166,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     check_data(request.frame, roles, request.data)
     directory = RunDirectory(request.run_dir or _default_run_dir(spark))
     check_encryption(spark, request.launching)
+    check_memory_limit(spark)
     check_slots(spark, request.launching)
     directory.check_writable()
     checkpoint = find_checkpoint(directory, request.resume)
@@ -354,11 +356,14 @@ def find_checkpoint(directory: RunDirectory, resume: str) -> CheckpointInfo | No
         RunDirectoryError: ``resume`` forbids what is there, or nothing of it is whole.
         CheckpointError: the storage fails.
     """
-    newest = newest_checkpoint(directory, directory.run_id())
+    # What is skipped is said once, where the attempt looks again.
+    skipped: list[str] = []
+    newest = newest_checkpoint(directory, directory.run_id(), skipped.append)
     if newest is None:
         if resume == "required":
             raise RunDirectoryError(
                 f"resume='required', but run_dir {directory.location} holds no checkpoint"
+                + "".join(f"; {line}" for line in skipped)
             )
         return None
     folder, info = newest

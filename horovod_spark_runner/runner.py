@@ -42,7 +42,8 @@ class HorovodRunner:
         env: environment variables to set on every rank.
         allreduce: see `AllreduceOptions`.
         mpi_parameters: further Open MPI parameters by name (``mpirun --mca NAME VALUE``).
-        stream_logs: print the ranks' output on the driver, prefixed with ``[rank/host]``.
+        stream_logs: print on the driver where the ranks run and their output, prefixed with
+            ``[rank/host]``; without, nothing is shown but warnings.
         log_dir: folder or URL for the full log of each rank; none by default.
 
     Raises:
@@ -96,6 +97,10 @@ class HorovodRunner:
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> RunResult:
         """Call ``function(*args, **kwargs)`` on every rank and return what they returned.
 
+        A rank's process ends once its function has returned: threads that still run then do not
+        come to their end, and what was registered with ``atexit`` is not called. Join threads and
+        close what must be written before you return.
+
         Raises:
             InvalidInputError: the function or an argument cannot be sent to the workers.
             NotEnoughSlotsError: Spark cannot run that many tasks at once.
@@ -106,5 +111,5 @@ class HorovodRunner:
             LaunchError: the ranks could not be started, or Spark lost them.
         """
         spark = self._spark or active_session()
-        console = Console(show_logs=self._options.stream_logs)
+        console = Console(quiet=not self._options.stream_logs)
         return launch(spark, self._options, function, args, kwargs, console)

@@ -15,7 +15,7 @@ from .errors import InvalidInputError
 from .launch.restart import FINISHED, RUNNING, Attempt, describe_attempts, steps_lost
 from .storage.checkpoint import CheckpointInfo, best_step, verify_checkpoint
 from .storage.filesystem import Location
-from .storage.lock import read_lock, why_stale
+from .storage.lock import read_lock, seems_held
 from .storage.run_directory import RunDirectory
 
 INTERRUPTED, UNFINISHED = "interrupted", "not finished"
@@ -94,7 +94,7 @@ def read_run(directory: RunDirectory, now: float) -> RunSummary:
     settings = _read_settings(directory)
     attempts = _read_attempts(directory)
     lock = read_lock(directory.lock)
-    alive = lock is not None and why_stale(lock, now) is None
+    alive = lock is not None and seems_held(lock, now)
     holder = f"process {lock.get('pid')} on {lock.get('host')}" if alive and lock else ""
     fit = settings.get("fit", {})
     return RunSummary(

@@ -29,7 +29,10 @@ find_python() {
 
 find_java() {
     local java="java" version
-    [ -n "${JAVA_HOME:-}" ] && java="$JAVA_HOME/bin/java"
+    if [ -n "${JAVA_HOME:-}" ]; then
+        java="$JAVA_HOME/bin/java"
+        [ -x "$java" ] || fail "JAVA_HOME is $JAVA_HOME, but there is no program $java; set JAVA_HOME to the folder of a Java (17 or newer) that holds bin/java, or unset it"
+    fi
     version="$("$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1)" || true
     [ -n "$version" ] || fail "Java is needed and was not found (looked for '$java'); install it with: $(install_hint openjdk-17-jre-headless java-17-openjdk-headless)"
     [ "$version" -ge 17 ] || fail "Java 17 or newer is needed, but '$java' is Java $version; install it with: $(install_hint openjdk-17-jre-headless java-17-openjdk-headless), and set JAVA_HOME"

@@ -22,6 +22,13 @@ POLL_SECONDS = 0.25
 # start_timeout says; and how long a session counts as new.
 REGISTRATION_SECONDS = 10.0
 NEW_SESSION_SECONDS = 60.0
+# What a worker, node or queue must have for an executor to start.
+_OF_EXECUTORS = (
+    "spark.executor.cores",
+    "spark.executor.memory",
+    "spark.executor.memoryOverhead",
+    "spark.executor.resource.gpu.amount",
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ def check_slots(spark: SparkSession, options: LaunchOptions) -> TaskShape:
     master = master_of(spark)
     fixed = local_capacity(master, shape.cpus, os.cpu_count() or 1)
     if fixed is not None and fixed.slots < slots:
-        raise _not_enough(slots, shape, fixed, master)
+        raise _not_enough(slots, shape, fixed, f"master {master} more cores")
     context = classic_context(spark)
     if context is not None and not re.fullmatch(r"local(\[.*\])?", master):
         scala, profile = context._jsc.sc(), java_profile(spark, shape.profile)
@@ -91,7 +98,10 @@ def check_slots(spark: SparkSession, options: LaunchOptions) -> TaskShape:
             slots,
             _patience(options, time.time() - context.startTime / 1000),
             lambda found, waited: _not_enough(
-                slots, shape, Capacity(found, _registered(waited)), master
+                slots,
+                shape,
+                Capacity(found, _registered(spark, found, waited)),
+                _more_executors(options, master),
             ),
         )
     return shape
@@ -120,18 +130,28 @@ def _await_slots(
         time.sleep(POLL_SECONDS)
 
 
-def _registered(waited: float) -> str:
+def _registered(spark: SparkSession, found: int, waited: float) -> str:
     after = f" after {waited:.0f} s of waiting" if waited >= 1 else ""
-    return f"that is what the executors registered with Spark{after} can run at once"
+    if found:
+        return f"that is what the executors registered with Spark{after} can run at once"
+    settings = {name: spark.conf.get(name, "") for name in _OF_EXECUTORS}
+    asked = ", ".join(f"{name}={value}" for name, value in settings.items() if value)
+    return f"no executor that could run one has registered with Spark{after}" + (
+        f"; no worker may have what an executor asks for ({asked})" if asked else ""
+    )
 
 
-def _not_enough(
-    slots: int, shape: TaskShape, capacity: Capacity, master: str
-) -> NotEnoughSlotsError:
+def _more_executors(options: LaunchOptions, master: str) -> str:
+    wait = "; start_timeout=… waits for executors that are to come"
+    return f"Spark more executors (master {master})" + (
+        wait if options.start_timeout is None else ""
+    )
+
+
+def _not_enough(slots: int, shape: TaskShape, capacity: Capacity, more: str) -> NotEnoughSlotsError:
     return NotEnoughSlotsError(
         f"asked for {slots} slots with {shape.describe()}, found {capacity.slots}: "
-        f"{capacity.reason}. Lower num_workers or what a task asks for, or give Spark more "
-        f"executors (master {master}); start_timeout=… waits for executors that are to come",
+        f"{capacity.reason}. Lower num_workers or what a task asks for, or give {more}",
         asked=slots,
         found=capacity.slots,
     )

@@ -16,38 +16,38 @@ class Console:
     """Prints the ranks' lines with a ``[rank/host]`` prefix and draws a progress bar.
 
     The bar appears on a terminal; elsewhere (a log file, CI) one line is printed per epoch.
+    Warnings are logged.
 
     Args:
         stream: where to print; standard error by default.
-        show_logs: print the ranks' lines.
-        show_progress: show the training's progress.
+        quiet: print nothing; warnings are logged all the same.
     """
 
-    def __init__(
-        self, stream: TextIO | None = None, *, show_logs: bool = True, show_progress: bool = True
-    ) -> None:
+    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
         self._stream = stream if stream is not None else sys.stderr
-        self._show_logs = show_logs
-        self._show_progress = show_progress
+        self._quiet = quiet
         self._terminal = self._stream.isatty()
         self._bar: tqdm[Any] | None = None
 
     def on_message(self, message: Message) -> None:
         """Show one message of a slot; unknown kinds are for others."""
         kind = message.get("type")
-        if kind == "log" and self._show_logs:
+        if self._quiet or message.get("warn"):  # of warnings the log tells
+            return
+        if kind == "notice":
+            self._print(str(message["text"]))
+        elif kind == "log":
             for line in message["lines"]:
                 self._print(self._prefix(message) + line)
-        elif kind == "dropped" and self._show_logs:
+        elif kind == "dropped":
             self._print(f"({message['lines']:,} lines of output came too fast, and are not shown)")
         elif kind == "queued":
             self._print("waiting for another run of this process to end")
-        elif kind == "placed" and self._show_progress:
-            self._print(f"{message['size']} ranks on {message['placement']}")
-        elif kind == "progress" and self._show_progress:
+        elif kind == "placed":
+            ranks = "1 rank" if message["size"] == 1 else f"{message['size']} ranks"
+            self._print(f"{ranks} on {message['placement']}")
+        elif kind == "progress":
             self._progress(message)
-        elif kind == "notice" and self._show_progress and not message.get("warn"):
-            self._print(str(message["text"]))  # warnings are logged by the caller
 
     def close(self) -> None:
         if self._bar is not None:

@@ -20,6 +20,7 @@ from ..session import connect_host, runs_on_this_machine, use_own_python
 from .capacity import check_slots
 from .control_server import ControlServer
 from .encryption import check_encryption
+from .memory import check_memory_limit
 from .network import LOOPBACK, route_to
 from .outcome import Failure, RankOutcome, failure_error, root_cause
 from .slot_plan import SlotPlan
@@ -124,6 +125,7 @@ def launch(
     payload, mentioned = dump_call(function, args, kwargs)
     with _turn(observer):
         check_encryption(spark, options)
+        check_memory_limit(spark)
         shape = check_slots(spark, options)
         use_own_python(spark)
         key = secrets.token_bytes(32)

@@ -36,6 +36,9 @@ MAX_MESSAGE, MAX_TRACEBACK = 8 * 1024, 64 * 1024
 OUTCOME_FILE = "outcome"
 RESULT_FILE = "result"
 STACKS_FILE = "stacks"
+# Where Python's stacks are written when a worker crashes, and the signals on which they are.
+CRASH_FILE = "crash"
+CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 # The signal on which a worker writes its Python stacks.
 STACKS_SIGNAL = signal.SIGUSR2
 
@@ -49,7 +52,7 @@ class Failure:
         time: seconds since the epoch, on the rank's host.
         message: one line for people.
         exception_type: qualified name of the exception, if one was raised.
-        traceback: its formatted traceback, or the Python stacks of a rank that stalled.
+        traceback: its formatted traceback, or the Python stacks of a rank that stalled or crashed.
         exception: the pickled exception, where it could be pickled.
         log_tail: last output lines of the rank.
     """
@@ -180,8 +183,7 @@ def failure_error(
     lines = [f"rank {cause.rank} on {cause.host} failed: {failure.message}"]
     if failure.traceback:
         lines += ["", f"Traceback of rank {cause.rank}:", failure.traceback.rstrip()]
-    else:
-        lines += _log_lines(failure)
+    lines += _log_lines(failure)
     error = RankFailedError(
         "\n".join(lines + others),
         rank=cause.rank,

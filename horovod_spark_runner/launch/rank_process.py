@@ -14,14 +14,18 @@ from typing import Any
 from .lines import LineSplitter
 from .outcome import (
     ABORTED,
+    CRASH_FILE,
+    CRASH_SIGNALS,
     DIED,
     LOG_TAIL_LINES,
     LOST,
+    MAX_TRACEBACK,
     OUTCOME_FILE,
     RESULT_FILE,
     STACKS_FILE,
     STACKS_SIGNAL,
     Failure,
+    shortened,
 )
 from .processes import ChildOutput, describe_exit
 from .worker_handle import StartedWorker, Worker, fork_worker
@@ -182,7 +186,8 @@ class RankProcess:
             return None, None, Failure(LOST, time.time(), message, log_tail=self.log_tail), {}
         if not path.exists():
             hint = "; the system may have run out of memory" if code == -9 else ""
-            return None, None, self._died(f"its process {describe_exit(code)}{hint}"), {}
+            message = f"its process {describe_exit(code)}{hint}"
+            return None, None, self._died(message, self._crash(code)), {}
         with path.open("rb") as stream:
             failure, timings = pickle.load(stream)
         if failure is None and code != 0 and not self._worker.guessed:
@@ -195,8 +200,18 @@ class RankProcess:
             return None, (result, size), None, timings
         return result.read_bytes(), None, None, timings
 
-    def _died(self, message: str) -> Failure:
-        return Failure(DIED, time.time(), message, log_tail=self.log_tail)
+    def _died(self, message: str, stacks: str = "") -> Failure:
+        return Failure(DIED, time.time(), message, traceback=stacks, log_tail=self.log_tail)
+
+    def _crash(self, code: int) -> str:
+        """Return the Python stacks of a worker that ended with ``code``, if it wrote them."""
+        path = self._directory / CRASH_FILE
+        if -code not in CRASH_SIGNALS or not path.exists():
+            return ""
+        lines = path.read_text(errors="replace").splitlines()
+        told = [line for line in lines if not line.startswith("Extension modules:")]
+        self._on_lines(told)  # so that they are in the rank's log, too
+        return shortened("\n".join(told).strip(), MAX_TRACEBACK)
 
     def _say(self, message: bytes) -> None:
         with contextlib.suppress(OSError):  # it has just died, which the loop notices

@@ -84,10 +84,12 @@ class RunWatch:
 
     def not_started(self) -> NotEnoughSlotsError:
         """Return the error for tasks that Spark did not start in time."""
+        given = self._options.start_timeout or 0.0
+        longer = f", or wait longer with start_timeout above {TASK_START_SECONDS:g}"
         return NotEnoughSlotsError(
             f"asked for {self._slots} slots, but Spark started {len(self._seen)} of their tasks "
             f"within {self._start_limit:g} s: it has too few, or other jobs hold them. Lower "
-            "num_workers, end the other jobs, or wait longer with start_timeout",
+            "num_workers or end the other jobs" + (longer if given <= TASK_START_SECONDS else ""),
             asked=self._slots,
             found=len(self._seen),
         )

@@ -29,6 +29,7 @@ from ..quiet import quiet_imports
 from . import reporting
 from .affinity import bind_to_cores
 from .outcome import (
+    CRASH_FILE,
     OUTCOME_FILE,
     RAISED,
     RESULT_FILE,
@@ -56,9 +57,15 @@ def prepare(directory: Path) -> None:
     name_process("horovod-rank")
     # Ctrl-C on a terminal reaches the whole foreground group; ending ranks is the driver's call.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _show_crashes(directory)
     # Written by C code, so also while the main thread waits inside a collective.
     stacks = (directory / STACKS_FILE).open("w")
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
+
+
+def _show_crashes(directory: Path) -> None:
+    """Have Python's stacks written if this process crashes; C's alone do not tell the line."""
+    faulthandler.enable((directory / CRASH_FILE).open("a"), all_threads=True)
 
 
 def work(slot: socket.socket, directory: Path, payload: Path, timings: dict[str, float]) -> int:
@@ -119,7 +126,10 @@ def _run(directory: Path, payload: Path, rank: int, size: int, timings: dict[str
     failure: Failure | None = None
     try:
         began = time.monotonic()
+        # Open MPI shows C's stack where no one else handles a crash; so both are shown.
+        faulthandler.disable()
         _join_world(rank, size)
+        _show_crashes(directory)
         timings["mpi_init"] = time.monotonic() - began
         with payload.open("rb") as stream:
             function, args, kwargs = pickle.load(stream)

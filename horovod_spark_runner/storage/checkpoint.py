@@ -2,9 +2,10 @@
 
 A checkpoint is a folder with some ``.npz`` files and ``checkpoint.json``. The latter holds the
 SHA-256 of the others and of itself and is written last, so a folder without it, or whose sums do
-not fit, is not a checkpoint: it is skipped, loudly, for the one before. One that cannot be read now
-may be whole: it is tried again, and neither skipped nor deleted. On storage that can rename a
-folder, the whole folder appears in one step.
+not fit, is not a checkpoint: it is skipped, loudly, for the one before. The driver, which needs no
+arrays, reads ``checkpoint.json`` only; whoever needs the others checks their sums where it reads
+them. One that cannot be read now may be whole: it is tried again, and neither skipped nor deleted.
+On storage that can rename a folder, the whole folder appears in one step.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import functools
 import hashlib
 import json
 import logging
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -22,9 +22,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..config import CheckpointOptions
-from ..errors import CheckpointError, RunDirectoryError
+from ..errors import RunDirectoryError
 from .arrays import dump_arrays, load_arrays
 from .filesystem import Location
+from .patience import patiently
 from .run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,6 @@ MANIFEST_FILE = "checkpoint.json"
 
 Arrays = Mapping[str, np.ndarray]
 T = TypeVar("T")
-# Seconds to wait before storage that could not be read is asked again.
-PAUSES = (1.0, 4.0)
 
 
 @dataclass(frozen=True)
@@ -213,33 +212,75 @@ def load_checkpoint(folder: Location) -> tuple[CheckpointInfo, dict[str, dict[st
     return info, {name: load_arrays(_read_checked(folder, name, sums)) for name in sums}
 
 
+def read_file(folder: Location, name: str) -> tuple[CheckpointInfo, bytes]:
+    """Return a checkpoint: what it is, and one of its files, whose sum was checked.
+
+    Raises:
+        ValueError: there is no such file, or its contents have changed.
+        OSError: the storage fails.
+    """
+    info, sums = _read_manifest(folder)
+    return info, _read_checked(folder, name, sums)
+
+
 def newest_checkpoint(
-    directory: RunDirectory, run_id: str | None = None
+    directory: RunDirectory,
+    run_id: str | None = None,
+    say: Callable[[str], None] = logger.warning,
 ) -> tuple[Location, CheckpointInfo] | None:
-    """Return the newest checkpoint that can be gone on from; reports those that cannot.
+    """Return the newest checkpoint, by what the manifests say: no arrays are read.
 
     Args:
         directory: the run directory.
         run_id: identity of the run; a checkpoint of another run is passed over.
+        say: takes a line about each that is skipped.
 
     Raises:
-        RunDirectoryError: there are checkpoints, but all are damaged: starting anew would in the
-            end delete what may still be saved.
+        RunDirectoryError: there are checkpoints, but none can be gone on from.
+        CheckpointError: the storage fails, again and again.
+    """
+    found = newest_readable(directory, lambda folder: (read_info(folder), None), run_id, say=say)
+    return None if found is None else found[:2]
+
+
+def newest_readable(
+    directory: RunDirectory,
+    read: Callable[[Location], tuple[CheckpointInfo, T]],
+    run_id: str | None = None,
+    *,
+    newest: int | None = None,
+    say: Callable[[str], None] = logger.warning,
+) -> tuple[Location, CheckpointInfo, T] | None:
+    """Return the newest checkpoint that can be read; tells of those that cannot.
+
+    Args:
+        directory: the run directory.
+        read: reads as much of it as is needed, such as `load_checkpoint`.
+        run_id: identity of the run; a checkpoint of another run is passed over.
+        newest: steps of the newest that counts.
+        say: takes a line about each that is skipped.
+
+    Raises:
+        RunDirectoryError: there are checkpoints, but none can be gone on from: starting anew would
+            in the end delete what may still be saved.
         CheckpointError: the storage fails, again and again.
     """
     damaged = []
-    for step in patiently(directory.checkpoint_steps, directory.checkpoints):
+    place = directory.checkpoints
+    for step in patiently(directory.checkpoint_steps, f"{place} cannot be read"):
+        if newest is not None and step > newest:
+            continue
         folder = directory.checkpoint(step)
         try:
-            info = patiently(functools.partial(verify_checkpoint, folder), folder)
+            info, contents = patiently(functools.partial(read, folder), f"{folder} cannot be read")
             if run_id is not None and info.run_id != run_id:
                 raise ValueError(f"it belongs to another run ({info.run_id}, not {run_id})")
         except ValueError as error:
-            logger.warning("checkpoint %s is skipped: %s", folder, error)
+            say(f"checkpoint {folder} is skipped: {error}")
             if not isinstance(error, IncompleteCheckpoint):
                 damaged.append(f"{folder.name}: {error}")
             continue
-        return folder, info
+        return folder, info, contents
     if damaged:
         raise RunDirectoryError(
             f"run_dir {directory.location} holds checkpoints, but none that can be gone on from "
@@ -248,34 +289,12 @@ def newest_checkpoint(
     return None
 
 
-def patiently(read: Callable[[], T], place: Location) -> T:
-    """Return what ``read`` does, which is tried again if the storage fails.
-
-    Args:
-        read: reads something.
-        place: what it reads, for the message.
-
-    Raises:
-        CheckpointError: the storage failed each time.
-    """
-    for pause in PAUSES:
-        try:
-            return read()
-        except OSError as error:
-            logger.warning("%s cannot be read and is tried again: %s", place, error)
-            time.sleep(pause)
-    try:
-        return read()
-    except OSError as error:
-        raise CheckpointError(f"{place} cannot be read: {error}") from error
-
-
 def _read_checked(folder: Location, name: str, sums: Mapping[str, str]) -> bytes:
     try:
-        data = folder.join(name).read_bytes()
-    except FileNotFoundError as error:
+        data, wanted = folder.join(name).read_bytes(), sums[name]
+    except (FileNotFoundError, KeyError) as error:
         raise ValueError(f"{name} is missing") from error
-    if hashlib.sha256(data).hexdigest() != sums[name]:
+    if hashlib.sha256(data).hexdigest() != wanted:
         raise ValueError(f"{name} is damaged: its SHA-256 is not the one recorded")
     return data
 

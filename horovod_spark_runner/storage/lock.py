@@ -1,11 +1,12 @@
 """The lock that keeps two runs from writing one run directory.
 
-``lock.json`` names its holder (host, process) and carries a time that the holder renews. It is
-stale once its process is known to be dead or, seen from another machine, once it has not been
-renewed for a minute. Whoever reads and then writes it holds a lock of the file system meanwhile;
-object stores have none, so there it is read back after a moment. And every checkpoint's writer
-looks whether the lock is still its run's own (`check_held`), which keeps out a run whose lock was
-taken while it seemed dead.
+``lock.json`` names its holder (host, process), who writes it anew every few seconds. It is stale
+once its process is known to be dead; where that cannot be known, because it is of another machine
+or container, once it has not changed while one watched it for a minute: clocks of two hosts may
+differ by more than that. Whoever reads and then writes it holds the file system's lock of another
+file meanwhile; where there is none, as on object stores, it is read back after a moment. And every
+checkpoint's writer looks whether the lock is still its run's own (`check_held`), which keeps out a
+run whose lock was taken while it seemed dead.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from enum import Enum
 from types import TracebackType
 from typing import Any
 
@@ -32,8 +34,18 @@ logger = logging.getLogger(__name__)
 
 RENEW_SECONDS = 10.0
 STALE_SECONDS = 60.0
+# How often the lock of another machine is looked at meanwhile.
+WATCH_SECONDS = 1.0
 # How long another writer's lock may take to become visible on an object store.
 SETTLE_SECONDS = 1.0
+
+
+class Holder(Enum):
+    """What can be told at once of the process that holds a lock."""
+
+    ALIVE = "alive"
+    GONE = "gone"
+    ELSEWHERE = "on another machine, or in another container"
 
 
 class RunLock:
@@ -55,18 +67,49 @@ class RunLock:
         self._renewing = threading.Thread(target=self._renew, name="hsr-lock", daemon=True)
 
     def __enter__(self) -> RunLock:
-        with _alone(self._directory):
-            found = read_lock(self._place)
-            if found is not None:
-                reason = why_stale(found, time.time())
-                if reason is None:
-                    raise RunDirectoryError(self._refusal(found))
-                logger.warning("%s is stale (%s) and is taken over", self._place, reason)
-            self._place.write_text(self._record())
-        if not self._place.is_local:
-            self._confirm()
+        watch = _Watch()
+        if not self._taken(watch):
+            logger.warning(
+                "%s is of another machine; whether its run still lives shows in at most %.0f s",
+                self._place,
+                STALE_SECONDS,
+            )
+            while not self._taken(watch):
+                time.sleep(WATCH_SECONDS)
         self._renewing.start()
         return self
+
+    def _taken(self, watch: _Watch) -> bool:
+        """Take the lock if it is free or stale; return whether that could be told already.
+
+        Raises:
+            RunDirectoryError: another run holds it.
+        """
+        with _alone(self._directory) as alone:
+            found = read_lock(self._place)
+            if found is not None:
+                reason = self._why_stale(found, watch)
+                if reason is None:
+                    return False
+                logger.warning("%s is stale (%s) and is taken over", self._place, reason)
+            self._place.write_text(self._record())
+        if not alone:
+            self._confirm()
+        return True
+
+    def _why_stale(self, found: dict[str, Any], watch: _Watch) -> str | None:
+        """Return why the lock may be taken over; ``None`` if only time will tell."""
+        if not found:
+            return "it is damaged"
+        holder = holder_of(found)
+        if holder is Holder.GONE:
+            return f"process {found.get('pid')} on this machine is gone"
+        same = watch.look(found) if holder is Holder.ELSEWHERE else None
+        if same is None:
+            raise RunDirectoryError(self._refusal(found))
+        if same >= STALE_SECONDS:
+            return f"{found.get('host')} has not renewed it for {STALE_SECONDS:.0f} s"
+        return None
 
     def __exit__(
         self,
@@ -106,11 +149,10 @@ class RunLock:
             raise RunDirectoryError(self._refusal(found))
 
     def _refusal(self, found: dict[str, Any]) -> str:
-        age = time.time() - float(found.get("renewed", 0.0))
         return (
             f"run_dir {self._directory.location} is being written by another run (process "
-            f"{found.get('pid')} on {found.get('host')}, last seen {age:.0f} s ago). Wait for it, "
-            f"give another run_dir, or delete {self._place} if that run is surely dead"
+            f"{found.get('pid')} on {found.get('host')}). Wait for it, give another run_dir, or "
+            f"delete {self._place} if that run is surely dead"
         )
 
     def _renew(self) -> None:
@@ -126,20 +168,38 @@ class RunLock:
                 logger.warning("%s could not be renewed: %s", self._place, error)
 
 
+class _Watch:
+    """A look at the lock of a holder elsewhere, for as long as it takes: is it renewed?"""
+
+    def __init__(self) -> None:
+        self._first: dict[str, Any] | None = None
+        self._began = 0.0
+
+    def look(self, found: dict[str, Any]) -> float | None:
+        """Return for how many seconds the lock has been the same; ``None`` if it has changed."""
+        if self._first is None:
+            self._first, self._began = found, time.monotonic()
+        return time.monotonic() - self._began if found == self._first else None
+
+
 @contextlib.contextmanager
-def _alone(directory: RunDirectory) -> Iterator[None]:
-    """Keep others on local storage from doing the same at the same time."""
+def _alone(directory: RunDirectory) -> Iterator[bool]:
+    """Keep others from doing the same at the same time; yields whether that was possible.
+
+    The file is a file of its own that stays: NFS locks only what is open for writing, which no
+    folder can be, and a file that is replaced or removed is not the one another host has locked.
+    """
     if not directory.location.is_local:
-        yield
+        yield False
         return
-    descriptor = os.open(str(directory.location), os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with contextlib.ExitStack() as stack:
+        alone = False
         # Some mounted object stores know no locks; then it is as in any object store.
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+            file = stack.enter_context(open(str(directory.guard), "a"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            alone = True
+        yield alone
 
 
 def read_lock(place: Location) -> dict[str, Any] | None:
@@ -174,18 +234,28 @@ def check_held(directory: RunDirectory, token: str) -> None:
         )
 
 
-def why_stale(found: dict[str, Any], now: float) -> str | None:
-    """Return why the lock's holder must be dead, or ``None`` if it may be alive."""
+def holder_of(found: dict[str, Any]) -> Holder:
+    """Return what can be told at once of a lock's holder; of a damaged lock, that it is gone."""
     own = _identity()
-    if all(found.get(name) == own[name] for name in ("host", "boot", "pids")):
-        pid = int(found.get("pid", 0))
-        if process_start(pid) != found.get("started"):
-            return f"process {pid} on this machine is gone"
-        return None
-    age = now - float(found.get("renewed", 0.0))
-    if age > STALE_SECONDS:
-        return f"it was last renewed {age:.0f} s ago on {found.get('host')}"
-    return None
+    if not found:
+        return Holder.GONE
+    if any(found.get(name) != own[name] for name in ("host", "boot", "pids")):
+        return Holder.ELSEWHERE
+    gone = process_start(int(found.get("pid", 0))) != found.get("started")
+    return Holder.GONE if gone else Holder.ALIVE
+
+
+def seems_held(found: dict[str, Any], now: float) -> bool:
+    """Tell whether a lock's holder seems to live; good enough to be shown, not to take it over.
+
+    Args:
+        found: the lock.
+        now: seconds since 1970, by this machine's clock; the other's may differ.
+    """
+    holder = holder_of(found)
+    if holder is Holder.ELSEWHERE:
+        return now - float(found.get("renewed", 0.0)) <= STALE_SECONDS
+    return holder is Holder.ALIVE
 
 
 def _identity() -> dict[str, Any]:

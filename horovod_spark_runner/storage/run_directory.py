@@ -5,6 +5,7 @@
     RUN_DIR/
         run.json                    identity of the run
         lock.json                   who is writing here, while a run goes on
+        .lock                       empty; is locked while lock.json changes hands
         config.json                 settings of the newest call
         attempts.jsonl              one line per attempt: when, where from, how it ended
         data/                       materialized rows, while they are needed
@@ -49,6 +50,10 @@ class RunDirectory:
     @property
     def lock(self) -> Location:
         return self.location.join("lock.json")
+
+    @property
+    def guard(self) -> Location:
+        return self.location.join(".lock")
 
     @property
     def attempts(self) -> Location:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -11,12 +12,10 @@ from ..config import CheckpointOptions
 from ..errors import CheckpointError
 from .checkpoint import Arrays, CheckpointInfo, prune_checkpoints, save_checkpoint
 from .lock import check_held
+from .patience import patiently
 from .run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
-
-# Storage that is away for a moment gets these chances, in seconds.
-RETRY_PAUSES = (0.5, 2.0)
 
 
 class CheckpointWriter:
@@ -82,26 +81,17 @@ class CheckpointWriter:
         self._pool.shutdown(wait=True)
 
     def _write(self, info: CheckpointInfo, files: Mapping[str, Arrays]) -> None:
-        for pause in (*RETRY_PAUSES, None):
-            try:
-                self._write_once(info, files)
-                return
-            except OSError as error:
-                if pause is None:
-                    raise CheckpointError(self._explain(info.step, error)) from error
-                logger.warning("checkpoint of step %d: %s; trying again", info.step, error)
-                self._pause(pause)
+        patiently(
+            functools.partial(self._write_once, info, files),
+            f"the checkpoint of step {info.step} could not be written to "
+            f"{self._directory.checkpoints}",
+            "Those before are untouched; once the storage takes files again, the same call goes on "
+            "from the newest. With on_checkpoint_error='warn' the training goes on without",
+            self._pause,
+        )
 
     def _write_once(self, info: CheckpointInfo, files: Mapping[str, Arrays]) -> None:
         check_held(self._directory, self._token)
         save_checkpoint(self._directory, info, files)
         self._directory.write_metrics(info.history)
         prune_checkpoints(self._directory, info.step, self._options)
-
-    def _explain(self, step: int, error: OSError) -> str:
-        return (
-            f"the checkpoint of step {step} could not be written to "
-            f"{self._directory.checkpoints}: {error}. Those before are untouched; once the storage "
-            "takes files again, the same call goes on from the newest. With "
-            "on_checkpoint_error='warn' the training goes on without"
-        )

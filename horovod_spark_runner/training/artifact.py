@@ -12,6 +12,7 @@ import cloudpickle
 import keras
 import numpy as np
 
+from ..errors import CheckpointError
 from ..serialize import dumps
 from ..storage.arrays import dump_arrays
 from ..storage.run_directory import RunDirectory
@@ -51,7 +52,21 @@ def save_model(directory: RunDirectory, model: Any, spec: TrainingSpec, example:
 
     Returns:
         How the model can be made again.
+
+    Raises:
+        CheckpointError: it cannot be written.
     """
+    try:
+        return _save(directory, model, spec, example)
+    except OSError as error:
+        raise CheckpointError(
+            f"the training is done, but its model could not be written to {directory.model}: "
+            f"{error}. Nothing is lost: once the storage takes files again, the same call writes "
+            "the model of the newest checkpoint"
+        ) from error
+
+
+def _save(directory: RunDirectory, model: Any, spec: TrainingSpec, example: Any) -> SavedModel:
     state = keras_state()
     folder = directory.model
     folder.make_folder()

@@ -6,7 +6,6 @@ keep for themselves; a thread of rank 0 writes it.
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Sequence
@@ -15,14 +14,14 @@ from typing import Any
 from mpi4py import MPI
 
 from ..errors import InvalidInputError, RunDirectoryError
-from ..launch.reporting import notify
+from ..launch.reporting import notify, send
 from ..storage.arrays import Arrays
 from ..storage.checkpoint import (
     RANKS_FILE,
     VARIABLES_FILE,
     CheckpointInfo,
     load_checkpoint,
-    patiently,
+    newest_readable,
 )
 from ..storage.filesystem import Location
 from ..storage.run_directory import RunDirectory
@@ -62,19 +61,19 @@ class Keeper:
         self._metric_known = spec.checkpoints.best_metric is None
         self._last = time.monotonic()
         self._snapshot: Arrays | None = None
-        self._writer = CheckpointWriter(
-            RunDirectory(Location(spec.run_dir)), spec.checkpoints, spec.lock_token
-        )
+        self._directory = RunDirectory(spec.run_dir)
+        self._writer = CheckpointWriter(self._directory, spec.checkpoints, spec.lock_token)
 
     # -- going on ------------------------------------------------------------------------------
 
     def load(self) -> tuple[CheckpointInfo, RankState] | None:
         """Read the checkpoint to go on from on rank 0, restore what all share, hand out the rest.
 
-        The shared variables are restored on rank 0 only: they are broadcast anyway.
+        The shared variables are restored on rank 0 only: they are broadcast anyway. Nobody has read
+        the arrays before; if they are damaged, it is the checkpoint before that counts.
 
         Raises:
-            RunDirectoryError: it is another model's or damaged.
+            RunDirectoryError: it is another model's, or all are damaged.
             CheckpointError: the storage fails.
         """
         if self._spec.checkpoint is None:
@@ -82,11 +81,11 @@ class Keeper:
         info: CheckpointInfo | None = None
         states: list[RankState] | None = None
         if self._rank == 0:
-            info, files = _load(Location(self._spec.checkpoint))
-            self._check_order(info)
-            changes = self._check_model(info)
+            folder, info, files = self._read(self._spec.checkpoint)
+            self._check_order(folder, info)
+            changes = self._check_model(folder, info)
             self._variables.build_optimizers(info.model.get("trained_by", ()))
-            self._variables.check_same(info.variables, self._spec.checkpoint, changes)
+            self._variables.check_same(info.variables, str(folder), changes)
             self._variables.restore(files[VARIABLES_FILE])
             saved = split_states(info.rank_states, files[RANKS_FILE])
             size = self._world.Get_size()
@@ -96,12 +95,24 @@ class Keeper:
         self._variables.build_optimizers(found.model.get("trained_by", ()))
         return found, own
 
-    def _check_model(self, info: CheckpointInfo) -> Sequence[str]:
+    def _read(self, newest: int) -> tuple[Location, CheckpointInfo, dict[str, Arrays]]:
+        found = newest_readable(
+            self._directory, load_checkpoint, self._spec.run_id, newest=newest, say=notify
+        )
+        if found is None:
+            raise RunDirectoryError(
+                f"checkpoint {self._directory.checkpoint(newest)} is gone, which the run was to go "
+                "on from"
+            )
+        send({"type": "resumed", "run_step": found[1].step})
+        return found
+
+    def _check_model(self, folder: Location, info: CheckpointInfo) -> Sequence[str]:
         """Compare the model with that of the run; return how settings of optimizers differ."""
         changes = compare_models(info.model, self._described, in_epoch=info.epoch_step > 0)
         if changes.refusal is not None:
             raise RunDirectoryError(
-                f"run_dir holds a run of another model ({self._spec.checkpoint}): "
+                f"run_dir holds a run of another model ({folder}): "
                 f"{changes.refusal}. Go on with the model the run was begun with, or give another "
                 "run_dir; initial_weights takes over what fits"
             )
@@ -110,7 +121,7 @@ class Keeper:
         self._described = changes.record
         return changes.optimizers
 
-    def _check_order(self, info: CheckpointInfo) -> None:
+    def _check_order(self, folder: Location, info: CheckpointInfo) -> None:
         """Within an epoch, what is left of it must be what it would have been."""
         if info.epoch_step == 0:
             return
@@ -122,7 +133,7 @@ class Keeper:
         if other:
             shown = ", ".join(f"{name} {old} (now {new})" for name, (old, new) in other.items())
             raise RunDirectoryError(
-                f"checkpoint {self._spec.checkpoint} was taken within epoch {info.epoch + 1}, and "
+                f"checkpoint {folder} was taken within epoch {info.epoch + 1}, and "
                 f"what is left of that epoch depends on {shown}. Finish the epoch with the same "
                 "values (batch_size times num_workers is the global batch), then change them"
             )
@@ -205,10 +216,3 @@ class Keeper:
 
     def close(self) -> None:
         self._writer.close()
-
-
-def _load(folder: Location) -> tuple[CheckpointInfo, dict[str, Any]]:
-    try:
-        return patiently(functools.partial(load_checkpoint, folder), folder)
-    except ValueError as error:
-        raise RunDirectoryError(f"checkpoint {folder} cannot be read: {error}") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +19,8 @@ from mpi4py import MPI
 
 from ..data.manifest import Manifest
 from ..data.reader import DatasetReader
-from ..errors import CheckpointError, ModelError
+from ..errors import ModelError
 from ..launch.reporting import report_progress
-from ..storage.filesystem import Location
 from ..storage.run_directory import RunDirectory
 from .agreement import check_ranks_agree
 from .artifact import save_model
@@ -37,10 +36,10 @@ from .metrics import epoch_logs, numbers, plain
 from .model import finalize_layers
 from .preemption import PreemptionWatch
 from .probe import Probe
-from .progress import Progress, ProgressReporter
+from .progress import PhaseWatch, Progress, ProgressReporter
 from .random_state import make_generators, separate_generators
 from .rank_state import restore_rank
-from .spec import SavedModel, TrainingReport, TrainingSpec
+from .spec import TrainingReport, TrainingSpec
 from .state import TrainingVariables
 from .step import PREEMPT, SAVE, STOP
 
@@ -56,16 +55,16 @@ def train(spec: TrainingSpec) -> TrainingReport:
         CheckpointError: a checkpoint could not be written.
         RanksDivergedError: a callback or train_step made the ranks' models differ.
     """
-    began = time.monotonic()
+    phases = PhaseWatch()
     hvd.init()
     for device in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(device, True)
     keras.utils.set_random_seed(spec.fit.seed)
     with PreemptionWatch() as watch:
-        training = Training(spec, MPI.COMM_WORLD, watch)
+        training = Training(spec, MPI.COMM_WORLD, watch, phases)
         training.prepare()
         try:
-            return training.run(began)
+            return training.run()
         finally:
             training.close()
 
@@ -77,12 +76,16 @@ class Training:
         spec: what to train.
         world: communicator of all ranks, for what is agreed on outside the step.
         watch: notes the request to end soon.
+        phases: notes where the time goes.
     """
 
-    def __init__(self, spec: TrainingSpec, world: MPI.Comm, watch: PreemptionWatch) -> None:
+    def __init__(
+        self, spec: TrainingSpec, world: MPI.Comm, watch: PreemptionWatch, phases: PhaseWatch
+    ) -> None:
         self._spec = spec
         self._world = world
         self._watch = watch
+        self._phases = phases
         self._rank, self._size = world.Get_rank(), world.Get_size()
         self._given = check_callbacks(spec.callbacks)
         watched = ("on_train_batch_end", "on_batch_end", "on_test_batch_end")
@@ -161,13 +164,9 @@ class Training:
 
     # -- the epochs ----------------------------------------------------------------------------
 
-    def run(self, began: float) -> TrainingReport:
-        """Train the epochs that are left and save the model.
-
-        Args:
-            began: when this rank's part of the training began, as ``time.monotonic`` has it.
-        """
-        times = [began, time.monotonic()]
+    def run(self) -> TrainingReport:
+        """Train the epochs that are left and save the model."""
+        self._phases.end("build")
         self._model.stop_training = False
         resumed_in_epoch = self._begin()
         logs: Mapping[str, Any] | None = None
@@ -176,27 +175,20 @@ class Training:
             resumed_in_epoch = False
             if self._preempted:
                 self._keeper.finish()
-                return self._report(times)
-        times.append(time.monotonic())
+                return self._report("epochs")
+        self._phases.end("epochs")
         optimizer = self._model.optimizer
         if isinstance(optimizer, keras.optimizers.Optimizer):
             optimizer.finalize_variable_values(self._model.trainable_weights)
         self._callbacks.list.on_train_end(logs)
         self._check_agreement("at the end of the training")
         self._keeper.finish()
-        saved = self._save_model() if self._rank == 0 else None
-        return replace(self._report(times), saved=saved)
-
-    def _save_model(self) -> SavedModel:
-        directory = RunDirectory(Location(self._spec.run_dir))
-        try:
-            return save_model(directory, self._model, self._spec, self._batches.example)
-        except OSError as error:
-            raise CheckpointError(
-                f"the training is done, but its model could not be written to {directory.model}: "
-                f"{error}. Nothing is lost: once the storage takes files again, the same call "
-                "writes the model of the newest checkpoint"
-            ) from error
+        saved = None
+        if self._rank == 0:
+            saved = save_model(
+                RunDirectory(self._spec.run_dir), self._model, self._spec, self._batches.example
+            )
+        return replace(self._report("save"), saved=saved)
 
     def _begin(self) -> bool:
         """Begin the training, or go on with it; return whether within an epoch."""
@@ -240,23 +232,16 @@ class Training:
         # A run that a callback ended early is over, until more epochs are asked for.
         return self._progress.epoch >= epochs or self._progress.stopped_at == epochs
 
-    def _report(self, times: Sequence[float]) -> TrainingReport:
+    def _report(self, last_phase: str) -> TrainingReport:
         rows = self._world.allreduce(self._progress.rows)
         seconds = self._progress.seconds
+        self._phases.end(last_phase)
         return TrainingReport(
             history=self._progress.history,
             samples_per_second=rows / seconds if seconds else 0.0,
             train_seconds=seconds,
-            timings={
-                phase: end - begin
-                for phase, begin, end in zip(
-                    ("build", "epochs", "save"),
-                    times,
-                    [*times[1:], time.monotonic()],
-                    strict=False,  # a training that is cut short saves no model
-                )
-            },
             preempted_at=self._progress.step if self._preempted else None,
+            timings=self._phases.seconds,
         )
 
     def _begin_epoch(self) -> None:

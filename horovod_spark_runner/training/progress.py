@@ -83,3 +83,16 @@ class ProgressReporter:
                     **more,
                 }
             )
+
+
+class PhaseWatch:
+    """Notes the seconds of phases that follow each other, from now on."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def end(self, phase: str) -> None:
+        """Take note that ``phase`` has ended."""
+        now = time.monotonic()
+        self.seconds[phase], self._last = now - self._last, now

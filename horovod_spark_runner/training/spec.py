@@ -214,7 +214,7 @@ class TrainingSpec:
         run_dir: path or URL of the run directory.
         workers: ranks the run was asked for; a restart may have fewer. Global batch and
             learning rate follow from this number.
-        checkpoint: folder of the checkpoint to go on from.
+        checkpoint: steps of the checkpoint to go on from; one before it if that is damaged.
         warm_start: weights to begin with where there is no checkpoint.
         checkpoints: when checkpoints are taken and which are kept.
         run_id: identity of the run.
@@ -234,7 +234,7 @@ class TrainingSpec:
     validation: Manifest | None
     run_dir: str
     workers: int
-    checkpoint: str | None
+    checkpoint: int | None
     warm_start: WarmStart | None
     checkpoints: CheckpointOptions
     run_id: str
@@ -300,16 +300,16 @@ class TrainingReport:
         history: metrics of every epoch of the run, earlier parts included.
         samples_per_second: rows of all ranks over the time spent in training steps.
         train_seconds: time spent in training steps.
-        timings: seconds of rank 0 per phase, one after the other: ``build`` (of the model, and
-            whatever comes before the first step), ``epochs``, ``save``.
         preempted_at: step of the checkpoint saved because a rank was asked to end; ``None`` for
             a training that came to its end.
         saved: how to make the trained model again; only rank 0 knows.
+        timings: seconds of rank 0 per phase, one after the other: ``build`` (of the model, and
+            whatever comes before the first step), ``epochs``, ``save``.
     """
 
     history: list[dict[str, Any]]
     samples_per_second: float
     train_seconds: float
-    timings: dict[str, float] = field(default_factory=dict)
     preempted_at: int | None = None
     saved: SavedModel | None = None
+    timings: dict[str, float] = field(default_factory=dict)

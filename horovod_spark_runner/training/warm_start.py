@@ -6,12 +6,13 @@ values into the model.
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ModelError
-from ..storage.checkpoint import VARIABLES_FILE, CheckpointInfo, newest_checkpoint, read_info
+from ..storage.checkpoint import VARIABLES_FILE, CheckpointInfo, newest_readable, read_file
 from ..storage.filesystem import Location
 from ..storage.run_directory import RunDirectory
 from .spec import WarmStart
@@ -53,14 +54,15 @@ def _read(location: Location) -> WarmStart:
         return WarmStart(text, KERAS, {location.name: location.read_bytes()})
     if location.join(_GRAPH_FILE).exists():
         return WarmStart(text, SAVED_MODEL, _read_folder(location, ""))
+    read = functools.partial(read_file, name=VARIABLES_FILE)
     if location.join(VARIABLES_FILE).exists():
-        return _of_checkpoint(location, read_info(location))
+        return _of_checkpoint(location, *read(location))
     directory = RunDirectory(location)
     weights = directory.model.join("weights.npz")
     if directory.signature.exists():
         paths = tuple(json.loads(directory.signature.read_text()).get("weights", ()))
         return WarmStart(text, ARRAYS, {weights.name: weights.read_bytes()}, paths)
-    newest = newest_checkpoint(directory)
+    newest = newest_readable(directory, read)
     if newest is None:
         raise ModelError(
             f"initial_weights={text!r} is no run directory with a model or checkpoint, .keras or "
@@ -69,9 +71,8 @@ def _read(location: Location) -> WarmStart:
     return _of_checkpoint(*newest)
 
 
-def _of_checkpoint(folder: Location, info: CheckpointInfo) -> WarmStart:
+def _of_checkpoint(folder: Location, info: CheckpointInfo, data: bytes) -> WarmStart:
     paths = tuple(path for name, path, *_ in info.variables if name.startswith("model/"))
-    data = folder.join(VARIABLES_FILE).read_bytes()
     return WarmStart(str(folder), ARRAYS, {VARIABLES_FILE: data}, paths)
 
 

@@ -91,6 +91,34 @@ def test_a_rank_killed_while_it_runs(spark: Any, tmp_path: Path, ranks: int) -> 
     assert seconds < SOON
 
 
+def crash_in_c() -> None:
+    import ctypes
+
+    def whose_line_is_asked_for() -> None:
+        ctypes.string_at(0)
+
+    whose_line_is_asked_for()
+
+
+@pytest.mark.parametrize("idle_timeout", [60.0, 0.0])  # a forked worker, and one that is started
+def test_a_crash_shows_the_stacks_of_python_and_of_c(
+    spark: Any, tmp_path: Path, idle_timeout: float
+) -> None:
+    runner = HorovodRunner(
+        1, stream_logs=False, worker_idle_timeout=idle_timeout, log_dir=str(tmp_path)
+    )
+    with pytest.raises(RankFailedError, match=r"killed by signal 11 \(SIGSEGV\)") as caught:
+        runner.run(crash_in_c)
+    log = (tmp_path / "rank-00000.log").read_text()
+    for text in (str(caught.value), log):
+        assert "Fatal Python error: Segmentation fault" in text
+        assert "in whose_line_is_asked_for" in text
+        assert "End of error message" in text  # of Open MPI's handler, which shows C's frames
+        assert "Extension modules" not in text
+    assert "in whose_line_is_asked_for" in caught.value.remote_traceback
+    assert caught.value.exception_type is None
+
+
 def test_a_killed_python_worker_of_spark_is_a_lost_rank(spark: Any, tmp_path: Path) -> None:
     error, seconds = run_with_fault(
         tmp_path, 2, lambda fault: os.kill(fault.pids(1)[1], signal.SIGKILL)

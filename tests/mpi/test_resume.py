@@ -133,6 +133,24 @@ def test_a_killed_run_ends_as_an_undisturbed_one(small: Any, tmp_path: Path) -> 
     assert not (tmp_path / "run" / "lock.json").exists()
 
 
+def test_arrays_that_are_damaged_cost_one_checkpoint(
+    small: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = train(small, tmp_path / "run", plain_model, epochs=2)
+    newest = max((tmp_path / "run" / "checkpoints").iterdir())
+    data = bytearray((newest / "variables.npz").read_bytes())
+    data[len(data) // 2] ^= 1
+    (newest / "variables.npz").write_bytes(data)
+    caplog.clear()
+    run = train(small, tmp_path / "run", plain_model, epochs=2)
+    assert run.history == whole.history
+    (told,) = run.attempts
+    assert 0 < told.first_step < told.last_step == int(newest.name[5:])
+    skipped = [text for text in caplog.messages if "is skipped" in text]
+    assert len(skipped) == 1
+    assert "variables.npz is damaged" in skipped[0]
+
+
 def test_another_number_of_ranks_sees_the_same_batches(small: Any, tmp_path: Path) -> None:
     whole = train(small, tmp_path / "whole", plain_model, epochs=2)
     faults = callbacks_for([Fault(5, 0, "exception")], str(tmp_path))

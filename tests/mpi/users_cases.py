@@ -20,6 +20,7 @@ import tensorflow as tf
 from keras import layers, ops
 from mpi4py import MPI
 
+from horovod_spark_runner.storage.run_directory import RunDirectory
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.metrics import epoch_logs
 from horovod_spark_runner.training.optimizers import find_optimizers, leaf_optimizers
@@ -350,8 +351,8 @@ def _in_two_parts(case: Case, data: Path, folder: Path) -> dict[str, Any]:
     files.mkdir(parents=True, exist_ok=True)
     whole = _trained(case, data, folder / "whole", files)
     _trained(case, data, run_dir, files, fit={"epochs": 1})
-    checkpoint = sorted((run_dir / "checkpoints").iterdir())[-1]
-    parts = _trained(case, data, run_dir, files, checkpoint=str(checkpoint))
+    checkpoint = RunDirectory(str(run_dir)).checkpoint_steps()[0]
+    parts = _trained(case, data, run_dir, files, checkpoint=checkpoint)
     return {"whole": whole, "parts": parts}
 
 

@@ -68,7 +68,7 @@ class Cluster:
         self.directory = directory
         self.slots = list(slots)
         self.ends = list(ends)
-        self.launched: list[tuple[int, str | None]] = []
+        self.launched: list[tuple[int, int | None]] = []
         self.waited: list[float | None] = []
         self.done: list[Attempt] = []
 
@@ -91,8 +91,7 @@ class Cluster:
     ) -> RunResult:
         (spec,) = args
         assert holds(self.directory, spec.lock_token)
-        checkpoint = None if spec.checkpoint is None else Path(spec.checkpoint).name
-        self.launched.append((options.num_workers, checkpoint))
+        self.launched.append((options.num_workers, spec.checkpoint))
         saved, reported, end = self.ends.pop(0)
         if saved:
             info = CheckpointInfo(saved, 0, [], "abc", [], run_id="r")
@@ -139,7 +138,7 @@ def test_it_goes_on_from_the_newest_checkpoint(
 ) -> None:
     cluster = Cluster(directory, [4, 4], [(10, 13, killed()), (20, 21, killed()), (30, 30, None)])
     attempts, pauses, _ = run(monkeypatch, cluster, max_restarts=2, backoff_seconds=8.0)
-    assert cluster.launched == [(4, None), (4, "step-00000010"), (4, "step-00000020")]
+    assert cluster.launched == [(4, None), (4, 10), (4, 20)]
     assert cluster.waited == [30.0, 30.0]
     assert [round(pause) for pause in pauses] == [8, 8]
     assert steps_lost(attempts.done) == 4
@@ -202,6 +201,22 @@ def test_attempts_are_numbered_over_calls(
     assert [attempt.number for attempt in attempts.done] == [2]
     assert len(directory.read_attempts()) == 2
     assert attempts.done[0].first_step == 10
+
+
+def test_an_attempt_that_went_on_from_earlier_than_thought_says_so(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(directory, [], [(10, 10, None)])
+    run(monkeypatch, cluster)
+    resumed = Cluster(directory, [], [(0, None, None)])
+
+    def launch(*args: Any, **options: Any) -> RunResult:
+        args[5].on_message({"type": "resumed", "run_step": 4})  # that of step 10 was damaged
+        return RunResult((TrainingReport([], 1.0, 1.0, None),), ())
+
+    resumed.launch = launch  # type: ignore[method-assign]
+    attempts, _, _ = run(monkeypatch, resumed)
+    assert [(done.first_step, done.last_step) for done in attempts.done] == [(4, 4)]
 
 
 def test_columns_are_recorded_as_they_were_given() -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from horovod_spark_runner.launch.capacity import local_capacity
+from horovod_spark_runner.config import LaunchOptions
+from horovod_spark_runner.errors import NotEnoughSlotsError
+from horovod_spark_runner.launch import capacity as capacity_module
+from horovod_spark_runner.launch.capacity import check_slots, local_capacity
 
 
 @pytest.mark.parametrize(
@@ -30,3 +35,55 @@ def test_local_masters(master: str, cpus: int, slots: int) -> None:
 @pytest.mark.parametrize("master", ["spark://h:7077", "yarn", "k8s://https://h", ""])
 def test_real_clusters_have_to_be_asked(master: str) -> None:
     assert local_capacity(master, 1, 6) is None
+
+
+class Cluster:
+    """Stands in for a Spark session whose executors can run ``slots`` tasks at once."""
+
+    def __init__(self, master: str, slots: int) -> None:
+        self.master = master
+        self.conf = self._sc = self._jsc = self
+        self.startTime = 0
+        self.maxNumConcurrentTasks = lambda profile: slots
+
+    def get(self, name: str, default: str = "") -> str:
+        known = {
+            "spark.master": self.master,
+            "spark.task.cpus": "1",
+            "spark.executor.cores": "4",
+            "spark.executor.memory": "8g",
+        }
+        return known.get(name, default)
+
+    def sc(self) -> Cluster:
+        return self
+
+
+@pytest.mark.parametrize(
+    ("master", "start_timeout", "ending"),
+    [
+        # Waiting helps where executors may come, and has not been tried yet.
+        ("spark://h:1", None, r"more executors \(master spark://h:1\); start_timeout=… waits"),
+        ("spark://h:1", 0.1, r"more executors \(master spark://h:1\)$"),
+        ("local[2]", None, r"give master local\[2\] more cores$"),
+        ("local[2]", 0.1, r"give master local\[2\] more cores$"),
+        ("local-cluster[1,2,512]", None, r"more cores$"),
+    ],
+)
+def test_the_advice_helps(
+    master: str, start_timeout: float | None, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
+    session: Any = Cluster(master, 2)
+    with pytest.raises(NotEnoughSlotsError, match=f"asked for 3 slots .* found 2: .*{ending}"):
+        check_slots(session, LaunchOptions(3, start_timeout=start_timeout))
+
+
+def test_where_no_executor_starts_what_they_ask_for_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
+    session: Any = Cluster("spark://h:1", 0)
+    asked = r"\(spark.executor.cores=4, spark.executor.memory=8g\)"
+    with pytest.raises(NotEnoughSlotsError, match=f"found 0: no executor .* asks for {asked}"):
+        check_slots(session, LaunchOptions(2))

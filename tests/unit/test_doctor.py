@@ -312,6 +312,16 @@ def test_java_home_is_looked_at_first(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert str(java) in finding.text
 
 
+def test_a_wrong_java_home_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk-8"))
+    finding = next(f for f in doctor.examine(run=False) if "JAVA" in f.text)
+    assert finding.level == PROBLEM
+    java = tmp_path / "jdk-8" / "bin" / "java"
+    assert finding.text == f"JAVA_HOME is {tmp_path / 'jdk-8'}, but there is no program {java}"
+    assert "or unset it" in finding.hint
+    assert "install" not in finding.hint
+
+
 def test_what_hangs_is_ended() -> None:
     end, output = doctor._output(["sh", "-c", "echo begun; sleep 60 & sleep 60"], 0.5)
     assert end == "it had not ended after 0 s"

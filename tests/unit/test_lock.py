@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -16,7 +18,7 @@ import pytest
 from horovod_spark_runner.errors import RunDirectoryError
 from horovod_spark_runner.machine import process_start
 from horovod_spark_runner.storage import lock as lock_module
-from horovod_spark_runner.storage.lock import RunLock, holds, why_stale
+from horovod_spark_runner.storage.lock import Holder, RunLock, holder_of, holds, seems_held
 from horovod_spark_runner.storage.run_directory import RunDirectory
 
 
@@ -30,7 +32,7 @@ def test_the_second_writer_refuses_and_says_who_is_first(directory: RunDirectory
         assert holds(directory, lock.token)
         with pytest.raises(RunDirectoryError, match=r"written by another run \(process \d+ on "):
             RunLock(directory).__enter__()
-    assert directory.location.list() == []
+    assert not directory.lock.exists()
     with RunLock(directory):
         pass
 
@@ -58,7 +60,7 @@ def test_a_killed_process_leaves_a_lock_that_is_taken_over(
     with caplog.at_level(logging.WARNING), RunLock(directory) as lock:
         assert holds(directory, lock.token)
     assert "is stale (process" in caplog.text
-    assert directory.location.list() == []
+    assert not directory.lock.exists()
 
 
 def held(**changed: Any) -> dict[str, Any]:
@@ -66,14 +68,97 @@ def held(**changed: Any) -> dict[str, Any]:
     return {"token": "t", "renewed": 1000.0, **identity, **changed}
 
 
-def test_when_a_lock_is_stale() -> None:
-    # On this machine the process tells, not the clock.
-    assert why_stale(held(), 99999.0) is None
-    assert "is gone" in str(why_stale(held(started="1"), 1001.0))  # its number was given away
-    # Elsewhere, or in another container of this machine, its time tells.
-    assert why_stale(held(host="other"), 1059.0) is None
-    assert "last renewed 61 s ago on other" in str(why_stale(held(host="other"), 1061.0))
-    assert why_stale(held(pids="pid:[1]", pid=1), 1059.0) is None
+def test_what_can_be_told_at_once_of_a_holder() -> None:
+    assert holder_of(held()) is Holder.ALIVE
+    assert holder_of(held(started="1")) is Holder.GONE  # its number was given away
+    assert holder_of(held(host="other")) is Holder.ELSEWHERE
+    assert holder_of(held(pids="pid:[1]", pid=1)) is Holder.ELSEWHERE  # a container's
+    assert holder_of({}) is Holder.GONE
+    # To be shown, the clocks are good enough.
+    assert seems_held(held(), 99999.0)
+    assert seems_held(held(host="other"), 1059.0)
+    assert not seems_held(held(host="other"), 1061.0)
+
+
+class Elsewhere:
+    """A holder on another host, whose clock differs; renews its lock until told to stop."""
+
+    def __init__(self, directory: RunDirectory, ahead: float, monkeypatch: Any) -> None:
+        monkeypatch.setattr(lock_module, "STALE_SECONDS", 1.5)
+        monkeypatch.setattr(lock_module, "WATCH_SECONDS", 0.1)
+        self._directory, self._ahead = directory, ahead
+        self._dead = threading.Event()
+        self._thread = threading.Thread(target=self._renew)
+        self._write()
+        self._thread.start()
+
+    def _write(self) -> None:
+        found = held(host="other", renewed=time.time() + self._ahead)
+        self._directory.lock.write_text(json.dumps(found))
+
+    def _renew(self) -> None:
+        while not self._dead.wait(0.5):
+            self._write()
+
+    def die(self) -> None:
+        self._dead.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, -61.0, 0.0, 61.0, 3600.0])
+def test_a_live_lock_elsewhere_is_respected_whatever_its_clock_says(
+    directory: RunDirectory, ahead: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = Elsewhere(directory, ahead, monkeypatch)
+    try:
+        with pytest.raises(RunDirectoryError, match="written by another run .* on other"):
+            RunLock(directory).__enter__()
+    finally:
+        holder.die()
+    assert holds(directory, "t")
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 0.0, 3600.0])
+def test_a_dead_one_elsewhere_is_taken_over_whatever_its_clock_says(
+    directory: RunDirectory,
+    ahead: float,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Elsewhere(directory, ahead, monkeypatch).die()
+    with caplog.at_level(logging.WARNING), RunLock(directory) as lock:
+        assert holds(directory, lock.token)
+    assert "shows in at most" in caplog.text
+    assert "is stale (other has not renewed it for" in caplog.text
+
+
+def test_where_files_cannot_be_locked_the_second_still_refuses(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS with a folder, and on mounted object stores: what is written is read back."""
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError(9, "Bad file descriptor")
+
+    monkeypatch.setattr(lock_module.fcntl, "flock", refuse)
+    monkeypatch.setattr(lock_module, "SETTLE_SECONDS", 0.5)
+    won, refused = compete_for(directory, 4)
+    assert (len(won), len(refused)) == (1, 3)
+    won[0].__exit__(None, None, None)
+
+
+def test_what_is_locked_is_open_for_writing(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags: list[int] = []
+
+    def note(file: Any, how: int) -> None:
+        flags.append(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE)
+
+    monkeypatch.setattr(lock_module.fcntl, "flock", note)
+    with RunLock(directory):
+        pass
+    assert set(flags) == {os.O_WRONLY}  # or NFS answers EBADF
 
 
 def test_a_damaged_lock_is_stale(directory: RunDirectory) -> None:
@@ -82,12 +167,13 @@ def test_a_damaged_lock_is_stale(directory: RunDirectory) -> None:
         assert holds(directory, lock.token)
 
 
-def test_of_many_at_once_one_gets_it(directory: RunDirectory) -> None:
-    # A stale lock makes it hard: all see it and want to take it over.
-    directory.lock.write_text(json.dumps(held(started="1")))
+def compete_for(
+    directory: RunDirectory, number: int
+) -> tuple[list[RunLock], list[RunDirectoryError]]:
+    """Have threads enter at once; return the locks that were taken and the refusals."""
     won: list[RunLock] = []
-    refused: list[Exception] = []
-    start = threading.Barrier(8)
+    refused: list[RunDirectoryError] = []
+    start = threading.Barrier(number)
 
     def compete() -> None:
         start.wait()
@@ -96,11 +182,18 @@ def test_of_many_at_once_one_gets_it(directory: RunDirectory) -> None:
         except RunDirectoryError as error:
             refused.append(error)
 
-    threads = [threading.Thread(target=compete) for _ in range(8)]
+    threads = [threading.Thread(target=compete) for _ in range(number)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return won, refused
+
+
+def test_of_many_at_once_one_gets_it(directory: RunDirectory) -> None:
+    # A stale lock makes it hard: all see it and want to take it over.
+    directory.lock.write_text(json.dumps(held(started="1")))
+    won, refused = compete_for(directory, 8)
     assert len(won) == 1
     assert len(refused) == 7
     assert holds(directory, won[0].token)

@@ -16,13 +16,14 @@ import pytest
 
 from horovod_spark_runner.config import CheckpointOptions
 from horovod_spark_runner.errors import CheckpointError, InvalidInputError, RunDirectoryError
-from horovod_spark_runner.storage import checkpoint as checkpoint_module
+from horovod_spark_runner.storage import patience
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
 from horovod_spark_runner.storage.checkpoint import (
     CheckpointInfo,
     best_step,
     load_checkpoint,
     newest_checkpoint,
+    newest_readable,
     prune_checkpoints,
     read_info,
     save_checkpoint,
@@ -266,10 +267,51 @@ def test_a_damaged_checkpoint_is_skipped_loudly(
     save(directory, 10)
     damage_file(save(directory, 20) / file, damage)
     with caplog.at_level(logging.WARNING):
-        found = newest_checkpoint(directory)
+        found = newest_readable(directory, load_checkpoint)
     assert found is not None
     assert found[0].name == "step-00000010"
-    assert "step-00000020 is skipped" in caplog.text
+    assert found[2]["variables.npz"]["model/0"][0] == 10
+    assert caplog.text.count("step-00000020 is skipped") == 1
+
+
+def test_who_needs_no_arrays_reads_none(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(directory, 10)
+    save(directory, 20)
+    read = watch_reading(monkeypatch)
+    found = newest_checkpoint(directory)
+    assert found is not None
+    assert found[1] == info(20)
+    assert read == ["step-00000020/checkpoint.json"]
+
+
+def test_each_file_is_read_once(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(directory, 10)
+    read = watch_reading(monkeypatch)
+    assert newest_readable(directory, load_checkpoint) is not None
+    assert sorted(read) == [f"step-00000010/{name}" for name in sorted(FILES)]
+
+
+def watch_reading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the files that are read from now on, as they are."""
+    seen: list[str] = []
+    read = Location.read_bytes
+
+    def reading(location: Location) -> bytes:
+        seen.append(f"{location.parent.name}/{location.name}")
+        return read(location)
+
+    monkeypatch.setattr(Location, "read_bytes", reading)
+    return seen
+
+
+def test_one_that_is_newer_than_was_asked_for_does_not_count(directory: RunDirectory) -> None:
+    save(directory, 10)
+    save(directory, 20)
+    found = newest_readable(directory, load_checkpoint, newest=19)
+    assert found is not None
+    assert found[1].step == 10
 
 
 def test_any_flipped_byte_of_the_manifest_is_noticed(directory: RunDirectory) -> None:
@@ -287,7 +329,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(
 ) -> None:
     damage_file(save(directory, 10) / "variables.npz", "flip")
     with pytest.raises(RunDirectoryError, match="none that can be gone on from .*step-00000010"):
-        newest_checkpoint(directory)
+        newest_readable(directory, load_checkpoint)
 
 
 class Flaky:
@@ -298,7 +340,7 @@ class Flaky:
         for method in ("read_bytes", "read_text"):
             read = getattr(Location, method)
             monkeypatch.setattr(Location, method, self._failing(read, part))
-        monkeypatch.setattr(checkpoint_module, "PAUSES", (0.0, 0.0))
+        monkeypatch.setattr(patience, "PAUSES", (0.0, 0.0))
 
     def _failing(self, read: Callable[..., Any], part: str) -> Callable[..., Any]:
         def failing(location: Location) -> Any:
@@ -317,7 +359,7 @@ def test_a_passing_read_error_skips_no_checkpoint(
     save(directory, 10)
     save(directory, 20)
     Flaky(monkeypatch, f"step-00000020/{file}", times=2)
-    found = newest_checkpoint(directory)
+    found = newest_readable(directory, load_checkpoint)
     assert found is not None
     assert found[1].step == 20
 

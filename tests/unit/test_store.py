@@ -110,6 +110,30 @@ def test_the_command(folder: Location, capsys: pytest.CaptureFixture[str]) -> No
     assert len(list_datasets(folder)) == 1
 
 
+@pytest.mark.parametrize("action", [["list"], ["clear", "--older-than", "1d"]])
+def test_a_place_that_is_no_folder_is_an_error(
+    action: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.parquet"
+    file.touch()
+    for place, why in ((file, "is a file"), (tmp_path / "typo", "does not exist")):
+        assert main(["data", *action, str(place)]) == 1
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert f"error: {place} {why}; give the folder" in shown.err
+
+
+def test_storage_that_fails_is_an_error_without_a_traceback(
+    folder: Location, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(place: Location) -> None:
+        raise PermissionError(13, "Permission denied", str(place))
+
+    monkeypatch.setattr(Location, "list", fail)
+    assert main(["data", "list", str(folder)]) == 1
+    assert "error: [Errno 13] Permission denied" in capsys.readouterr().err
+
+
 def test_a_run_directory_is_recognised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text("{}")
     store(Location(tmp_path / "data"))

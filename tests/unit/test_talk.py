@@ -24,11 +24,10 @@ KEY = b"k" * 32
 class World:
     """A driver and its slots."""
 
-    def __init__(self, server: ControlServer, slots: int, *, shown: bool = True) -> None:
+    def __init__(self, server: ControlServer, slots: int, *, quiet: bool = False) -> None:
         options = LaunchOptions(slots)
         self.plan = SlotPlan("unit", KEY, server.address, options, slots, b"", 0)
-        console = Console(show_logs=shown, show_progress=shown)
-        self.talk = Talk(self.plan, server, console)
+        self.talk = Talk(self.plan, server, Console(quiet=quiet))
         self.links = [SlotLink(self.plan, slot) for slot in range(slots)]
 
     def say(self, slot: int, **message: Any) -> None:
@@ -78,14 +77,14 @@ def test_slots_that_wait_in_vain_are_sent_to_spark(
     assert world.hear(2) == {"type": "gather"}
 
 
-@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize("quiet", [True, False])
 def test_what_ranks_warn_of_reaches_the_caller_once(
-    shown: bool,
+    quiet: bool,
     server: ControlServer,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    world = World(server, 2, shown=shown)
+    world = World(server, 2, quiet=quiet)
     for slot in (0, 1):
         world.say(slot, type="notice", text="the rate is kept", warn=True)
     world.say(1, type="notice", text="all weights taken", warn=False)
@@ -95,4 +94,4 @@ def test_what_ranks_warn_of_reaches_the_caller_once(
         world.talk.go_on()
     assert caplog.messages == ["the rate is kept"]  # also without progress and logs
     dropped = "(1,200 lines of output came too fast, and are not shown)\n"
-    assert capsys.readouterr().err == ("all weights taken\n" + dropped if shown else "")
+    assert capsys.readouterr().err == ("" if quiet else "all weights taken\n" + dropped)

@@ -44,6 +44,14 @@ def test_tasks_that_spark_never_starts() -> None:
     assert "asked for 4 slots, but Spark started 1 of their tasks" in str(error)
 
 
+def test_a_longer_wait_is_advised_where_it_helps() -> None:
+    assert str(watch(4).not_started()).endswith("or wait longer with start_timeout above 60")
+    assert str(watch(4, start_timeout=5).not_started()).endswith("start_timeout above 60")
+    given = str(watch(4, start_timeout=600).not_started())
+    assert "within 600 s" in given
+    assert "start_timeout" not in given
+
+
 def test_a_slot_that_connects_late_is_not_missing() -> None:
     state = watch(2)
     state.take(message("hello", 0), 1.0)
