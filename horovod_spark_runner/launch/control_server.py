@@ -133,8 +133,11 @@ class ControlServer:
     def result(self, rank: int) -> IO[bytes] | None:
         """Return the pickled result that ``rank`` sent here because of its size, if it did.
 
-        Waits for the rest of it: what the rank's slot said since, through Spark, may be faster.
+        Waits for it: what the rank's slot said since, through Spark, may have been faster.
         """
+        deadline = time.monotonic() + RESULT_TIMEOUT
+        while rank not in self._results and self._peers and time.monotonic() < deadline:
+            time.sleep(0.01)
         result = self._results.get(rank)
         if result is None or not result.ended.wait(RESULT_TIMEOUT) or result.left:
             return None

@@ -219,7 +219,8 @@ def arrange(infos: Sequence[SlotInfo], *, share_gpus: bool = False) -> World:
         The world, the same for every order of ``infos``.
 
     Raises:
-        LaunchError: slots are missing or double, or two ranks of a node were given one device.
+        LaunchError: slots are missing or double, two ranks of a node were given one device, or two
+            nodes have one address.
     """
     ordered = sorted(infos, key=lambda info: info.slot)
     if [info.slot for info in ordered] != list(range(len(ordered))):
@@ -227,6 +228,7 @@ def arrange(infos: Sequence[SlotInfo], *, share_gpus: bool = False) -> World:
     members: dict[str, list[SlotInfo]] = {}
     for info in ordered:
         members.setdefault(info.node, []).append(info)
+    _check_addresses([slots[0] for slots in members.values()])
     placements: list[RankPlacement] = []
     nodes: list[Node] = []
     folders: dict[int, str] = {}
@@ -280,6 +282,20 @@ def _seats(slots: Sequence[SlotInfo]) -> list[_Seat]:
         for info in slots
         for place, (door, gpus) in enumerate(zip(info.doors, info.gpus, strict=True))
     ]
+
+
+def _check_addresses(leaders: Sequence[SlotInfo]) -> None:
+    by_address: dict[str, SlotInfo] = {}
+    for info in leaders:
+        other = by_address.setdefault(info.address, info)
+        if other is not info:
+            raise LaunchError(
+                f"slots {other.slot} and {info.slot} on host {info.host} share the address "
+                f"{info.address}, but not their files: they are in containers of their own on the "
+                "host's network (hostNetwork, or a private /tmp), where Open MPI's ranks do not "
+                "find each other. Give each container a network of its own, or run one executor "
+                "per host"
+            )
 
 
 def _check_devices(members: Sequence[SlotInfo]) -> None:

@@ -312,6 +312,20 @@ def test_a_result_that_ends_too_early_is_none(tmp_path: Path) -> None:
         assert server.result(6) is None
 
 
+def test_a_result_that_spark_was_faster_than_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "result").write_bytes(b"all of it")
+    with ControlServer("127.0.0.1", KEY) as server:
+        link = DriverLink(server.address, KEY)
+        link.send({"type": "hello", "slot": 0, "host": "h"})
+        assert server.events.get(timeout=5)["type"] == "hello"
+        header = {"type": "result", "slot": 0, "host": "h", "rank": 5, "bytes": 9}
+        threading.Timer(0.3, link.send_file, [header, tmp_path / "result"]).start()
+        stream = server.result(5)
+        assert stream is not None
+        assert stream.read() == b"all of it"
+        link.close()
+
+
 def test_a_slot_that_has_connected_again_is_not_gone() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         lost, link = DriverLink(server.address, KEY), DriverLink(server.address, KEY)

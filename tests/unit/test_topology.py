@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -110,6 +111,12 @@ def test_two_ranks_may_share_a_device_where_allowed() -> None:
 
 def test_the_same_address_on_two_hosts_is_two_devices() -> None:
     assert arrange([slot(0, "1", ("0",)), slot(1, "2", ("0",))]).size == 2
+
+
+def test_containers_that_share_a_network_but_no_files_are_refused() -> None:
+    shared = [replace(slot(0, "1"), node="1/mnt:1"), replace(slot(1, "1"), node="1/mnt:2")]
+    with pytest.raises(LaunchError, match=r"slots 0 and 1 .* share the address 10.0.0.1"):
+        arrange(shared)
 
 
 def test_missing_and_double_slots_are_refused() -> None:
