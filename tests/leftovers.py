@@ -14,6 +14,9 @@ MARK = "TEST_RUN_ID"
 NAMES = ("launch.worker", "launch/shim.py", "launch/sweeper.py", "prterun", "prted", "mpirun")
 # These stay for the next run, as long as their executor does.
 READY = "launch.ready_process"
+_SHARED_MEMORY = Path("/dev/shm")
+# What others left behind, killed together with what clears up after them, is none of ours.
+_THERE_BEFORE = frozenset(_SHARED_MEMORY.glob("hsr-*"))
 
 
 def leftovers(*, session_over: bool = False) -> list[str]:
@@ -25,7 +28,7 @@ def leftovers(*, session_over: bool = False) -> list[str]:
     places = Path(os.environ["TMPDIR"]).glob("hsr-*")
     found = [str(path) for path in places if session_over or "hsr-ready-" not in path.name]
     mark = f"{MARK}={os.environ[MARK]}".encode()
-    segments = Path("/dev/shm").glob("hsr-*")
+    segments = set(_SHARED_MEMORY.glob("hsr-*")) - _THERE_BEFORE
     found += [str(path) for path in segments if not _is_used_by_others(path, mark)]
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -43,11 +46,15 @@ def leftovers(*, session_over: bool = False) -> list[str]:
 
 
 def _is_used_by_others(path: Path, mark: bytes) -> bool:
+    """Tell whether other tests' ranks hold ``path``, or what clears up after them names it."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                ours = mark in (entry / "environ").read_bytes()
-                if not ours and str(path) in (entry / "maps").read_text():
+                if mark in (entry / "environ").read_bytes():
+                    continue
+                # A run's ranks map nothing yet while they import their frameworks.
+                named = str(path).encode() in (entry / "cmdline").read_bytes()
+                if named or str(path) in (entry / "maps").read_text():
                     return True
             except OSError:
                 continue

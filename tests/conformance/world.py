@@ -39,12 +39,18 @@ def main() -> None:
     rank, size = world.Get_rank(), world.Get_size()
     if size != PARTS[part]:
         raise SystemExit(f"part {part!r} is for {PARTS[part]} ranks, got {size}")
+
+    def start_over() -> None:
+        """Forget the case before; what TensorFlow keeps of it for good is not looked through."""
+        forget()
+        gc.freeze()
+
     for name in names:
         case, place = BY_NAME[name], folder / name
         if part == "one" and not case.refused:
-            forget()
+            start_over()
             save(fit(case, folder / "data", place / "files-fit"), place / "fit.npz")
-        forget()
+        start_over()
         files, run_dir = place / f"files-{part}-{rank}", place / f"run-{part}"
         recording = ours(case, folder / "data", files, run_dir, size, rank)
         save(recording, place / f"{part}-{rank}.npz")
