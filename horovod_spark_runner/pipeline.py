@@ -29,8 +29,10 @@ from .errors import DataError, InvalidInputError, RunDirectoryError
 from .launch.capacity import check_slots
 from .launch.driver import RunResult
 from .launch.encryption import check_encryption
+from .launch.head_start import import_meanwhile
 from .launch.memory import check_memory_limit
 from .launch.restart import Attempt
+from .launch.stage_resources import TaskShape
 from .ml.naming import PredictionCol, check_prediction_col
 from .ml.trained import read_trained_model
 from .ml.transformer import TFTransformer
@@ -40,6 +42,7 @@ from .storage.checkpoint import CheckpointInfo, newest_checkpoint
 from .storage.lock import RunLock
 from .storage.run_directory import RunDirectory
 from .training.changes import check_same_data, settings_to_go_on_with
+from .training.entry import MODULES
 from .training.spec import (
     Binding,
     ModelSource,
@@ -109,6 +112,7 @@ class CheckedRequest:
         warm_start: weights to begin with.
         checkpoint: what the checkpoint to go on from is.
         begun_with: the ``initial_weights`` the run was begun with.
+        shape: what each Spark task of the training will hold.
         seconds: what the checks took.
     """
 
@@ -120,6 +124,7 @@ class CheckedRequest:
     warm_start: WarmStart | None
     checkpoint: CheckpointInfo | None
     begun_with: str | None
+    shape: TaskShape
     seconds: float
 
     @property
@@ -167,7 +172,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     directory = RunDirectory(request.run_dir or _default_run_dir(spark))
     check_encryption(spark, request.launching)
     check_memory_limit(spark)
-    check_slots(spark, request.launching)
+    shape = check_slots(spark, request.launching)
     directory.check_writable()
     checkpoint = find_checkpoint(directory, request.resume)
     warm_start = None
@@ -182,7 +187,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
         warm_start = read_warm_start(request.initial_weights, request.skip_mismatch)
     seconds = time.monotonic() - began
     return CheckedRequest(
-        request, source, inputs, outputs, directory, warm_start, checkpoint, start, seconds
+        request, source, inputs, outputs, directory, warm_start, checkpoint, start, shape, seconds
     )
 
 
@@ -190,6 +195,7 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
     """Materialize the data, train on all ranks and return the transformer."""
     request, directory = checked.request, checked.directory
     began = time.monotonic()
+    import_meanwhile(session_of(request.frame), request.launching, checked.shape, MODULES)
     with (
         RunLock(directory) as lock,
         prepared(

@@ -43,6 +43,7 @@ LIGHT = {"numpy", "pyarrow", "cloudpickle", "tqdm"}
 ALLOWED = {
     "doctor_rules": LIGHT | {"packaging"},
     "launch.barrier": LIGHT | {"pyspark"},
+    "launch.head_start": LIGHT | {"pyspark"},
     "launch.network": LIGHT | {"psutil"},
     "ml.transformer": LIGHT | {"pyspark"},
     "storage.hdfs": LIGHT | {"hdfs_native"},

@@ -62,19 +62,40 @@ def ask_for_worker(
     Returns:
         The connection to the worker to be; ``None`` if a ready process cannot be had here.
     """
-    shared = {name: text for name, text in environment.items() if name not in PER_RANK}
     own = {name: environment[name] for name in PER_RANK if name in environment}
-    _started[:] = [process for process in _started if process.poll() is None]
+    whole = {**request, "environment": own, "modules": [*modules], "idle": idle_timeout}
     try:
-        directory = _directory()
-        with _locked(directory):
-            path = directory / f"{_key(shared, modules)}.socket"
-            connection = _connect(path) or _start(path, shared, idle_timeout)
-        whole = {**request, "environment": own, "modules": [*modules], "idle": idle_timeout}
+        connection = _reach(environment, modules, idle_timeout)
         write_request(connection, whole, output)
     except OSError:
         return None
     return connection
+
+
+def ask_to_import(
+    environment: Mapping[str, str], modules: Sequence[str], idle_timeout: float
+) -> None:
+    """Have this executor's ready process import ``modules``, if it can be had; does not wait.
+
+    Args:
+        environment: of the workers to be.
+        modules: what they will need.
+        idle_timeout: seconds a ready process waits for the next request.
+    """
+    with contextlib.suppress(OSError), _reach(environment, modules, idle_timeout) as connection:
+        write_request(connection, {"modules": [*modules], "idle": idle_timeout})
+
+
+def _reach(
+    environment: Mapping[str, str], modules: Sequence[str], idle_timeout: float
+) -> socket.socket:
+    """Return a connection to this executor's ready process; start that if there is none."""
+    shared = {name: text for name, text in environment.items() if name not in PER_RANK}
+    _started[:] = [process for process in _started if process.poll() is None]
+    directory = _directory()
+    with _locked(directory):
+        path = directory / f"{_key(shared, modules)}.socket"
+        return _connect(path) or _start(path, shared, idle_timeout)
 
 
 def write_request(connection: socket.socket, request: Mapping[str, Any], *files: int) -> None:

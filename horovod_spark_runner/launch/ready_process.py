@@ -115,8 +115,9 @@ class ReadyProcess:
             connection.close()
             return
         self._idle_timeout, self._asked = float(request["idle"]), time.monotonic()
-        if not files:  # only about how long to wait
+        if not files:  # no worker is asked for yet, or any more
             connection.close()
+            self._import(request.get("modules", []))
             return
         began = time.monotonic()
         self._import(request["modules"])

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from horovod_spark_runner import HorovodRunner, RankFailedError
+from horovod_spark_runner import HorovodRunner, RankFailedError, run_training
 from tests.leftovers import await_nothing_left, own_task
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -43,6 +43,34 @@ def test_all_ranks_and_the_next_run_come_from_one_process(spark: Any) -> None:
     assert {name for _, name, _ in first + second} == {"horovod-ready"}
     assert len({pid for pid, _, _ in first + second}) == 1
     assert len({task for _, _, task in first}) == 2
+
+
+def make_model() -> Any:
+    import keras
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_a_training_has_begun_to_import_while_its_data_are_prepared(
+    spark: Any, tmp_path: Path
+) -> None:
+    rows = spark.createDataFrame([([float(i)], float(i)) for i in range(8)], ["x", "y"])
+    trained = run_training(
+        rows,
+        make_model,
+        feature_cols=["x"],
+        label_cols=["y"],
+        num_workers=2,
+        epochs=1,
+        batch_size=2,
+        run_dir=str(tmp_path),
+        env={"HSR_TEST_OF_ITS_OWN": "no process of an earlier test has this"},
+        verbose=False,
+    )
+    # When the ranks were asked for, the import was under way.
+    assert trained.timings["import"] < 0.5
 
 
 def leave_and_look() -> dict[str, Any]:
