@@ -115,7 +115,7 @@ class ControlServer:
         """Return where the slots are that are connected but sent nothing for ``seconds``."""
         limit = time.monotonic() - seconds
         return [
-            {"slot": peer.slot, "host": peer.host}
+            {"slot": peer.slot, "rank": peer.rank, "host": peer.host}
             for peer in self._current()
             if peer.slot is not None and peer.last_seen < limit
         ]
@@ -275,7 +275,7 @@ class ControlServer:
     def _know(self, peer: Peer, message: Message) -> None:
         """Take note which slot ``peer`` is."""
         peer.slot, peer.host = int(message["slot"]), str(message.get("host", "?"))
-        peer.rank = int(message.get("rank", -1))
+        peer.rank = max(peer.rank, int(message.get("rank", -1)))  # not all of it is a rank's
         with self._lock:
             before = self._slots.get(peer.slot)
             self._slots[peer.slot] = peer

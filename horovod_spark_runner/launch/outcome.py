@@ -180,7 +180,7 @@ def failure_error(
     if failure.kind in (LAUNCH, ABORTED):
         text = [f"slot {cause.slot} on {cause.host}: {failure.message}"]
         return LaunchError("\n".join(text + _log_lines(failure) + others))
-    lines = [f"rank {cause.rank} on {cause.host} failed: {failure.message}"]
+    lines = [f"{_who(cause)} on {cause.host} failed: {failure.message}"]
     if failure.traceback:
         lines += ["", f"Traceback of rank {cause.rank}:", failure.traceback.rstrip()]
     lines += _log_lines(failure)
@@ -219,8 +219,11 @@ def _summarise_others(cause: RankOutcome, outcomes: Sequence[RankOutcome]) -> li
         state = "finished" if other.failure is None else other.failure.message
         if other.failure is not None and other.failure.kind in (DIED, LAUNCH, LOST):
             state += " after that"
-        who = f"rank {other.rank}" if other.rank >= 0 else f"slot {other.slot}"
-        lines.append(f"  {who} on {other.host}: {state}")
+        lines.append(f"  {_who(other)} on {other.host}: {state}")
     if len(lines) > MAX_OTHERS:
         lines = [*lines[:MAX_OTHERS], f"  and {len(lines) - MAX_OTHERS:,} more"]
     return ["", "The other ranks:", *lines] if lines else []
+
+
+def _who(outcome: RankOutcome) -> str:
+    return f"rank {outcome.rank}" if outcome.rank >= 0 else f"slot {outcome.slot}"

@@ -210,6 +210,35 @@ def test_a_stalled_run_shows_where_every_rank_is(spark: Any) -> None:
     await_nothing_left()
 
 
+def stop(what: str) -> None:
+    """Stop a process of rank 1 as a debugger or a frozen container does, and wait for it."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    if hvd.rank() == 1:
+        os.kill(os.getpid() if what == "rank" else own_task(), signal.SIGSTOP)
+    for _ in range(600):
+        hvd.allreduce(tf.constant(1.0), name="x")
+        time.sleep(0.1)
+
+
+def test_a_stopped_rank_is_a_stall(spark: Any) -> None:
+    with pytest.raises(StalledError, match=r"stall_timeout=4 s") as caught:
+        HorovodRunner(2, stall_timeout=4, stream_logs=False).run(stop, "rank")
+    assert "allreduce" in caught.value.stacks[0]
+    await_nothing_left()
+
+
+def test_a_stopped_slot_is_lost(spark: Any) -> None:
+    began = time.monotonic()
+    runner = HorovodRunner(2, heartbeat_timeout=15, stream_logs=False)
+    with pytest.raises(RankFailedError, match="rank 1 .* no sign of life for 15 s"):
+        runner.run(stop, "slot")
+    assert time.monotonic() - began < 90  # its start included
+    await_nothing_left()
+
+
 def exhaust_memory() -> None:
     """Ask for more memory than the limit set here allows."""
     import resource

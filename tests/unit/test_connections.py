@@ -412,11 +412,13 @@ def test_lines_that_nobody_takes_are_dropped_and_counted() -> None:
 def test_a_silent_slot_is_noticed() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         link = DriverLink(server.address, KEY)
-        link.send({"type": "hello", "slot": 2, "host": "h"})
-        server.events.get(timeout=5)
+        link.send({"type": "started", "slot": 2, "rank": 5, "host": "h"})
+        link.send({"type": "heartbeat", "slot": 2, "rank": -1, "host": "h"})
+        for _ in range(2):
+            server.events.get(timeout=5)
         assert server.silent_slots(5.0) == []
         time.sleep(0.15)
-        assert server.silent_slots(0.1) == [{"slot": 2, "host": "h"}]
+        assert server.silent_slots(0.1) == [{"slot": 2, "rank": 5, "host": "h"}]
         link.close()
 
 
