@@ -3,7 +3,8 @@
 Usage: function_job.py MASTER WHAT WORKERS [KEY=VALUE ...]
 
 MASTER is a Spark master, or ``connect:`` and a Spark Connect remote.
-A KEY that begins with ``runner.`` is an argument of HorovodRunner, any other a setting of Spark.
+A KEY that begins with ``runner.`` is an argument of HorovodRunner, any other a setting of Spark. A
+WHAT that ends in ``_by_spark`` lets the slots find each other through Spark, not the driver.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from sessions import make_session
 
 from horovod_spark_runner import HorovodRunner
+from horovod_spark_runner.launch import rendezvous
 
 
 def where() -> dict[str, Any]:
@@ -58,8 +60,13 @@ def main() -> None:
     arguments: dict[str, Any] = {key: json.loads(value) for key, _, value in given}
     spark = make_session(master, [s for s in settings if s not in ours], "OFF")
     began = time.time()
+    if what.endswith("_by_spark"):
+        rendezvous.GATHER_AFTER = 1.0
+        rendezvous.Rendezvous._arrange = lambda self: None  # type: ignore[method-assign]
     try:
-        run = HorovodRunner(int(workers), **arguments).run(globals()[what])
+        run = HorovodRunner(int(workers), **arguments).run(
+            globals()[what.removesuffix("_by_spark")]
+        )
         answer: dict[str, Any] = {"results": run.results, "timings": run.timings}
     except Exception as error:
         answer = {"error": type(error).__name__, "message": str(error)}

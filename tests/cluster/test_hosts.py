@@ -92,7 +92,12 @@ def check_world(results: list[dict[str, Any]], ranks: int) -> None:
 
 def test_ranks_on_two_hosts(cluster: Cluster) -> None:
     for ranks in (2, 3, 4):
-        check_world(cluster.run("where", ranks)["results"], ranks)
+        answer = cluster.run("where", ranks)
+        check_world(answer["results"], ranks)
+        assert "all_gather" not in answer["timings"]
+    answer = cluster.run("where_by_spark", 3)
+    check_world(answer["results"], 3)
+    assert answer["timings"]["all_gather"] > 0
 
 
 def test_a_host_that_vanishes_without_a_word(cluster: Cluster) -> None:
