@@ -16,7 +16,9 @@ from horovod_spark_runner.config import CheckpointOptions
 from horovod_spark_runner.storage import lock as lock_module
 from horovod_spark_runner.storage.checkpoint import (
     CheckpointInfo,
+    load_checkpoint,
     newest_checkpoint,
+    newest_readable,
     prune_checkpoints,
     save_checkpoint,
 )
@@ -83,9 +85,9 @@ def test_checkpoints_in_an_object_store(s3: dict[str, str]) -> None:
     assert found[1].step == 20
     save(directory, 30)
     directory.checkpoint(30).join("variables.npz").write_bytes(b"other")
-    found = newest_checkpoint(directory)
-    assert found is not None
-    assert found[1].step == 20
+    readable = newest_readable(directory, load_checkpoint)
+    assert readable is not None
+    assert readable[1].step == 20
 
 
 def test_two_writers_in_an_object_store(
