@@ -403,7 +403,7 @@ def main() -> None:
     print(chatty, flush=True)
     parts.append(
         f"With all {slots:,} slots printing as fast as they can: {chatty['lines']:,} lines were "
-        f"shown and {chatty['dropped']:,} dropped by the driver, which took "
+        f"shown and {chatty['dropped']:,} left out by slots and driver, which took "
         f"{chatty['memory'] / MEGABYTE:.0f} MB; the failure of one was known in "
         f"{chatty['failure']:.2f} s."
     )
