@@ -16,11 +16,11 @@ class Console:
     """Prints the ranks' lines with a ``[rank/host]`` prefix and draws a progress bar.
 
     The bar appears on a terminal; elsewhere (a log file, CI) one line is printed per epoch.
-    Warnings are logged.
+    Warnings are left to the log.
 
     Args:
         stream: where to print; standard error by default.
-        quiet: print nothing; warnings are logged all the same.
+        quiet: print nothing.
     """
 
     def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
