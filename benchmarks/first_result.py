@@ -199,7 +199,7 @@ def main() -> None:
         parts.append(
             f"From the SIGKILL of a rank to the first step after the restart: median "
             f"{statistics.median(again):.2f} s, {min(again):.2f} to {max(again):.2f} s, of which "
-            "1 s is the pause before a restart (`restart_backoff`)."
+            "0.5 s is the pause before a restart (`restart_backoff`)."
         )
     command = " ".join(["python benchmarks/first_result.py", *sys.argv[1:]])
     present("First result", command, "\n\n".join(parts), arguments.write)

@@ -3,7 +3,7 @@
 Two ranks, a function with one allreduce, several times each, one contender after the other in
 turns, so that all of them see the same machine:
 
-* bare ``mpirun`` with a script that does the same, as the limit;
+* bare ``mpirun`` with our transport settings and a script that does the same, as the limit;
 * `HorovodRunner`, in a Spark session that is there already;
 * ``TorchDistributor`` with one all_reduce of PyTorch (gloo);
 * ``horovod.spark.run``, with a Horovod built with Gloo: its way over MPI does not start with
@@ -150,9 +150,9 @@ def main() -> None:
     if peers:
         summary += f", and {ours / min(peers):.2f} times what the fastest other launcher takes"
     text = (
-        f"{comparison}\n\n{summary}. It can take less than bare mpirun because the framework is "
-        "imported while the ranks find each other, and because on one host MPI starts without "
-        "looking for network devices.\n\nBy the number of ranks, oversubscribed on these cores "
+        f"{comparison}\n\n{summary}: processes that have imported the framework wait for the next "
+        "run of the session; in a session's first run the import begins while Spark starts its "
+        "tasks.\n\nBy the number of ranks, oversubscribed on these cores "
         f"(seconds; each phase of the slowest rank, `import` beside the others):\n\n{growth}"
     )
     present("Launch", "python benchmarks/launch.py --write", text, arguments.write)

@@ -60,7 +60,7 @@ def run_training(
     on_checkpoint_error: str = "raise",
     max_restarts: int = 0,
     min_workers: int | None = None,
-    restart_backoff: float = 1.0,
+    restart_backoff: float = 0.5,
     custom_objects: Mapping[str, Any] | None = None,
     materializer: str = "petastorm",
     data_dir: str | None = None,
@@ -172,7 +172,7 @@ def run_training(
             started again from its newest checkpoint (0); errors of your own code are not retried.
         min_workers: ranks a restart may make do with if Spark has no slots for ``num_workers``;
             the global batch stays the same. By default, all.
-        restart_backoff: seconds before the first restart (1); doubled while there is no progress.
+        restart_backoff: seconds before the first restart (0.5); doubled while there is no progress.
         custom_objects: the model's own classes and functions by name, for a model file.
         materializer: ``"petastorm"`` (default), or ``"spark"`` for Spark's own Parquet writer.
         data_dir: cache directory of the materialized rows, where later runs on the same data find

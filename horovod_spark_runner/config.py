@@ -373,7 +373,7 @@ class RestartOptions:
 
     max_restarts: int = 0
     min_workers: int | None = None
-    backoff_seconds: float = 1.0
+    backoff_seconds: float = 0.5
 
     def __post_init__(self) -> None:
         _set(self, "max_restarts", check_count("max_restarts", self.max_restarts, minimum=0))
