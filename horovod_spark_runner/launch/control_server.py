@@ -10,7 +10,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO
 
 from ..errors import EnvironmentProblem
@@ -110,6 +110,11 @@ class ControlServer:
         with self._lock:
             told = [(self._slots[slot], m) for slot, m in messages.items() if slot in self._slots]
         self._queue(told)
+
+    def has_any(self, slots: Iterable[int]) -> bool:
+        """Tell whether any of these slots is connected."""
+        with self._lock:
+            return any(slot in self._slots for slot in slots)
 
     def silent_slots(self, seconds: float) -> list[Message]:
         """Return where the slots are that are connected but sent nothing for ``seconds``."""

@@ -23,7 +23,7 @@ from .encryption import check_encryption
 from .memory import check_memory_limit
 from .network import LOOPBACK, route_to
 from .outcome import Failure, RankOutcome, failure_error, root_cause
-from .slot_plan import SlotPlan
+from .slot_plan import ORPHAN_GRACE, SlotPlan
 from .spark_job import SparkJob
 from .talk import Observer, Talk
 from .topology import RankPlacement
@@ -214,6 +214,8 @@ def run_job(job: Job, talk: Talk) -> list[RankOutcome]:
 
 def _end(job: Job, talk: Talk) -> None:
     if not job.is_alive():
+        if job.failed_by_itself:
+            talk.see_off(ORPHAN_GRACE)
         return
     talk.stop()
     job.join(STOP_GRACE)

@@ -31,7 +31,7 @@ from .rank_log import RankLog
 from .rank_process import RankProcess
 from .rendezvous import placed
 from .slot_link import EXECUTOR_ENDED, POLL_SECONDS, SlotLink, StoppedError, reason_of
-from .slot_plan import SlotPlan
+from .slot_plan import ORPHAN_GRACE, SlotPlan
 from .topology import (
     Part,
     RankPlacement,
@@ -46,8 +46,6 @@ from .workspace import Workspace
 
 # How long mpirun may take to end the other ranks after one of them failed.
 MPIRUN_GRACE = 3.0
-# How long ranks may go on, to save what they have, after their executor has ended.
-ORPHAN_GRACE = 30.0
 # How long a rank that MPI has started may take to call its function: imports, MPI_Init.
 BEGIN_SECONDS = 300.0
 
@@ -82,6 +80,7 @@ class Slot:
         self._failed_since: float | None = None
         self._orphan_since: float | None = None
         self._stall: tuple[float, str] | None = None
+        self._asked_to_end: signal.Signals | None = None
         self._closing = contextlib.ExitStack()
         self._doors: list[JsonDoor] = []
         self._ranks: list[Rank] = []
@@ -194,6 +193,7 @@ class Slot:
 
     def ask_to_end(self, why: signal.Signals) -> None:
         """Pass on to the ranks that this host is to be left soon; safe in a signal handler."""
+        self._asked_to_end = why
         for rank in self._ranks:
             rank.process.ask_to_end(why)
 
@@ -234,6 +234,7 @@ class Slot:
         while not (self._settled and self._mpi.is_over):
             self._handle_events()
             self._link.beat()
+            self._tell_of_leaving()
             now = time.monotonic()
             self._check_executor(now)
             self._check_daemon()  # first: the ranks die of its death
@@ -266,6 +267,12 @@ class Slot:
         if link is not None:
             handlers[link] = self._on_driver_message
         return handlers
+
+    def _tell_of_leaving(self) -> None:
+        """Have the driver wait for what the ranks save, even if Spark loses the executor first."""
+        asked, self._asked_to_end = self._asked_to_end, None
+        if asked is not None:
+            self._link.tell({"type": "leaving", "signal": asked.name})
 
     def _check_executor(self, now: float) -> None:
         """End what goes on although the executor has ended; a training gets time to save."""

@@ -11,6 +11,9 @@ from ..config import LaunchOptions
 RESULT_BYTES = 8 * 1024 * 1024
 ALL_RESULTS_BYTES = 256 * 1024 * 1024
 
+# How long ranks may go on, to save what they have, after their executor has ended.
+ORPHAN_GRACE = 30.0
+
 
 @dataclass(frozen=True)
 class SlotPlan:

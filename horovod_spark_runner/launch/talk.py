@@ -80,6 +80,13 @@ class Talk:
         """Ask the slots to end their ranks, and themselves."""
         self._server.broadcast({"type": "stop", "reason": "ended by the driver"})
 
+    def see_off(self, seconds: float) -> None:
+        """Wait, not longer than so, for slots whose executors are to be left to have ended."""
+        self.take_rest()
+        deadline = time.monotonic() + seconds
+        while self._server.has_any(self.watch.leaving) and time.monotonic() < deadline:
+            self.go_on()
+
     def close(self) -> None:
         """Take what has come, and show no more."""
         self.take_rest()

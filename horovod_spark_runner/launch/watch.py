@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum
 
 from ..config import LaunchOptions
@@ -52,6 +52,7 @@ class RunWatch:
         self._asked_for_stacks: float | None = None
         self._repeated = False
         self._tails: dict[int, deque[str]] = {}
+        self._leaving: dict[int, str] = {}  # slots that were asked to end, and the signal
 
     @property
     def failures(self) -> list[RankOutcome]:
@@ -69,6 +70,11 @@ class RunWatch:
     def missing_slots(self) -> int:
         """How many of the tasks Spark has not started."""
         return self._slots - len(self._seen)
+
+    @property
+    def leaving(self) -> Collection[int]:
+        """Slots whose executors are to be left; their ranks may be saving what they have."""
+        return self._leaving.keys()
 
     @property
     def heartbeat_timeout(self) -> float:
@@ -106,7 +112,11 @@ class RunWatch:
         if kind == "back":
             self._absent.pop(slot, None)
         elif kind == "gone":
-            self._absent[slot] = now, self._lost(message, KILLED)
+            asked = self._leaving.get(slot)
+            why = KILLED if asked is None else f"its executor was asked to end ({asked})"
+            self._absent[slot] = now, self._lost(message, why)
+        elif kind == "leaving":
+            self._leaving[slot] = str(message.get("signal", ""))
         elif kind == "failed":
             outcome = _outcome_of(message)
             self._failed.setdefault((slot, outcome.rank), outcome)

@@ -1,27 +1,34 @@
 """One name for a place in storage, for Spark's side and for Python's.
 
 A location is a local path or a URL of any file system pyarrow knows (``s3://``, ``gs://``), or of
-HDFS; credentials come from the environment.
+HDFS; credentials come from the environment. Storage that hangs is an ``OSError`` in the end, as any
+failure of it is: see `horovod_spark_runner.storage.patience`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import posixpath
 import re
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ..errors import EnvironmentProblem, InvalidInputError
+from .patience import Headway, answered
 
+T = TypeVar("T")
 HDFS_SCHEMES = ("hdfs", "viewfs")
+# Bytes that are read or written before headway is told of.
+PART_BYTES = 16 * 1024 * 1024
 _HALF_A_URL = re.compile(
     r"(s3a?|s3n|gs|gcs|hdfs|viewfs|abfss?|wasbs?|az|adl|oss|dbfs|https?):/(?!/)(.*)", re.DOTALL
 )
@@ -134,30 +141,32 @@ class Location:
     def join(self, *parts: str) -> Location:
         return Location(posixpath.join(self._text, *parts))
 
+    def _ask(self, ask: Callable[[pafs.FileSystem, str], T]) -> T:
+        """Return what the file system answers about this place."""
+        return answered(lambda headway: ask(*self._resolved), self._text)
+
+    def _info(self) -> pafs.FileInfo:
+        return self._ask(lambda filesystem, path: filesystem.get_file_info(path))
+
     def exists(self) -> bool:
-        filesystem, path = self._resolved
-        return bool(filesystem.get_file_info(path).type != pafs.FileType.NotFound)
+        return bool(self._info().type != pafs.FileType.NotFound)
 
     @property
     def is_folder(self) -> bool:
-        filesystem, path = self._resolved
-        return bool(filesystem.get_file_info(path).type == pafs.FileType.Directory)
+        return bool(self._info().type == pafs.FileType.Directory)
 
     def stat(self) -> FileStat | None:
         """Return what is known of this file; ``None`` if there is none."""
-        filesystem, path = self._resolved
-        info = filesystem.get_file_info(path)
+        info = self._info()
         return _file_stat(info, info.base_name) if info.type == pafs.FileType.File else None
 
     def files(self) -> list[FileStat]:
         """Return all files in this folder and the folders in it, sorted by name."""
-        filesystem, path = self._resolved
-        selector = pafs.FileSelector(path, recursive=True, allow_not_found=True)
-        start = len(path.rstrip("/")) + 1
+        start = len(self._resolved[1].rstrip("/")) + 1
         return sorted(
             (
                 _file_stat(info, info.path[start:])
-                for info in filesystem.get_file_info(selector)
+                for info in self._infos(recursive=True)
                 if info.type == pafs.FileType.File
             ),
             key=lambda stat: stat.name,
@@ -165,36 +174,46 @@ class Location:
 
     def list(self) -> list[Location]:
         """Return what lies in this folder, sorted by name; nothing if it does not exist."""
-        filesystem, path = self._resolved
-        infos = filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+        infos = self._infos(recursive=False)
         return [self.join(name) for name in sorted(info.base_name for info in infos)]
 
+    def _infos(self, *, recursive: bool) -> Sequence[pafs.FileInfo]:
+        def ask(filesystem: pafs.FileSystem, path: str) -> Sequence[pafs.FileInfo]:
+            selector = pafs.FileSelector(path, recursive=recursive, allow_not_found=True)
+            found: Sequence[pafs.FileInfo] = filesystem.get_file_info(selector)
+            return found
+
+        return self._ask(ask)
+
     def make_folder(self) -> None:
-        filesystem, path = self._resolved
-        filesystem.create_dir(path, recursive=True)
+        self._ask(lambda filesystem, path: filesystem.create_dir(path, recursive=True))
 
     def delete_folder(self) -> None:
         """Delete this folder and all in it; does nothing if it does not exist."""
         if self.exists():
-            filesystem, path = self._resolved
-            filesystem.delete_dir(path)
+            self._ask(lambda filesystem, path: filesystem.delete_dir(path))
 
     def delete_file(self) -> None:
-        filesystem, path = self._resolved
-        filesystem.delete_file(path)
+        self._ask(lambda filesystem, path: filesystem.delete_file(path))
 
     def move_to(self, target: Location) -> None:
         """Rename this file or folder (atomic on local and HDFS storage)."""
-        filesystem, path = self._resolved
-        filesystem.move(path, target._resolved[1])
+        self._ask(lambda filesystem, path: filesystem.move(path, target._resolved[1]))
 
     def open_input(self) -> pa.NativeFile:
-        filesystem, path = self._resolved
-        return filesystem.open_input_file(path)
+        return self._ask(lambda filesystem, path: filesystem.open_input_file(path))
 
     def read_bytes(self) -> bytes:
-        with self.open_input() as stream:
-            return bytes(stream.read())
+        return answered(self._read, self._text)
+
+    def _read(self, headway: Headway) -> bytes:
+        filesystem, path = self._resolved
+        whole = io.BytesIO()  # gives what it holds away without a copy
+        with filesystem.open_input_stream(path) as stream:
+            while part := stream.read(PART_BYTES):
+                whole.write(part)
+                headway.made()
+        return whole.getvalue()
 
     def read_text(self) -> str:
         return self.read_bytes().decode("utf-8")
@@ -221,12 +240,20 @@ class Location:
 
     def write_unseen(self, data: bytes | memoryview) -> None:
         """Write a whole file that nobody looks for yet; a local one has then reached the disk."""
+        answered(lambda headway: self._write(memoryview(data).cast("B"), headway), self._text)
+
+    def _write(self, data: memoryview, headway: Headway) -> None:
+        with self._open_output() as stream:
+            for begin in range(0, len(data), PART_BYTES):
+                stream.write(data[begin : begin + PART_BYTES])
+                headway.made()
+            if self.is_local:
+                stream.flush()
+                os.fsync(stream.fileno())
+
+    def _open_output(self) -> Any:
         filesystem, path = self._resolved
-        if self.is_local:
-            _write_durably(path, data)
-            return
-        with filesystem.open_output_stream(path) as stream:
-            stream.write(data)
+        return open(path, "wb") if self.is_local else filesystem.open_output_stream(path)
 
     def write_text(self, text: str) -> None:
         self.write_bytes(text.encode("utf-8"))
@@ -261,10 +288,3 @@ def _connect_hdfs(scheme: str, authority: str) -> pafs.FileSystem:
             "pip install 'horovod_spark_runner[hdfs]'"
         ) from error
     return connect(scheme, authority)
-
-
-def _write_durably(path: str, data: bytes | memoryview) -> None:
-    with open(path, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())

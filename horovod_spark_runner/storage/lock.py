@@ -23,11 +23,12 @@ import uuid
 from collections.abc import Iterator
 from enum import Enum
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from ..errors import CheckpointError, RunDirectoryError
 from ..machine import boot_id, process_start
 from .filesystem import Location
+from .patience import answered
 from .run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -192,14 +193,25 @@ def _alone(directory: RunDirectory) -> Iterator[bool]:
     if not directory.location.is_local:
         yield False
         return
-    with contextlib.ExitStack() as stack:
-        alone = False
-        # Some mounted object stores know no locks; then it is as in any object store.
-        with contextlib.suppress(OSError):
-            file = stack.enter_context(open(str(directory.guard), "a"))
-            fcntl.flock(file, fcntl.LOCK_EX)
-            alone = True
-        yield alone
+    file: IO[str] | None = None
+    # Some mounted object stores know no locks; then it is as in any object store.
+    with contextlib.suppress(OSError):
+        file = answered(lambda headway: _open_locked(str(directory.guard)), str(directory.guard))
+    try:
+        yield file is not None
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _open_locked(path: str) -> IO[str]:
+    file = open(path, "a")  # noqa: SIM115 - closed by whom it is given to
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def read_lock(place: Location) -> dict[str, Any] | None:

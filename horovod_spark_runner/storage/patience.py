@@ -1,19 +1,87 @@
-"""Storage that fails for a moment is asked again."""
+"""Storage that fails for a moment is asked again; on storage that hangs nobody waits for ever."""
 
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, InvalidInputError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 # Seconds to wait before storage that has failed is asked again.
 PAUSES = (1.0, 4.0)
+# How long storage may take for one answer, in seconds, and the variable that says otherwise.
+ANSWER_SECONDS = 300.0
+ANSWER_VARIABLE = "HSR_STORAGE_TIMEOUT"
+
+
+class HungError(TimeoutError):
+    """The storage does not answer, which a second try would not change."""
+
+
+class Headway:
+    """When a piece of work on storage last came further."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+
+    def made(self) -> None:
+        self.last = time.monotonic()
+
+
+def answered(act: Callable[[Headway], T], what: str) -> T:
+    """Return what ``act`` does, unless the storage stops answering.
+
+    It runs in a thread of its own: a call that hangs in the kernel, on a network file system whose
+    server is away, can be left but not ended.
+
+    Args:
+        act: reads or writes; tells of its headway if it takes several steps.
+        what: the place, for the message.
+
+    Raises:
+        HungError: it made no headway for `answer_seconds`.
+    """
+    limit, headway, done = answer_seconds(), Headway(), Future[T]()
+
+    def run() -> None:
+        try:
+            done.set_result(act(headway))
+        except BaseException as error:  # raised where it is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="hsr-storage", daemon=True).start()
+    while not done.done():
+        left = headway.last + limit - time.monotonic()
+        if left <= 0:
+            raise HungError(f"{what}: the storage has not answered for {limit:g} s")
+        wait([done], timeout=left)
+    return done.result()
+
+
+def answer_seconds() -> float:
+    """Return how long storage may take for one answer.
+
+    Raises:
+        InvalidInputError: the variable that says so is no number of seconds.
+    """
+    text = os.environ.get(ANSWER_VARIABLE, "")
+    if not text:
+        return ANSWER_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise InvalidInputError(f"{ANSWER_VARIABLE} must be a number of seconds, got {text!r}")
+    return seconds
 
 
 def patiently(
@@ -39,7 +107,7 @@ def patiently(
             return act()
         except OSError as error:
             seconds = next(pauses, None)
-            if seconds is None:
+            if seconds is None or isinstance(error, HungError):
                 hint = f". {advice}" if advice else ""
                 raise CheckpointError(f"{what}: {error}{hint}") from error
             logger.warning("%s and is tried again: %s", what, error)

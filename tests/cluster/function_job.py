@@ -53,6 +53,30 @@ def forever() -> None:
         time.sleep(0.05)
 
 
+def light() -> dict[str, Any]:
+    """Return where this rank is, without a framework."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    return {
+        "rank": world.rank,
+        "size": world.size,
+        "sum": world.allreduce(world.rank),
+        "host": socket.gethostname(),
+    }
+
+
+def light_failure() -> None:
+    """Fail on one rank while the others wait for it."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    world.Barrier()
+    if world.rank == 17:
+        raise ValueError(f"at {time.time()}")
+    world.Barrier()
+
+
 def main() -> None:
     master, what, workers, *settings = sys.argv[1:]
     ours = [setting for setting in settings if setting.startswith("runner.")]

@@ -35,9 +35,13 @@ class Hosts:
         folder: a private folder.
         names: host names.
         ipv6: give them IPv6 addresses only.
+        strangers: a host knows its own name only, not those of the others.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str], *, ipv6: bool = False) -> None:
+    def __init__(
+        self, folder: Path, names: Sequence[str], *, ipv6: bool = False, strangers: bool = False
+    ) -> None:
+        self._strangers = strangers
         self._folder = folder
         self._names = list(names)
         self._ipv6 = ipv6
@@ -52,8 +56,6 @@ class Hosts:
         ip("netns", "add", self._switch)
         ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
         ip("-n", self._switch, "link", "set", "br0", "up")
-        lines = ["127.0.0.1 localhost", "::1 localhost"]
-        lines += [f"{self.address(name)} {name}" for name in self._names]
         for number, name in enumerate(self._names):
             space = self._space(name)
             cable = f"{bridge[-8:]}c{number}"
@@ -67,7 +69,12 @@ class Hosts:
             ip("-n", space, "link", "set", "lo", "up")
             config = Path("/etc/netns", space)
             config.mkdir(parents=True, exist_ok=True)
+            known = [name] if self._strangers else self._names
+            lines = ["127.0.0.1 localhost", "::1 localhost"]
+            lines += [f"{self.address(host)} {host}" for host in known]
             (config / "hosts").write_text("\n".join(lines) + "\n")
+            if self._strangers:  # nobody to ask, either
+                (config / "resolv.conf").write_text("")
             uts = self._folder / f"{name}.uts"
             uts.touch()
             subprocess.run(["unshare", f"--uts={uts}", "hostname", name], check=True)
@@ -113,6 +120,16 @@ class Hosts:
     def unplug(self, name: str) -> None:
         """Cut a host off without a word: nothing it sends arrives any more, nor the reverse."""
         ip("-n", self._space(name), "link", "set", "eth0", "down")
+
+    def plug_in(self, name: str) -> None:
+        """Put an unplugged host back."""
+        ip("-n", self._space(name), "link", "set", "eth0", "up")
+
+    def slow_down(self, name: str, rate: str) -> None:
+        """Let a host send no more than so much, such as ``"1mbit"`` per second."""
+        shape = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate]
+        shape += ["burst", "32kbit", "latency", "400ms"]
+        subprocess.run(["ip", "netns", "exec", self._space(name), *shape], check=True)
 
     def processes(self, name: str) -> list[str]:
         """Return the names and command lines of the host's processes."""

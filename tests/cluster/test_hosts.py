@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from .host_cluster import HostCluster
 from .hosts import Hosts, why_not
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
 
 HERE = Path(__file__).parent
-STANDALONE = str(HERE.parent.parent / "scripts" / "standalone")
 NODES = ("hsr-a", "hsr-b")
 
 
@@ -26,21 +25,8 @@ def reason() -> str | None:
     return why_not()
 
 
-class Cluster:
-    """A master and a worker of two cores on the first host, another worker on the second."""
-
-    def __init__(self, hosts: Hosts, folder: Path) -> None:
-        self.hosts = hosts
-        self._env = {"HSR_VENV": sys.prefix, "PYSPARK_PYTHON": sys.executable}
-        first, second = NODES
-        self.master = self._start(first, "start", str(folder / first), "1", "2", "1g")
-        self._start(second, "join", str(folder / second), self.master, "1", "2", "1g")
-
-    def _start(self, name: str, *arguments: str) -> str:
-        env = {**self._env, "HSR_HOST": self.hosts.address(name)}
-        done = self.hosts.run(name, [STANDALONE, *arguments], env)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+class Cluster(HostCluster):
+    """Runs functions on both hosts."""
 
     def arguments(self, what: str, workers: int, *settings: str) -> list[str]:
         return [
@@ -56,19 +42,10 @@ class Cluster:
 
     def run(self, what: str, workers: int, *settings: str) -> dict[str, Any]:
         arguments = self.arguments(what, workers, *settings)
-        done = self.hosts.run(NODES[0], arguments, self._env)
+        done = self.hosts.run(NODES[0], arguments, self.env)
         assert done.returncode == 0, done.stderr[-4000:]
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return answer
-
-    def popen(self, what: str, workers: int, *settings: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.hosts.command(NODES[0], self.arguments(what, workers, *settings)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=self.hosts.environment(NODES[0], self._env),
-        )
 
 
 @pytest.fixture
@@ -76,7 +53,7 @@ def cluster(reason: str | None, tmp_path: Path) -> Iterator[Cluster]:
     if reason is not None:
         pytest.skip(reason)
     with Hosts(tmp_path / "hosts", NODES) as hosts:
-        yield Cluster(hosts, tmp_path)
+        yield Cluster(hosts, NODES, tmp_path)
 
 
 def check_world(results: list[dict[str, Any]], ranks: int) -> None:
@@ -101,7 +78,7 @@ def test_ranks_on_two_hosts(cluster: Cluster) -> None:
 
 
 def test_a_host_that_vanishes_without_a_word(cluster: Cluster) -> None:
-    job = cluster.popen("forever", 2, "runner.heartbeat_timeout=15")
+    job = cluster.popen(cluster.arguments("forever", 2, "runner.heartbeat_timeout=15"))
     assert job.stderr is not None
     lines = []
     while sum("in the loop" in line for line in lines) < 2:

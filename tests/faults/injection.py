@@ -7,6 +7,8 @@ import ctypes
 import os
 import random
 import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,10 +22,33 @@ from tests.leftovers import own_task
 
 # What a run recovers from by itself on any master.
 KINDS = ("sigkill", "sigsegv", "oom", "exit", "spark worker", "mpirun", "sigterm", "sigterm slot")
+# What shows by its silence only: it takes stall_timeout or heartbeat_timeout to be noticed.
+SILENT_KINDS = ("sigstop", "sigstop slot", "gil")
+# What a run does not even have to begin again for.
+HARMLESS_KINDS = ("driver link",)
+# What happens to the file system that is mounted at DISK, in the folder of faults.
+DISK_KINDS = ("full disk", "frozen disk")
+DISK = "disk"
+BALLAST = "ballast"
 # What needs executors of their own, or the call to be made again.
-CLUSTER_KINDS = ("executor", "worker", "driver", "exception", "sigterm executor")
+CLUSTER_KINDS = (
+    "executor",
+    "worker",
+    "driver",
+    "exception",
+    "sigterm executor",
+    "sigstop executor",
+)
 # What a fault of a kind that ends in " later" waits for, in the folder of faults.
 GO_FILE = "go"
+# How the files begin that say when an attempt has done its first step, in nanoseconds.
+BEGUN = "begun-"
+
+
+# The step of a fault that happens after the last one, before the model is saved.
+AT_THE_END = 10**6
+# Number of the system call, which Python does not have, on all of Linux' architectures.
+PIDFD_GETFD = 438
 
 
 @dataclass(frozen=True)
@@ -31,9 +56,9 @@ class Fault:
     """One fault.
 
     Attributes:
-        step: the step of the whole run after which it happens.
+        step: the step of the whole run after which it happens, or AT_THE_END of the training.
         rank: where.
-        kind: one of `KINDS` or `CLUSTER_KINDS`.
+        kind: one of the kinds above.
     """
 
     step: int
@@ -42,14 +67,18 @@ class Fault:
 
 
 def choose_faults(seed: int, count: int, steps: int, kinds: tuple[str, ...]) -> list[Fault]:
-    """Return ``count`` faults at different random steps, every kind about equally often."""
+    """Return ``count`` faults at different random steps, every kind about equally often.
+
+    Which kinds are chosen where there are more than faults is random, too.
+    """
     generator = random.Random(seed)
     chosen = sorted(generator.sample(range(1, steps), count))
-    shuffled = [kinds[n % len(kinds)] for n in range(count)]
-    generator.shuffle(shuffled)
+    shuffled: list[str] = []
+    while len(shuffled) < count:
+        shuffled += generator.sample(kinds, len(kinds))
     return [
         Fault(step, generator.randrange(2), kind)
-        for step, kind in zip(chosen, shuffled, strict=True)
+        for step, kind in zip(chosen, shuffled, strict=False)
     ]
 
 
@@ -67,13 +96,24 @@ def callbacks_for(faults: Sequence[Fault], folder: str) -> Callable[[], list[Any
         own = [fault for fault in faults if fault.rank == hvd.rank()]
 
         class Injector(keras.callbacks.Callback):  # type: ignore[misc]
+            begun = False
+
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                if folder and hvd.rank() == 0 and not self.begun:
+                    Path(folder, f"{BEGUN}{time.time_ns()}").touch()
+                    self.begun = True
                 step = int(self.model.optimizer.iterations)
                 for fault in own:
                     if fault.step == step and first_time(folder, fault):
                         if fault.kind.endswith(" later"):
                             await_file(Path(folder, GO_FILE))
-                        strike(fault.kind.removesuffix(" later"), driver)
+                        strike(fault.kind.removesuffix(" later"), driver, folder)
+
+            def on_train_end(self, logs: Any = None) -> None:
+                for fault in own:
+                    if fault.step == AT_THE_END and first_time(folder, fault):
+                        time.sleep(1)  # the last checkpoint is being written
+                        strike(fault.kind, driver, folder)
 
         return [Injector()]
 
@@ -83,9 +123,14 @@ def callbacks_for(faults: Sequence[Fault], folder: str) -> Callable[[], list[Any
 def first_time(folder: str, fault: Fault) -> bool:
     """Note that a fault happens now; tell whether it had not happened before."""
     with contextlib.suppress(FileExistsError):
-        Path(folder, f"step-{fault.step}-{fault.kind}".replace(" ", "-")).touch(exist_ok=False)
+        note_of(folder, fault).touch(exist_ok=False)
         return True
     return False
+
+
+def note_of(folder: str, fault: Fault) -> Path:
+    """Return the file whose time of change is that of the fault."""
+    return Path(folder, f"step-{fault.step}-{fault.kind}".replace(" ", "-"))
 
 
 def await_file(path: Path) -> None:
@@ -95,9 +140,17 @@ def await_file(path: Path) -> None:
         time.sleep(0.1)
 
 
-def strike(kind: str, driver: int) -> None:
-    """Make the fault happen to this rank."""
+def strike(kind: str, driver: int, folder: str) -> None:
+    """Make the fault happen to this rank, or what it needs."""
     print(f"fault: {kind}", flush=True)
+    if kind == "pause":
+        return
+    if kind == "full disk":
+        fill(Path(folder, DISK))
+        return
+    if kind == "frozen disk":
+        freeze(Path(folder, DISK))
+        return
     if kind == "exception":
         raise ValueError("an injected fault")
     if kind == "exit":
@@ -106,6 +159,14 @@ def strike(kind: str, driver: int) -> None:
         asked = {"sigterm slot": _spark_worker, "sigterm executor": _executor}
         os.kill(asked.get(kind, _own)().pid, signal.SIGTERM)
         return
+    if kind == "driver link":
+        _cut_driver_link(driver)
+        return
+    if kind.startswith("sigstop"):
+        stopped = {"sigstop slot": _spark_worker, "sigstop executor": _executor}
+        os.kill(stopped.get(kind, _own)().pid, signal.SIGSTOP)
+    if kind == "gil":
+        ctypes.PyDLL(None).sleep(3600)
     if kind == "sigsegv":
         ctypes.string_at(0)
     if kind == "oom":
@@ -122,6 +183,18 @@ def strike(kind: str, driver: int) -> None:
     }
     os.kill(victims[kind]().pid, signal.SIGKILL)
     signal.pause()  # whatever follows from it ends this process
+
+
+def fill(disk: Path) -> None:
+    """Take up all the room that is left."""
+    with Path(disk, BALLAST).open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+        while True:
+            ballast.write(bytes(4096))
+
+
+def freeze(disk: Path) -> None:
+    """Make all that writes there hang, as a network file system does whose server is away."""
+    subprocess.run(["fsfreeze", "--freeze", str(disk)], check=True)
 
 
 def _own() -> psutil.Process:
@@ -144,6 +217,22 @@ def _mpirun() -> psutil.Process:
         if process.name() in ("mpirun", "prterun"):
             return process
     raise LookupError("no mpirun below Spark's Python daemon")
+
+
+def _cut_driver_link(driver: int) -> None:
+    """Shut the slot's connection to the driver down, as a network that forgets it does."""
+    ports = {c.laddr.port for c in psutil.Process(driver).net_connections() if not c.raddr}
+    slot = _spark_worker()
+    links = [c.fd for c in slot.net_connections() if c.raddr and c.raddr.port in ports]
+    assert links, "the slot has no connection to the driver"
+    libc = ctypes.CDLL(None, use_errno=True)
+    for number in links:
+        process = os.pidfd_open(slot.pid)
+        descriptor = libc.syscall(PIDFD_GETFD, process, number, 0)
+        assert descriptor >= 0, os.strerror(ctypes.get_errno())
+        with socket.socket(fileno=descriptor) as own:
+            own.shutdown(socket.SHUT_RDWR)
+        os.close(process)
 
 
 def _exhaust_memory() -> None:

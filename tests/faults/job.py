@@ -8,6 +8,7 @@ OPTIONS are further arguments of ``run_training``, as JSON.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +29,7 @@ def main() -> None:
         SparkSession.builder.master(master)
         .appName("faults")
         .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.host", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"))
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
     )

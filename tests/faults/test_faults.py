@@ -19,7 +19,7 @@ from horovod_spark_runner.storage.checkpoint import verify_checkpoint
 from horovod_spark_runner.storage.filesystem import Location
 from tests.leftovers import await_nothing_left
 
-from .injection import GO_FILE, KINDS, Fault, choose_faults
+from .injection import GO_FILE, HARMLESS_KINDS, KINDS, SILENT_KINDS, Fault, choose_faults
 from .training import EVERY, STEPS, assert_same_end, make_frame, train
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -71,6 +71,23 @@ def test_sixteen_faults_in_one_call(frame: Any, undisturbed: Path, tmp_path: Pat
             assert following.first_step >= fault.step // EVERY * EVERY - EVERY
     assert_nothing_is_left(run_dir)
     assert_checkpoints_are_whole(run_dir)
+
+
+@pytest.mark.timeout(600)
+def test_faults_that_only_show_by_silence(frame: Any, undisturbed: Path, tmp_path: Path) -> None:
+    kinds = [*SILENT_KINDS, *HARMLESS_KINDS]
+    faults = [Fault(10 + 11 * n, n % 2, kind) for n, kind in enumerate(kinds)]
+    run_dir = tmp_path / "run"
+    silence = {"stall_timeout": 12, "heartbeat_timeout": 12}
+    run = train(frame, run_dir, faults, str(tmp_path), **silence)
+    assert_same_end(run_dir, undisturbed)
+    assert len(list(tmp_path.glob("step-*"))) == len(faults)
+    causes = [attempt.cause for attempt in run.attempts]
+    assert "no rank reported progress" in causes[0]
+    assert "no sign of life for 12 s" in causes[1]
+    assert "no rank reported progress" in causes[2]
+    assert causes[3:] == [""]
+    assert_nothing_is_left(run_dir)
 
 
 def job_command(

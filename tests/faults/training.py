@@ -64,10 +64,12 @@ def train(
         run_dir=str(run_dir),
         callbacks=callbacks_for(faults, folder),
         checkpoint_every_steps=EVERY,
-        max_restarts=len(faults),
-        restart_backoff=0.1,
-        verbose=False,
-        **more,
+        **{
+            "max_restarts": len(faults),
+            "restart_backoff": 0.1,
+            "verbose": False,
+            **more,
+        },
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -95,3 +96,19 @@ def test_what_ranks_warn_of_reaches_the_caller_once(
     assert caplog.messages == ["the rate is kept"]  # also without progress and logs
     dropped = "(1,200 lines of output came too fast, and are not shown)\n"
     assert capsys.readouterr().err == ("" if quiet else "all weights taken\n" + dropped)
+
+
+def test_slots_whose_hosts_are_left_may_save_first(server: ControlServer) -> None:
+    world = World(server, 2)
+    world.say(1, type="leaving", signal="SIGTERM")
+    while not world.talk.watch.leaving:
+        world.talk.go_on()
+    began = time.monotonic()
+    threading.Timer(0.5, world.links[1].close).start()
+    world.talk.see_off(10)
+    assert 0.4 < time.monotonic() - began < 5
+    world.talk.close()
+    (lost,) = world.talk.watch.failures
+    assert lost.failure is not None
+    assert lost.failure.message == "its executor was asked to end (SIGTERM)"
+    world.talk.see_off(10)  # nobody is left to wait for

@@ -1,0 +1,94 @@
+"""Networks and clocks that are not as they should be, under a training on two hosts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod_spark_runner.launch.restart import FINISHED
+from tests.cluster.host_cluster import HostCluster
+from tests.cluster.hosts import Hosts, why_not
+
+from .injection import GO_FILE, Fault, note_of
+from .test_faults import job_command
+from .training import assert_same_end, make_frame, train
+
+pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
+
+NAMES = ("hsr-one", "hsr-two")
+AHEAD = 3600
+
+
+@pytest.fixture(scope="module")
+def undisturbed(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(make_frame(spark), run_dir)
+    return run_dir
+
+
+def attempts_of(job: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    out, err = job.communicate(timeout=300)
+    assert job.returncode == 0, err[-3000:]
+    attempts: list[dict[str, Any]] = json.loads(out.splitlines()[-1])
+    return attempts
+
+
+def clock_ahead(folder: Path) -> dict[str, str]:
+    """Return the environment of processes whose clock is ahead."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    library = folder / "clock_ahead.so"
+    source = str(Path(__file__).with_name("clock_ahead.c"))
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), source, "-ldl"], check=True)
+    return {"LD_PRELOAD": str(library), "HSR_CLOCK_AHEAD": str(AHEAD)}
+
+
+@pytest.mark.timeout(600)
+def test_strangers_an_hour_apart_on_a_slow_link(undisturbed: Path, tmp_path: Path) -> None:
+    """Hosts that cannot resolve each other's names, 1 Mbit/s between them, and two clocks."""
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    with Hosts(tmp_path / "hosts", NAMES, strangers=True) as hosts:
+        env = {NAMES[1]: clock_ahead(tmp_path)}
+        cluster = HostCluster(hosts, NAMES, tmp_path, env, cores=1)
+        for name in NAMES:
+            hosts.slow_down(name, "1mbit")
+        faults = [Fault(30, 1, "sigkill")]
+        run_dir = tmp_path / "run"
+        job = cluster.popen(job_command(cluster.master, run_dir, tmp_path, faults))
+        attempts = attempts_of(job)
+    assert [attempt["ending"] for attempt in attempts][-1] == FINISHED
+    assert len(attempts) == 2
+    assert "rank 1 on hsr-two failed: killed by SIGKILL" in attempts[0]["cause"]
+    # It was the second host whose clock was ahead, as its log tells.
+    log = (run_dir / "logs" / "rank-00001.log").read_text()
+    assert time.strftime("%Y-%m-%d %H:", time.localtime(time.time() + AHEAD)) in log
+    assert_same_end(run_dir, undisturbed)
+
+
+@pytest.mark.timeout(600)
+def test_an_interface_that_is_down_for_a_while(undisturbed: Path, tmp_path: Path) -> None:
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    with Hosts(tmp_path / "hosts", NAMES) as hosts:
+        cluster = HostCluster(hosts, NAMES, tmp_path, cores=1)
+        fault = Fault(30, 0, "pause later")
+        run_dir = tmp_path / "run"
+        job = cluster.popen(job_command(cluster.master, run_dir, tmp_path, [fault]))
+        while not note_of(str(tmp_path), fault).exists():
+            assert job.poll() is None, job.communicate()[1][-3000:]
+            time.sleep(0.1)
+        hosts.unplug(NAMES[1])
+        (tmp_path / GO_FILE).touch()
+        time.sleep(20)
+        hosts.plug_in(NAMES[1])
+        attempts = attempts_of(job)
+    assert [attempt["ending"] for attempt in attempts] == [FINISHED]
+    assert_same_end(run_dir, undisturbed)

@@ -1,0 +1,107 @@
+"""Storage that is full, or hangs, under a training."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod_spark_runner import HorovodRunner
+from horovod_spark_runner.errors import CheckpointError, HorovodSparkError
+from horovod_spark_runner.storage.patience import ANSWER_VARIABLE
+from tests.leftovers import await_nothing_left
+
+from .disks import freezable_disk, memory_disk, thaw
+from .injection import AT_THE_END, BALLAST, DISK, Fault, fill, freeze
+from .training import STEPS, assert_same_end, make_frame, train
+
+pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+
+
+@pytest.fixture(scope="module")
+def frame(spark: Any) -> Any:
+    return make_frame(spark).cache()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(frame: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(frame, run_dir)
+    return run_dir
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    with memory_disk(tmp_path / DISK, "2m") as disk:
+        yield disk
+
+
+@pytest.fixture
+def freezable(tmp_path: Path) -> Iterator[Path]:
+    with freezable_disk(tmp_path / DISK) as disk:
+        yield disk
+
+
+def test_a_disk_that_is_full_at_any_step(
+    frame: Any, undisturbed: Path, small: Path, tmp_path: Path
+) -> None:
+    """From before the data to the final model: a clear error, and nothing of it is lost."""
+    fill(small)
+    with pytest.raises(HorovodSparkError, match="No space left on device"):
+        train(frame, small / "run")
+    for number, step in enumerate((6, 41, STEPS, AT_THE_END)):
+        (small / BALLAST).unlink()
+        faults = [Fault(step, 0, "full disk")]
+        run_dir = small / f"run-{number}"
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            train(frame, run_dir, faults, str(tmp_path), max_restarts=0)
+        assert (small / BALLAST).exists()
+        (small / BALLAST).unlink()
+        again = train(frame, run_dir, faults, str(tmp_path), max_restarts=0)
+        assert again.attempts[-1].first_step >= min(step, STEPS) - 8
+        assert_same_end(run_dir, undisturbed)
+        fill(small)
+    await_nothing_left()
+
+
+def test_checkpoint_storage_that_hangs(
+    frame: Any,
+    undisturbed: Path,
+    freezable: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(ANSWER_VARIABLE, "3")
+    run_dir = freezable / "run"
+    faults = [Fault(26, 0, "frozen disk")]
+    began = time.monotonic()
+    with pytest.raises(CheckpointError, match="storage has not answered for 3 s"):
+        train(frame, run_dir, faults, str(tmp_path), max_restarts=0, env={ANSWER_VARIABLE: "3"})
+    assert time.monotonic() - began < 90
+    thaw(freezable)
+    again = train(frame, run_dir, faults, str(tmp_path), max_restarts=0)
+    assert again.attempts[-1].first_step >= 20
+    assert_same_end(run_dir, undisturbed)
+    await_nothing_left()
+
+
+def speak() -> str:
+    for number in range(100):
+        print(f"line {number}")
+    return "done"
+
+
+def test_log_storage_that_hangs(
+    spark: Any, freezable: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    freeze(freezable)
+    runner = HorovodRunner(2, log_dir=str(freezable / "logs"), stream_logs=False)
+    with caplog.at_level(logging.WARNING):
+        assert runner.run(speak).results == ("done", "done")
+    assert "the full logs of ranks cannot be kept" in caplog.text
+    thaw(freezable)
+    await_nothing_left()

@@ -1,0 +1,81 @@
+"""Storage that errs, and storage that does not answer."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from horovod_spark_runner.errors import CheckpointError, InvalidInputError
+from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.storage.patience import (
+    ANSWER_SECONDS,
+    ANSWER_VARIABLE,
+    Headway,
+    HungError,
+    answer_seconds,
+    answered,
+    patiently,
+)
+
+
+def test_an_answer_and_an_error_are_handed_on() -> None:
+    assert answered(lambda headway: 7, "x") == 7
+    with pytest.raises(FileNotFoundError):
+        answered(lambda headway: Path("/no/such/file").read_text(), "x")
+
+
+def test_what_makes_headway_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ANSWER_VARIABLE, "0.5")
+
+    def slow(headway: Headway) -> str:
+        for _ in range(5):
+            time.sleep(0.2)
+            headway.made()
+        return "done"
+
+    assert answered(slow, "x") == "done"
+
+
+def test_a_place_that_does_not_answer_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe that nobody writes to hangs as a server that is away does."""
+    monkeypatch.setenv(ANSWER_VARIABLE, "0.3")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match=r"pipe: the storage has not answered for 0\.3 s"):
+        Location(str(pipe)).read_bytes()
+    pipe.open("w").close()  # lets the reader go
+
+
+def test_a_second_try_is_left_out_where_the_first_hung() -> None:
+    tries = []
+
+    def hang() -> None:
+        tries.append(1)
+        raise HungError("x: the storage has not answered")
+
+    with pytest.raises(CheckpointError, match="cannot be read: x: the storage has not answered"):
+        patiently(hang, "it cannot be read", pause=lambda seconds: None)
+    assert tries == [1]
+
+
+def test_the_limit_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ANSWER_VARIABLE, raising=False)
+    assert answer_seconds() == ANSWER_SECONDS
+    for text in ("soon", "0", "-1", "nan"):
+        monkeypatch.setenv(ANSWER_VARIABLE, text)
+        with pytest.raises(InvalidInputError, match=f"number of seconds, got '{text}'"):
+            answer_seconds()
+
+
+def test_large_files_are_read_and_written_in_parts(tmp_path: Path) -> None:
+    data = os.urandom(40 * 2**20)
+    place = Location(str(tmp_path / "large"))
+    place.write_bytes(memoryview(data))
+    assert place.read_bytes() == data
+    assert threading.active_count() < 50
