@@ -102,7 +102,7 @@ def run_training(
             labels.
         num_workers: ranks, one per Spark task.
         batch_size: rows per rank and step (32); a global batch is ``num_workers`` times as large.
-        epochs: epochs the run is to have in the end (1); a resumed run trains those that lack.
+        epochs: epochs the run is to have in the end (1); a resumed run trains the remaining ones.
         steps_per_epoch: steps of an epoch; the next one goes on in the data where it ended. By
             default, an epoch is all rows once.
         run_dir: folder or URL for checkpoints and the model, reached by the driver and all

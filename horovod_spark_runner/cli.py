@@ -20,7 +20,7 @@ PROGRAM = "horovod-spark-runner"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (that of the process by default); return the exit code.
 
-    0 means success, 1 a problem that was found or an error, 2 arguments that cannot be.
+    0 means success, 1 a problem that was found or an error, 2 invalid arguments.
     """
     arguments = make_parser().parse_args(argv)
     module, _, function = arguments.run.partition(":")

@@ -32,7 +32,7 @@ class CheckpointLine:
         epoch_step: steps of the epoch after those.
         metrics: of the last whole epoch.
         best: whether it is the best by the run's metric.
-        problem: why it cannot be gone on from; empty if it can.
+        problem: why it cannot be resumed from; empty if it can.
     """
 
     name: str
@@ -71,7 +71,7 @@ class RunSummary:
 
     @property
     def newest(self) -> CheckpointLine | None:
-        """The checkpoint that would be gone on from."""
+        """The checkpoint that would be resumed from."""
         return next((line for line in self.checkpoints if not line.problem), None)
 
     @property

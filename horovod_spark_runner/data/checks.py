@@ -317,7 +317,7 @@ def _ragged(
             where = f"; in row 0 alone, of {min(head)} to {max(head)}"
         else:
             place = locate(frame, F.exists(found, lambda size: size != F.lit(head[0])))
-            where = f"; row 0 has {head[0]}, {place.describe()} has not"
+            where = f"; row 0 has {head[0]}, {place.describe()} does not"
     return DataError(
         f"column {source.name!r} holds {what} of {low} to {high} {unit}{where}; all rows need the "
         "same number (pad or cut them)"

@@ -188,13 +188,14 @@ class RowDecoder:
     def __call__(
         self,
         arrays: dict[str, np.ndarray],
-        random: Callable[[int], np.random.Generator | None],
+        random: Callable[[int], np.random.Generator | None] = lambda row: None,
     ) -> dict[str, np.ndarray]:
         """Return ``arrays`` decoded and transformed.
 
         Args:
             arrays: values by column; bytes objects where they are to be decoded.
-            random: gives the generator for the row of that number, equal for all columns.
+            random: gives the generator for the row of that number, equal for all columns; by
+                default none, for what is not to be varied.
 
         Raises:
             UndecodableRow: a row cannot be decoded, its transform raised or gave what does not

@@ -160,7 +160,7 @@ class DatasetReader:
                 last = min(first + chunk_rows, rows)
                 part = {name: values[first:last] for name, values in arrays.items()}
                 try:
-                    part = self._decode(part, _no_generator)
+                    part = self._decode(part)
                 except UndecodableRow as error:
                     raise self._row_error(error, piece, first + error.row) from error
                 whole, rest = divmod(last - first, batch_size)
@@ -252,10 +252,6 @@ def _generator(seed: int, epoch: int, samples: np.ndarray, row: int) -> np.rando
     """Return the random generator of one sample: the same on any number of ranks."""
     entropy = np.random.SeedSequence((seed, epoch, int(samples[row])))
     return np.random.Generator(np.random.Philox(entropy))
-
-
-def _no_generator(row: int) -> None:
-    """Give no random generator: what is evaluated is not varied."""
 
 
 _END = object()

@@ -98,8 +98,13 @@ class Rank:
             self.process.dump_stacks()
 
     def abort(self, kind: str, message: str, log_tail: tuple[str, ...] = ()) -> None:
-        """End the rank now, for the reason given."""
-        if not self.settled:
+        """End the rank now, for the reason given, unless it has told of a failure of its own."""
+        if self.settled:
+            return
+        told = self.process.told_failure()
+        if told is not None:  # and could not end: a thread hangs in the kernel, say
+            self.settle(None, told)
+        else:
             stacks = self.process.stacks()
             self.settle(None, Failure(kind, time.time(), message, None, stacks, None, log_tail))
 

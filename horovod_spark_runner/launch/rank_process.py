@@ -163,6 +163,15 @@ class RankProcess:
         self._output.close()
         self._worker.close()
 
+    def told_failure(self) -> Failure | None:
+        """Return what the worker says it failed of; it may not have ended yet."""
+        path = self._directory / OUTCOME_FILE
+        if not path.exists():
+            return None
+        with path.open("rb") as stream:
+            failure: Failure | None = pickle.load(stream)[0]
+        return failure
+
     def outcome(
         self,
     ) -> tuple[bytes | None, tuple[Path, int] | None, Failure | None, dict[str, float]]:

@@ -139,11 +139,7 @@ class Predictor:
 
 def _decoding(recipe: Recipe, model: Model) -> Model:
     decode = RowDecoder(recipe.columns, recipe.transforms, allow_nan=True)
-    return lambda values: model(decode(values, _no_generator))
-
-
-def _no_generator(row: int) -> None:
-    """Give no random generator: predictions are not varied."""
+    return lambda values: model(decode(values))
 
 
 def _check_rows(value: np.ndarray, output: OutputSpec, rows: int) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from ..config import CheckpointOptions
 from ..errors import RunDirectoryError
-from .arrays import dump_arrays, load_arrays
+from .arrays import Arrays, dump_arrays, load_arrays
 from .filesystem import Location
 from .patience import patiently
 from .run_directory import RunDirectory
@@ -35,7 +35,6 @@ VARIABLES_FILE = "variables.npz"
 RANKS_FILE = "ranks.npz"
 MANIFEST_FILE = "checkpoint.json"
 
-Arrays = Mapping[str, np.ndarray]
 T = TypeVar("T")
 
 
@@ -236,7 +235,7 @@ def newest_checkpoint(
         say: takes a line about each that is skipped.
 
     Raises:
-        RunDirectoryError: there are checkpoints, but none can be gone on from.
+        RunDirectoryError: there are checkpoints, but none can be resumed from.
         CheckpointError: the storage fails, again and again.
     """
     found = newest_readable(directory, lambda folder: (read_info(folder), None), run_id, say=say)
@@ -261,7 +260,7 @@ def newest_readable(
         say: takes a line about each that is skipped.
 
     Raises:
-        RunDirectoryError: there are checkpoints, but none can be gone on from: starting anew would
+        RunDirectoryError: there are checkpoints, but none can be resumed from: starting anew would
             in the end delete what may still be saved.
         CheckpointError: the storage fails, again and again.
     """
@@ -283,7 +282,7 @@ def newest_readable(
         return folder, info, contents
     if damaged:
         raise RunDirectoryError(
-            f"run_dir {directory.location} holds checkpoints, but none that can be gone on from "
+            f"run_dir {directory.location} holds checkpoints, but none that can be resumed from "
             f"({'; '.join(damaged)}). Repair them, or give another run_dir to train anew"
         )
     return None

@@ -57,6 +57,7 @@ class RunLock:
 
     Raises:
         RunDirectoryError: on entry, if another run holds it.
+        CheckpointError: on entry, if the storage fails.
     """
 
     def __init__(self, directory: RunDirectory) -> None:
@@ -68,17 +69,25 @@ class RunLock:
         self._renewing = threading.Thread(target=self._renew, name="hsr-lock", daemon=True)
 
     def __enter__(self) -> RunLock:
-        watch = _Watch()
-        if not self._taken(watch):
-            logger.warning(
-                "%s is of another machine; whether its run still lives shows in at most %.0f s",
-                self._place,
-                STALE_SECONDS,
-            )
-            while not self._taken(watch):
-                time.sleep(WATCH_SECONDS)
+        try:
+            self._take()
+        except OSError as error:
+            raise CheckpointError(f"{self._place} cannot be written: {error}") from error
         self._renewing.start()
         return self
+
+    def _take(self) -> None:
+        """Take the lock, as soon as it is known to be free or stale."""
+        watch = _Watch()
+        if self._taken(watch):
+            return
+        logger.warning(
+            "%s is of another machine; whether its run still lives shows in at most %.0f s",
+            self._place,
+            STALE_SECONDS,
+        )
+        while not self._taken(watch):
+            time.sleep(WATCH_SECONDS)
 
     def _taken(self, watch: _Watch) -> bool:
         """Take the lock if it is free or stale; return whether that could be told already.

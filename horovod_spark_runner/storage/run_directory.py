@@ -113,7 +113,7 @@ class RunDirectory:
         probe = self.location.join(f".probe-{uuid.uuid4().hex[:8]}")
         try:
             self.location.make_folder()
-            probe.write_text("")
+            probe.write_text("probe")  # on a full disk an empty file still fits
             probe.delete_file()
         except OSError as error:
             raise RunDirectoryError(

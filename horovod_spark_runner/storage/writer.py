@@ -10,7 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..config import CheckpointOptions
 from ..errors import CheckpointError
-from .checkpoint import Arrays, CheckpointInfo, prune_checkpoints, save_checkpoint
+from .arrays import Arrays
+from .checkpoint import CheckpointInfo, prune_checkpoints, save_checkpoint
 from .lock import check_held
 from .patience import patiently
 from .run_directory import RunDirectory

@@ -13,7 +13,7 @@ from ..data.manifest import Column, Manifest
 from ..errors import ModelError
 from .spec import Binding
 
-Arrays = Mapping[str, Any]
+Columns = Mapping[str, Any]
 
 STRING = "string"
 
@@ -47,7 +47,7 @@ class InputBinding:
         shape = keras.tree.lists_to_tuples(structure)
         self._pack = lambda values: keras.tree.pack_sequence_as(shape, values)
 
-    def __call__(self, arrays: Arrays) -> Any:
+    def __call__(self, arrays: Columns) -> Any:
         """Return the model's input."""
         return self._pack([slot(arrays) for slot in self._slots])
 
@@ -66,7 +66,7 @@ class _Slot:
         self.column = columns[0] if len(columns) == 1 else _joined(columns)
         self._shape: tuple[int, ...] | None = None
 
-    def __call__(self, arrays: Arrays) -> Any:
+    def __call__(self, arrays: Columns) -> Any:
         if len(self._names) == 1:
             values = arrays[self._names[0]]
         else:
@@ -188,7 +188,7 @@ def _both(tensors: Sequence[Any], slots: Sequence[_Slot]) -> str:
 
 def bind_outputs(
     model: Any, binding: Binding, manifest: Manifest, outputs: Any | None
-) -> Callable[[Arrays], Any]:
+) -> Callable[[Columns], Any]:
     """Return the function that makes the labels of a batch as the model's loss takes them.
 
     Args:
@@ -221,7 +221,7 @@ def bind_outputs(
     shape = keras.tree.lists_to_tuples(keras.tree.map_structure(lambda _: 0, outputs))
     blank = [np.zeros((1,), np.float32)] * len(leaves)
 
-    def labels(arrays: Arrays) -> Any:
+    def labels(arrays: Columns) -> Any:
         rows = len(next(iter(arrays.values())))
         values = [
             # Nothing is compared with it; Keras wants as many labels as outputs.

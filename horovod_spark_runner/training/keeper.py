@@ -6,7 +6,6 @@ keep for themselves; a thread of rank 0 writes it.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -33,8 +32,6 @@ from .progress import Progress
 from .rank_state import RankState, capture_rank, join_states, split_states, state_for
 from .spec import TrainingSpec
 from .state import TrainingVariables
-
-logger = logging.getLogger(__name__)
 
 
 class Keeper:

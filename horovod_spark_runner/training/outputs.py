@@ -86,7 +86,7 @@ def output_specs(model: Any, example: Any) -> list[OutputSpec]:
         example: one row of inputs.
 
     Raises:
-        ModelError: an output has not one entry per row.
+        ModelError: an output does not have one entry per row.
     """
     rows = fixed_batch(model) or 2
     leaves = output_leaves(call_model(model, repeat_rows(example, rows)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +12,6 @@ from ..storage.arrays import Arrays
 from .callback_state import CallbackStates
 from .random_state import capture_random, restore_random
 from .state import TrainingVariables, separate_seed
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

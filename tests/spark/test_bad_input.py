@@ -148,12 +148,12 @@ def test_null_vectors_and_labels_are_counted(spark: Any, tmp_path: Path) -> None
         (
             "v array<double>, y int",
             [([1.0, 2.0], 0), ([3.0, 4.0], 1), ([1.0], 2)],
-            r"'v' holds arrays of 1 to 2 elements; row 0 has 2, row 2 \(y=2\) has not",
+            r"'v' holds arrays of 1 to 2 elements; row 0 has 2, row 2 \(y=2\) does not",
         ),
         (
             "v array<array<double>>, y int",
             [([[1.0], [2.0]], 0), ([[1.0], [2.0, 3.0]], 1)],
-            r"'v' holds nested arrays of 1 to 2 elements; row 0 has 1, row 1 \(y=1\) has not",
+            r"'v' holds nested arrays of 1 to 2 elements; row 0 has 1, row 1 \(y=1\) does not",
         ),
         (
             "v array<array<double>>, y int",
@@ -163,7 +163,7 @@ def test_null_vectors_and_labels_are_counted(spark: Any, tmp_path: Path) -> None
         (
             "v array<array<array<int>>>, y int",
             [([[[1], [2]]], 0), ([[[1], [2]]], 1), ([[[1], [2, 3]]], 2)],
-            r"'v' holds nested arrays of 1 to 2 elements; row 0 has 1, row 2 \(y=2\) has not",
+            r"'v' holds nested arrays of 1 to 2 elements; row 0 has 1, row 2 \(y=2\) does not",
         ),
         ("v string, y int", [("a", 0), (None, 1)], r"'v' has 1 null values in 2 rows.* row 1"),
         ("v string, y int", [(70_000 * "a", 0), (None, 1)], r"'v' has 1 null values in 2 rows"),
@@ -175,7 +175,7 @@ def test_null_vectors_and_labels_are_counted(spark: Any, tmp_path: Path) -> None
         (
             "v array<string>, y int",
             [(["a", "b"], 0), (["a"], 1)],
-            r"'v' holds arrays of 1 to 2 elements; row 0 has 2, row 1 \(y=1\) has not",
+            r"'v' holds arrays of 1 to 2 elements; row 0 has 2, row 1 \(y=1\) does not",
         ),
         (
             "v array<double>, y int",

@@ -328,7 +328,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(
     directory: RunDirectory,
 ) -> None:
     damage_file(save(directory, 10) / "variables.npz", "flip")
-    with pytest.raises(RunDirectoryError, match="none that can be gone on from .*step-00000010"):
+    with pytest.raises(RunDirectoryError, match="none that can be resumed from .*step-00000010"):
         newest_readable(directory, load_checkpoint)
 
 
