@@ -87,6 +87,10 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+# How long a process that was killed may take to be gone.
+KILL_SECONDS = 10.0
+
+
 def end_group(process: subprocess.Popen[bytes], grace: float) -> None:
     """End ``process`` and all it started: a request first, after ``grace`` seconds by force."""
     if grace and process.poll() is None:
@@ -95,7 +99,9 @@ def end_group(process: subprocess.Popen[bytes], grace: float) -> None:
             process.wait(grace)
     # Also after a clean exit: what it started may have stayed behind in its group.
     signal_group(process.pid, signal.SIGKILL)
-    process.wait()
+    # One that hangs in the kernel, on storage that is away, ends only when that answers.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(KILL_SECONDS)
 
 
 def signal_group(group: int, number: signal.Signals) -> None:

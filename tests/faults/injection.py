@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -165,8 +166,10 @@ def strike(kind: str, driver: int, folder: str) -> None:
     if kind.startswith("sigstop"):
         stopped = {"sigstop slot": _spark_worker, "sigstop executor": _executor}
         os.kill(stopped.get(kind, _own)().pid, signal.SIGSTOP)
+        while True:
+            signal.pause()
     if kind == "gil":
-        ctypes.PyDLL(None).sleep(3600)
+        re.match("(a+)+$", 60 * "a" + "b")  # takes longer than the sun will shine
     if kind == "sigsegv":
         ctypes.string_at(0)
     if kind == "oom":
