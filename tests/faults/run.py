@@ -30,6 +30,7 @@ from .training import STEPS, assert_same_end, make_frame, train
 
 PER_RUN = 20
 SILENCE = 15.0
+STALL = 20.0  # longer: a stopped Python worker is to be told by its silence
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
 HEAD = "| fault | count | to the cause, median | worst | to the first new step, median | worst |"
 
@@ -50,17 +51,22 @@ class Times:
             moment = note_of(str(notes), fault).stat().st_mtime
             if fault.kind not in HARMLESS_KINDS:
                 self._causes[fault.kind].append(ends[bisect.bisect(ends, moment)] - moment)
-                self._steps[fault.kind].append(steps[bisect.bisect(steps, moment)] - moment)
+                later = steps[bisect.bisect(steps, moment) :]
+                if later:  # after the last step of all there is none
+                    self._steps[fault.kind].append(later[0] - moment)
 
     def table(self) -> str:
         lines = [HEAD, "|---" * (HEAD.count("|") - 1) + "|"]
         for kind, count in sorted(self._counts.items()):
             cells = [kind, str(count)]
             for seconds in (self._causes[kind], self._steps[kind]):
-                known = [f"{statistics.median(seconds):.1f} s", f"{max(seconds):.1f} s"]
-                cells += known if seconds else ["no restart", ""]
+                cells += _summary(seconds) if seconds else ["no restart", ""]
             lines.append(f"| {' | '.join(cells)} |")
         return "\n".join(lines) + "\n"
+
+
+def _summary(seconds: Sequence[float]) -> list[str]:
+    return [f"{statistics.median(seconds):.1f} s", f"{max(seconds):.1f} s"]
 
 
 def main() -> None:
@@ -83,13 +89,21 @@ def main() -> None:
         train(frame, undisturbed)
         for number, begin in enumerate(range(0, arguments.count, PER_RUN)):
             count = min(PER_RUN, arguments.count - begin)
-            kinds = KINDS + SILENT_KINDS + HARMLESS_KINDS
+            # Each of the silent ones takes its whole timeout.
+            kinds = 2 * KINDS + SILENT_KINDS + HARMLESS_KINDS
             faults = choose_faults(arguments.seed + number, count, STEPS, kinds)
             notes = Path(folder, f"faults-{number}")
             notes.mkdir()
             run_dir = Path(folder, f"run-{number}")
-            silence = {"stall_timeout": SILENCE, "heartbeat_timeout": SILENCE}
-            run = train(frame, run_dir, faults, str(notes), **silence)
+            run = train(
+                frame,
+                run_dir,
+                faults,
+                str(notes),
+                stall_timeout=STALL,
+                heartbeat_timeout=SILENCE,
+                max_restarts=2 * count,  # a machine under load may look stalled
+            )
             assert_same_end(run_dir, undisturbed)
             await_nothing_left(15)
             times.add(faults, notes, run.attempts)
