@@ -22,12 +22,12 @@ from .control_server import ControlServer
 from .encryption import check_encryption
 from .memory import check_memory_limit
 from .network import LOOPBACK, route_to
-from .outcome import Failure, RankOutcome, failure_error, root_cause
+from .outcome import Failure, RankOutcome, failure_error, is_telling, root_cause
 from .slot_plan import ORPHAN_GRACE, SlotPlan
 from .spark_job import SparkJob
 from .talk import Observer, Talk
 from .topology import RankPlacement
-from .watch import RunWatch, Verdict, is_telling
+from .watch import RunWatch, Verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -235,8 +235,9 @@ def _explain(job: Job, outcomes: list[RankOutcome], watch: RunWatch) -> Exceptio
     # come through Spark or say only that the driver ended the run.
     known = outcomes
     if not is_telling(outcomes):
-        told = {failure.slot for failure in watch.failures}
-        known = [*watch.failures, *(o for o in outcomes if o.slot not in told)]
+        told = [failure for failure in watch.failures if is_telling([failure])]
+        slots = {failure.slot for failure in told}
+        known = [*told, *(o for o in outcomes if o.slot not in slots)] or watch.failures
     if not is_telling(known):
         if job.failed_by_itself:
             explained = explain_spark_error(job.error)

@@ -24,7 +24,10 @@ DIED = "died"  # the process exited or was killed
 LOST = "lost"  # the Spark task, its executor or its host went away
 LAUNCH = "launch"  # mpirun or the slot could not do its part
 STALLED = "stalled"  # no rank made any progress
+MPI_ENDED = "mpi ended"  # ended with mpirun, and what became of that is known
 ABORTED = "aborted"  # ended because another rank had failed, or the driver asked
+# Kinds that follow from something else, the less telling the higher.
+_FOLLOWING = {MPI_ENDED: 1, ABORTED: 2}
 
 LOG_TAIL_LINES = 20
 # Ranks besides the first to fail whose end an error tells.
@@ -141,7 +144,7 @@ def root_cause(
 
 def _telling(
     outcome: RankOutcome, order: Mapping[tuple[int, int], int]
-) -> tuple[bool, bool, bool, int, float, int]:
+) -> tuple[int, bool, bool, int, float, int]:
     failure = outcome.failure
     assert failure is not None
     # Horovod's own error on a rank says only that some other rank went away.
@@ -149,13 +152,18 @@ def _telling(
     secondary = "HorovodInternal" in text or "Horovod has been shut down" in text
     may_follow = (failure.exception_type or "").startswith(("tensorflow.", "horovod.", "mpi4py."))
     return (
-        failure.kind == ABORTED,
+        _FOLLOWING.get(failure.kind, 0),
         secondary,
         failure.kind != RAISED or may_follow,
         order.get((outcome.slot, outcome.rank), len(order)),
         failure.time,
         outcome.rank,
     )
+
+
+def is_telling(outcomes: Iterable[RankOutcome]) -> bool:
+    """Tell whether ``outcomes`` name a cause, rather than only what followed from one."""
+    return any(o.failure is not None and o.failure.kind not in _FOLLOWING for o in outcomes)
 
 
 def failure_error(
@@ -177,7 +185,7 @@ def failure_error(
     if failure.kind == STALLED:
         return _stalled_error(failure.message, outcomes)
     others = _summarise_others(cause, outcomes)
-    if failure.kind in (LAUNCH, ABORTED):
+    if failure.kind == LAUNCH or failure.kind in _FOLLOWING:
         text = [f"slot {cause.slot} on {cause.host}: {failure.message}"]
         return LaunchError("\n".join(text + _log_lines(failure) + others))
     lines = [f"{_who(cause)} on {cause.host} failed: {failure.message}"]

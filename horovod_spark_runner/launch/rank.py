@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .json_door import Caller
-from .outcome import ABORTED, LAUNCH, Failure, RankOutcome
+from .outcome import ABORTED, LAUNCH, MPI_ENDED, Failure, RankOutcome
 from .rank_process import RankProcess
 from .topology import RankPlacement
 
@@ -120,6 +120,13 @@ class Rank:
             self._shim.release(0 if failure is None else 1)
         if failure is not None:
             self._on_failure(self.placement, failure)
+
+    def explain_abort(self, why: str, log_tail: tuple[str, ...]) -> None:
+        """Say what else is known where the rank was ended and did not fail itself."""
+        failure = self._failure
+        if failure is not None and failure.kind == ABORTED:
+            message = f"{failure.message}: {why}"
+            self._failure = replace(failure, kind=MPI_ENDED, message=message, log_tail=log_tail)
 
     def fail_result(self) -> None:
         """Take back a large result that could not be sent."""

@@ -185,7 +185,7 @@ class RankProcess:
         assert code is not None
         path = self._directory / OUTCOME_FILE
         if not path.exists() and code == MPI_LOST_EXIT:
-            message = "MPI ended it when another rank or mpirun was gone"
+            message = "MPI ended it, because another rank or mpirun was gone"
             return None, None, Failure(ABORTED, time.time(), message), {}
         if not path.exists() and code == -signal.SIGTERM and self._asked is not None:
             message = (

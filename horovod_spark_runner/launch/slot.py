@@ -157,6 +157,9 @@ class Slot:
             self._fail(ABORTED, str(stopped))
         except Exception as error:  # becomes the ranks' outcome; the driver raises it
             self._fail(LAUNCH, _describe(error))
+        if self._part is not None and self._mpi.has_ended:
+            for rank in self._ranks:
+                rank.explain_abort(self._mpi.describe_end(), self._mpi.log_tail)
         self._send_large_results()
         if self._failure is not None:
             return [RankOutcome(self._index, self._link.host, failure=self._failure)]
@@ -301,12 +304,10 @@ class Slot:
             end = self._mpi.describe_end()
             self._abort(LAUNCH, f"{end} before it started all ranks", self._mpi.log_tail)
         elif waited > limit:
-            message = f"mpirun did not start the {self._world_size} ranks in {limit:.0f} s"
+            message = (
+                f"mpirun did not start the {self._plan.options.num_workers} ranks in {limit:.0f} s"
+            )
             self._abort(LAUNCH, message, self._mpi.log_tail)
-
-    @property
-    def _world_size(self) -> int:
-        return self._plan.options.num_workers
 
     def _check_stall(self, now: float) -> None:
         if self._stall is not None and now - self._stall[0] > STACKS_GRACE:
@@ -333,7 +334,7 @@ class Slot:
         chosen = self._mpi.rank_environment()
         asked = {name: own[name] for name in chosen if name in own}
         joined = {**chosen, **asked, **environment}
-        self._ranks[place].begin(shim, joined, self._world_size)
+        self._ranks[place].begin(shim, joined, self._plan.options.num_workers)
 
     def _on_report(self, place: int, report: dict[str, Any]) -> None:
         self._ranks[place].begun |= report["type"] == "started"

@@ -10,7 +10,7 @@ from enum import Enum
 from ..config import LaunchOptions
 from ..errors import NotEnoughSlotsError
 from .channel import Message
-from .outcome import ABORTED, LAUNCH, LOG_TAIL_LINES, LOST, Failure, RankOutcome
+from .outcome import LAUNCH, LOG_TAIL_LINES, LOST, Failure, RankOutcome
 from .topology import RankPlacement
 
 # How long Spark may take to start the tasks of a stage it has room for.
@@ -198,8 +198,3 @@ def _place(message: Message) -> RankPlacement | None:
         return None
     slot, host = int(message["slot"]), str(message.get("host", "?"))
     return RankPlacement(rank, slot, host, local_rank=-1, cross_rank=-1)
-
-
-def is_telling(outcomes: Sequence[RankOutcome]) -> bool:
-    """Tell whether ``outcomes`` name a cause, rather than only what followed from one."""
-    return any(o.failure is not None and o.failure.kind != ABORTED for o in outcomes)

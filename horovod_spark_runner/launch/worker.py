@@ -118,7 +118,7 @@ def _join_world(rank: int, size: int) -> None:
     if found != (rank, size):
         raise LaunchError(
             f"this process was to be rank {rank} of {size}, but MPI made it rank {found[0]} of "
-            f"{found[1]}; was MPI initialised by an import?"
+            f"{found[1]}; was MPI initialised by an import, or had mpirun ended?"
         )
 
 

@@ -157,7 +157,11 @@ def strike(kind: str, driver: int, folder: str) -> None:
     if kind == "exit":
         os._exit(7)
     if kind.startswith("sigterm"):
-        asked = {"sigterm slot": _spark_worker, "sigterm executor": _executor}
+        asked = {
+            "sigterm slot": _spark_worker,
+            "sigterm executor": _executor,
+            "sigterm mpirun": _mpirun,
+        }
         os.kill(asked.get(kind, _own)().pid, signal.SIGTERM)
         return
     if kind == "driver link":

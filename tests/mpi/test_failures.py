@@ -130,20 +130,27 @@ def test_a_killed_python_worker_of_spark_is_a_lost_rank(spark: Any, tmp_path: Pa
     assert seconds < SOON
 
 
-def kill_mpirun() -> None:
-    """Kill the mpirun that this test started: the one below this process."""
+def signal_mpirun(number: signal.Signals) -> None:
+    """Send a signal to the mpirun that this test started: the one below this process."""
     import psutil
 
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie
             if "prterun" in " ".join(process.cmdline()):
-                process.kill()
+                process.send_signal(number)
 
 
-def test_a_killed_mpirun(spark: Any, tmp_path: Path) -> None:
-    error, seconds = run_with_fault(tmp_path, 2, lambda fault: kill_mpirun())
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (signal.SIGKILL, "mpirun was killed by signal 9 (SIGKILL)"),
+        (signal.SIGTERM, "mpirun exited with code"),  # it ends its ranks, then itself
+    ],
+)
+def test_mpirun_is_ended(spark: Any, tmp_path: Path, number: signal.Signals, told: str) -> None:
+    error, seconds = run_with_fault(tmp_path, 2, lambda fault: signal_mpirun(number))
     assert isinstance(error, LaunchError)
-    assert "mpirun was killed by signal 9 (SIGKILL)" in str(error)
+    assert told in str(error)
     assert seconds < SOON
 
 

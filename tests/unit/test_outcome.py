@@ -19,10 +19,12 @@ from horovod_spark_runner.launch.outcome import (
     ABORTED,
     DIED,
     LAUNCH,
+    MPI_ENDED,
     RAISED,
     Failure,
     RankOutcome,
     failure_error,
+    is_telling,
     root_cause,
 )
 from horovod_spark_runner.launch.topology import RankPlacement
@@ -50,6 +52,16 @@ def test_the_first_by_time_is_the_cause() -> None:
 def test_an_aborted_rank_is_never_the_cause_of_another() -> None:
     aborted, raised = outcome(0, failed(ABORTED, 1.0)), outcome(1, failed(RAISED, 5.0))
     assert root_cause([aborted, raised]) is raised
+
+
+def test_that_mpirun_ended_explains_more_than_that_a_rank_was_ended() -> None:
+    aborted = outcome(1, Failure(ABORTED, 1.0, "MPI ended it"))
+    ended = outcome(0, Failure(MPI_ENDED, 2.0, "MPI ended it: mpirun exited with code 1"))
+    died = outcome(2, Failure(DIED, 3.0, "killed"))
+    assert root_cause([aborted, ended], [(1, 1), (0, 0)]) is ended
+    assert root_cause([aborted, ended, died], [(1, 1), (0, 0)]) is died
+    assert not is_telling([aborted, ended])
+    assert "mpirun exited" in str(failure_error(ended, [aborted, ended], None))
 
 
 def test_horovods_complaint_about_a_lost_peer_is_secondary() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from horovod_spark_runner.config import LaunchOptions
-from horovod_spark_runner.launch.outcome import ABORTED, DIED, LOST
+from horovod_spark_runner.launch.outcome import ABORTED, DIED, LOST, is_telling
 from horovod_spark_runner.launch.watch import (
     FAILED_GRACE,
     TASK_START_SECONDS,
     RunWatch,
     Verdict,
-    is_telling,
 )
 
 
