@@ -95,15 +95,14 @@ def callbacks_for(faults: Sequence[Fault], folder: str) -> Callable[[], list[Any
         import keras
 
         own = [fault for fault in faults if fault.rank == hvd.rank()]
+        begun: list[int] = []  # of this process: what a callback holds is resumed
 
         class Injector(keras.callbacks.Callback):  # type: ignore[misc]
-            begun = False
-
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                if folder and hvd.rank() == 0 and not self.begun:
-                    Path(folder, f"{BEGUN}{time.time_ns()}").touch()
-                    self.begun = True
                 step = int(self.model.optimizer.iterations)
+                if folder and hvd.rank() == 0 and not begun:
+                    Path(folder, f"{BEGUN}{time.time_ns()}").touch()
+                    begun.append(step)
                 for fault in own:
                     if fault.step == step and first_time(folder, fault):
                         if fault.kind.endswith(" later"):
