@@ -22,11 +22,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from horovod_spark_runner.launch.restart import steps_lost
 from tests.leftovers import MARK, await_nothing_left
 
 from .injection import BEGUN, HARMLESS_KINDS, KINDS, SILENT_KINDS, choose_faults, note_of
-from .training import STEPS, assert_same_end, make_frame, train
+from .training import EVERY, STEPS, assert_same_end, make_frame, train
 
 PER_RUN = 20
 SILENCE = 15.0
@@ -42,6 +41,7 @@ class Times:
         self._causes: dict[str, list[float]] = defaultdict(list)
         self._steps: dict[str, list[float]] = defaultdict(list)
         self._counts: dict[str, int] = defaultdict(int)
+        self.steps_again = 0  # that were trained again
 
     def add(self, faults: Sequence[Any], notes: Path, attempts: Sequence[Any]) -> None:
         ends = sorted(attempt.ended for attempt in attempts)
@@ -50,7 +50,9 @@ class Times:
             self._counts[fault.kind] += 1
             moment = note_of(str(notes), fault).stat().st_mtime
             if fault.kind not in HARMLESS_KINDS:
-                self._causes[fault.kind].append(ends[bisect.bisect(ends, moment)] - moment)
+                hit = bisect.bisect(ends, moment)
+                self._causes[fault.kind].append(ends[hit] - moment)
+                self.steps_again += max(0, fault.step - attempts[hit + 1].first_step)
                 later = steps[bisect.bisect(steps, moment) :]
                 if later:  # after the last step of all there is none
                     self._steps[fault.kind].append(later[0] - moment)
@@ -83,7 +85,7 @@ def main() -> None:
     session = spark.config("spark.ui.showConsoleProgress", "false").getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     frame = make_frame(session).cache()
-    times, lost = Times(), 0
+    times = Times()
     with tempfile.TemporaryDirectory() as folder:
         undisturbed = Path(folder, "undisturbed")
         train(frame, undisturbed)
@@ -107,14 +109,14 @@ def main() -> None:
             assert_same_end(run_dir, undisturbed)
             await_nothing_left(15)
             times.add(faults, notes, run.attempts)
-            lost += steps_lost(run.attempts)
             print(f"{begin + count} faults: the same end", flush=True)
     session.stop()
     shutil.rmtree(os.environ["TMPDIR"])
     words = (
         f"`python -m tests.faults.run {' '.join(sys.argv[1:])}`: {arguments.count} faults in "
         f"{number + 1} runs of {STEPS} steps, every run with the weights of an undisturbed one to "
-        f"the bit, no run lost, nothing left behind; {lost} steps were trained again."
+        f"the bit, no run lost, nothing left behind; {times.steps_again} steps were trained again, "
+        f"with a checkpoint every {EVERY}."
     )
     print(f"\n{words}\n\n{times.table()}")
     if arguments.write:
