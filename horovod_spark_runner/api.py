@@ -174,7 +174,8 @@ def run_training(
             the global batch stays the same. By default, all.
         restart_backoff: seconds before the first restart (0.5); doubled while there is no progress.
         custom_objects: the model's own classes and functions by name, for a model file.
-        materializer: ``"petastorm"`` (default), or ``"spark"`` for Spark's own Parquet writer.
+        materializer: ``"petastorm"`` (default), or ``"spark"`` for Spark's own Parquet writer; on
+            Spark Connect always that.
         data_dir: cache directory of the materialized rows, where later runs on the same data find
             them; by default Spark's setting ``spark.horovod.dataDir``, else inside ``run_dir``.
         keep_data: whether the rows stay after the run: in a cache directory they do by default

@@ -174,7 +174,7 @@ def describe_run(run: RunSummary) -> str:
         best = "  best" if line.best else ""
         lines.append(f"  {line.name}  epoch {line.epoch}{within}  {_metrics(line.metrics)}{best}")
     if run.attempts:
-        lines.append(f"attempts, {steps_lost(run.attempts)} steps trained again")
+        lines.append(f"attempts, at least {steps_lost(run.attempts)} steps trained again")
         lines.append(describe_attempts(run.attempts))
     return "\n".join([*lines, *_resume_lines(run)])
 

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInputError
+from ..session import classic_context
 from ..storage.filesystem import Location
 from . import petastorm_compat
 from .checks import check_values, nested_observations, observations
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
 
+logger = logging.getLogger(__name__)
+
 # Small row groups shuffle well, and were measured to read faster than large ones.
 ROW_GROUP_BYTES = 2 * 1024 * 1024
 CODEC = "snappy"
@@ -51,7 +55,7 @@ class DataRequest:
     Attributes:
         roles: the columns and their parts.
         shapes: shapes of columns; as they are found where not given.
-        materializer: ``"petastorm"`` or ``"spark"`` (needed on Spark Connect).
+        materializer: ``"petastorm"``, or ``"spark"``, which is what Spark Connect gets anyway.
         dtypes: NumPy dtypes of columns, where the default is not wanted.
         allow_nan: let NaN and infinite values pass.
         reuse: use a dataset that is there already, and let others use this one.
@@ -183,7 +187,10 @@ def _write_dataset(
 
 def _write(frame: DataFrame, materializer: str, target: Location) -> None:
     """Write ``frame`` into a folder of the writer's own below ``target``."""
-    if materializer == "petastorm":
+    connected = classic_context(frame.sparkSession) is None
+    if connected and materializer == "petastorm":
+        _say_who_writes()
+    elif materializer == "petastorm":
         petastorm_compat.convert(
             frame.sparkSession, frame, target.spark_url, ROW_GROUP_BYTES, CODEC
         )
@@ -192,6 +199,14 @@ def _write(frame: DataFrame, materializer: str, target: Location) -> None:
     writer = writer.option("parquet.block.size", ROW_GROUP_BYTES)
     writer = writer.option("parquet.enable.dictionary", "false")
     writer.parquet(target.join("rows").spark_url)
+
+
+@functools.cache  # once is enough
+def _say_who_writes() -> None:
+    logger.info(
+        "Spark Connect gives no access to the JVM that Petastorm's converter needs: Spark's own "
+        "writer writes the rows (materializer='spark')"
+    )
 
 
 def _contents(names: Sequence[str]) -> list[SparkColumn]:

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from sessions import is_connect, make_session
+from sessions import make_session
 
 from horovod_spark_runner import HorovodRunner, run_training
 
@@ -59,7 +59,6 @@ def main() -> None:
         num_workers=2,
         epochs=2,
         run_dir=run_dir,
-        materializer="spark" if is_connect(master) else "petastorm",
     )
     predicted = model.transform(frame).selectExpr(
         "avg(cast(array_position(prediction, array_max(prediction)) - 1 = digit as int)) as right"

@@ -49,7 +49,7 @@ def test_show_tells_all_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "step-00000024  epoch 2 + 4 steps  val_loss=0.25\n" in text
     assert "step-00000020  epoch 2  val_loss=0.25  best\n" in text
     assert "step-00000010  cannot be used: variables.npz is damaged" in text
-    assert "attempts, 3 steps trained again" in text
+    assert "attempts, at least 3 steps trained again" in text
     assert "attempt 1, 2 ranks, 30 s, steps 0 to 13: rank killed or lost: why" in text
     assert "run python '/a b/t.py' again" in text
     assert f"run_dir={str(run.location)!r}" in text
