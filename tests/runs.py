@@ -1,4 +1,4 @@
-"""Finished runs without a training: what the transformer needs of one."""
+"""Finished runs: what is in them, and how to leave one without a training."""
 
 from __future__ import annotations
 
@@ -12,6 +12,26 @@ from horovod_spark_runner.config import AllreduceOptions, CheckpointOptions, Fit
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.storage.run_directory import RunDirectory
 from horovod_spark_runner.training.spec import Binding, ModelSource, SavedModel, TrainingSpec
+
+
+def arrays_in(path: Path) -> dict[str, np.ndarray]:
+    """Return what an ``.npz`` file holds."""
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files}
+
+
+def assert_same_arrays(found: Path, expected: Path, atol: float = 0.0) -> None:
+    """Check that two ``.npz`` files hold the same arrays: to the bit, unless ``atol`` says more."""
+    ours, theirs = arrays_in(found), arrays_in(expected)
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_allclose(array, theirs[name], rtol=0, atol=atol, err_msg=name)
+
+
+def assert_same_weights(run_dir: Path, expected: Path, atol: float = 0.0) -> None:
+    """Check that two runs ended with the same weights."""
+    weights = "model/weights.npz"
+    assert_same_arrays(run_dir / weights, expected / weights, atol)
 
 
 def spec_of(columns: Sequence[Column], **fields: Any) -> TrainingSpec:

@@ -138,7 +138,8 @@ def test_executors_and_drivers_killed_on_a_cluster(undisturbed: Path, tmp_path: 
     lines = (run_dir / "attempts.jsonl").read_text().splitlines()
     starts = [json.loads(line)["first_step"] for line in lines]
     assert len(starts) == 5
-    assert starts == sorted(starts)
+    for fault, start in zip(faults, starts[1:], strict=True):
+        assert fault.step // EVERY * EVERY - EVERY <= start <= fault.step + 2, starts
     # The ranks of an executor that was asked to end have saved first.
     assert any(29 <= start < 40 for start in starts), starts
     assert_same_end(run_dir, undisturbed)

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from horovod_spark_runner import run_training
+from tests.runs import assert_same_arrays
 
 from .injection import Fault, callbacks_for
 
@@ -73,14 +72,9 @@ def train(
     )
 
 
-def final_weights(run_dir: Path) -> dict[str, np.ndarray]:
-    with np.load(run_dir / "model" / "weights.npz") as file:
-        return {name: file[name] for name in file.files}
-
-
 def assert_same_end(run_dir: Path, undisturbed: Path) -> None:
-    """Check that a run ended as the undisturbed one, to the bit."""
-    expected = final_weights(undisturbed)
-    for name, array in final_weights(run_dir).items():
-        np.testing.assert_array_equal(array, expected[name])
+    """Check that a run ended as the undisturbed one, to the bit: also optimizer and all ranks."""
+    last = f"checkpoints/step-{STEPS:08d}"
+    for file in ("model/weights.npz", f"{last}/variables.npz", f"{last}/ranks.npz"):
+        assert_same_arrays(run_dir / file, undisturbed / file)
     assert (run_dir / "metrics.jsonl").read_text() == (undisturbed / "metrics.jsonl").read_text()

@@ -11,6 +11,7 @@ import pytest
 
 from horovod_spark_runner import InvalidInputError, RunDirectoryError, run_training
 from tests.faults.injection import Fault, callbacks_for
+from tests.runs import assert_same_weights
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
@@ -92,11 +93,6 @@ def train(frame: Any, run_dir: Path, model_fn: Any = make_model, **arguments: An
     return run_training(frame, model_fn, **given)
 
 
-def final_weights(run_dir: Path) -> dict[str, np.ndarray]:
-    with np.load(run_dir / "model" / "weights.npz") as file:
-        return {name: file[name] for name in file.files}
-
-
 @pytest.fixture(scope="module")
 def small(digits_df: Any) -> Any:
     return digits_df.filter("id < 500").cache()
@@ -118,9 +114,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(small: Any, tmp_path: Path) -> 
         best_mode="max",
     )
     assert run.history == whole.history
-    expected = final_weights(tmp_path / "whole")
-    for name, array in final_weights(tmp_path / "run").items():
-        np.testing.assert_array_equal(array, expected[name])
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
     told = [(a.first_step, a.ending) for a in run.attempts]
     assert told == [(0, "rank killed or lost"), (10, "preempted"), (21, "finished")]
     assert "killed by signal 9" in run.attempts[0].cause
@@ -173,9 +167,7 @@ def test_another_number_of_ranks_sees_the_same_batches(small: Any, tmp_path: Pat
     assert run.attempts[0].number == 3
     for ours, theirs in zip(run.history, whole.history, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
-    expected = final_weights(tmp_path / "whole")
-    for name, array in final_weights(tmp_path / "run").items():
-        np.testing.assert_allclose(array, expected[name], atol=1e-5)
+    assert_same_weights(tmp_path / "run", tmp_path / "whole", atol=1e-5)
 
     # Weights of that run to begin another with.
     start = train(

@@ -19,6 +19,7 @@ from horovod_spark_runner import (
     run_training,
 )
 from horovod_spark_runner.launch.phases import PHASES
+from tests.runs import assert_same_weights
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
@@ -53,11 +54,6 @@ def train(frame: Any, run_dir: Path, model_fn: Any = make_model, **arguments: An
         **arguments,
     }
     return run_training(frame, model_fn, **given)
-
-
-def final_weights(run_dir: Path) -> dict[str, np.ndarray]:
-    with np.load(run_dir / "model" / "weights.npz") as file:
-        return {name: file[name] for name in file.files}
 
 
 @pytest.fixture(scope="module")
@@ -141,9 +137,7 @@ def test_a_model_that_cannot_be_written_is_not_lost(small: Any, whole: Any, tmp_
         train(small, run, **arguments)
     (run / "model").unlink()
     assert train(small, run, **arguments).history == whole.history
-    expected = final_weights(Path(whole.run_dir))
-    for name, array in final_weights(run).items():
-        np.testing.assert_array_equal(array, expected[name])
+    assert_same_weights(run, Path(whole.run_dir))
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(small: Any, whole: Any, tmp_path: Path) -> None:
@@ -152,9 +146,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(small: Any, whole: Any, tmp_p
     resumed = train(small, tmp_path / "run", epochs=4, resume="required", **arguments)
     assert first.history == whole.history[:2]
     assert resumed.history == whole.history
-    expected = final_weights(Path(whole.run_dir))
-    for name, array in final_weights(tmp_path / "run").items():
-        np.testing.assert_array_equal(array, expected[name])
+    assert_same_weights(tmp_path / "run", Path(whole.run_dir))
 
     # Once more with the same number of epochs: nothing is left to train.
     again = train(small, tmp_path / "run", epochs=4, **arguments)
