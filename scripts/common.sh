@@ -16,16 +16,26 @@ install_hint() {
     else echo "your system's package manager"; fi
 }
 
+# The newest Java that both Spark and this system's packages have: for apt, for dnf.
+java_packages() {
+    local release=17
+    # shellcheck disable=SC1091
+    case "$(. /etc/os-release 2>/dev/null && echo "$ID ${VERSION_ID%%.*}")" in
+    "debian 1"[3-9] | "rhel 1"* | "centos 1"* | "rocky 1"* | "almalinux 1"* | "fedora "*) release=21 ;;
+    esac
+    install_hint "openjdk-$release-jre-headless" "java-$release-openjdk-headless"
+}
+
 find_python() {
     local candidate
-    for candidate in ${HSR_PYTHON:-} python3.11 python3.12 python3.10 python3; do
+    for candidate in ${HSR_PYTHON:-} python3.11 python3.12 python3.10 python3.13 python3; do
         if command -v "$candidate" >/dev/null &&
-            "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then
+            "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
             command -v "$candidate"
             return
         fi
     done
-    fail "Python 3.10, 3.11 or 3.12 with venv is needed, and none was found on PATH; install one with: $(install_hint 'python3 python3-venv python3-dev' 'python3.11 python3.11-devel'), or name it in HSR_PYTHON"
+    fail "Python 3.10 to 3.13 with venv is needed, and none was found on PATH; install one with: $(install_hint 'python3 python3-venv python3-dev' 'python3.11 python3.11-devel'), or name it in HSR_PYTHON"
 }
 
 find_java() {
@@ -35,8 +45,8 @@ find_java() {
         [ -x "$java" ] || fail "JAVA_HOME is $JAVA_HOME, but there is no program $java; set JAVA_HOME to the folder of a Java (17 or newer) that holds bin/java, or unset it"
     fi
     version="$("$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1)" || true
-    [ -n "$version" ] || fail "Java is needed and was not found (looked for '$java'); install it with: $(install_hint openjdk-17-jre-headless java-17-openjdk-headless)"
-    [ "$version" -ge 17 ] || fail "Java 17 or newer is needed, but '$java' is Java $version; install it with: $(install_hint openjdk-17-jre-headless java-17-openjdk-headless), and set JAVA_HOME"
+    [ -n "$version" ] || fail "Java is needed and was not found (looked for '$java'); install it with: $(java_packages)"
+    [ "$version" -ge 17 ] || fail "Java 17 or newer is needed, but '$java' is Java $version; install it with: $(java_packages), and set JAVA_HOME"
 }
 
 find_compiler() {

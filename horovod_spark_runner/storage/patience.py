@@ -50,20 +50,27 @@ def answered(act: Callable[[Headway], T], what: str) -> T:
         HungError: it made no headway for `answer_seconds`.
     """
     limit, headway, done = answer_seconds(), Headway(), Future[T]()
-
-    def run() -> None:
-        try:
-            done.set_result(act(headway))
-        except BaseException as error:  # raised where it is waited for
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="hsr-storage", daemon=True).start()
+    threading.Thread(
+        target=_answer, args=(act, headway, done), name="hsr-storage", daemon=True
+    ).start()
     while not done.done():
         left = headway.last + limit - time.monotonic()
         if left <= 0:
             raise HungError(f"{what}: the storage has not answered for {limit:g} s")
         wait([done], timeout=left)
-    return done.result()
+    try:
+        return done.result()
+    finally:
+        del done  # an error and what it refers to would keep each other alive
+
+
+def _answer(act: Callable[[Headway], T], headway: Headway, done: Future[T]) -> None:
+    try:
+        done.set_result(act(headway))
+    except BaseException as error:  # raised where it is waited for
+        done.set_exception(error)
+    finally:
+        del done
 
 
 def answer_seconds() -> float:

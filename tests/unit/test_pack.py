@@ -30,6 +30,8 @@ def distribution(folder: Path, editable: bool, top_level: str) -> metadata.Distr
     (info / "RECORD").write_text("".join(f"{name},,\n" for name in names))
     origin = {"url": "file:///src/thing", "dir_info": {"editable": editable}}
     (info / "direct_url.json").write_text(json.dumps(origin))
+    for name in names[:2]:  # newer Pythons name those only that are there
+        (folder / name).touch()
     return metadata.Distribution.at(info)
 
 

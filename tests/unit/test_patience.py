@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,29 @@ def test_an_answer_and_an_error_are_handed_on() -> None:
     assert answered(lambda headway: 7, "x") == 7
     with pytest.raises(FileNotFoundError):
         answered(lambda headway: Path("/no/such/file").read_text(), "x")
+
+
+def test_an_error_keeps_nothing_alive_once_it_is_handled() -> None:
+    class Data:
+        pass
+
+    data = Data()
+    seen = weakref.ref(data)
+
+    def fail(headway: Headway, data: Data = data) -> None:
+        raise OSError(str(data))
+
+    gc.disable()
+    try:
+        with pytest.raises(OSError, match="Data object"):
+            answered(fail, "x")
+        del data, fail
+        deadline = time.monotonic() + 5
+        while seen() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_what_makes_headway_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
