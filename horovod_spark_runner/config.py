@@ -39,8 +39,8 @@ def check_count(name: str, value: object, minimum: int = 1) -> int:
 
 def whole_number(value: object) -> int | None:
     """Return ``value`` as an integer; ``None`` if it is of another kind."""
-    # bool is an int to Python, but num_workers=True is a mistake.
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    # bool is an int to Python, and NumPy's to older NumPys, but num_workers=True is a mistake.
+    if type(value).__name__ in ("bool", "bool_") or not hasattr(value, "__index__"):
         return None
     try:
         return operator.index(value)

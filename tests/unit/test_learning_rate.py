@@ -55,6 +55,8 @@ def test_all_optimizers_are_scaled() -> None:
 def test_optimizers_that_others_wrap_are_scaled() -> None:
     import keras
 
+    if not hasattr(keras.optimizers, "OptimizerMap"):
+        pytest.skip("this Keras has no optimizers of several others")
     first, second, third = sgd(0.1, 0.2, 0.3)
     wrapped = keras.optimizers.LossScaleOptimizer(first)
     by_path = keras.optimizers.OptimizerMap(second, {".*bias": third})
