@@ -145,10 +145,11 @@ def run_training(
             What may change from call to call: ``epochs``, callbacks, checkpoints, restarts,
             metrics, settings of the optimizer other than its rate (clipping, decay, schedules),
             and, from an epoch's end on, ``num_workers``, ``batch_size``, ``shuffle`` and
-            ``window_bytes``. A new loss is trained with, and warned of. What the checkpoint
-            decides is kept, with a warning that names both values: the learning rate that
-            ``compile`` gave, ``lr_scaling``, ``warmup_epochs``, ``initial_weights``, and of
-            ``seed`` all but the order of rows. Refused by name: other training rows (also by
+            ``window_bytes``. A new loss, ``class_weight``, ``steps_per_epoch`` or column of
+            ``transforms`` is trained with, and warned of. What the checkpoint decides is kept, with
+            a warning that names both values: the learning rate that ``compile`` gave,
+            ``lr_scaling``, ``warmup_epochs``, ``initial_weights``, and of ``seed`` all but the
+            order of rows. Refused by name: other training rows (also by
             another ``validation``), columns, layers or settings of layers, optimizer classes.
             Automatic names (``dense_3``) do not count.
         initial_weights: weights to begin a new run with: another run's directory or one of its

@@ -179,7 +179,9 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     start = None if request.initial_weights is None else str(request.initial_weights)
     if checkpoint is not None:
         workers = request.launching.num_workers
-        fit, start, warnings = settings_to_go_on_with(checkpoint, request.fit, workers, start)
+        fit, start, warnings = settings_to_go_on_with(
+            checkpoint, request.fit, workers, start, _recorded_data(request.data)
+        )
         request = replace(request, fit=fit)
         for text in warnings:
             logger.warning("going on with run_dir %s: %s", directory.location, text)
@@ -343,6 +345,7 @@ def _recorded_data(options: DataOptions) -> dict[str, Any]:
         "stratify": options.stratify,
         "shapes": {name: list(shape) for name, shape in options.shapes.items()},
         "dtypes": {name: str(dtype) for name, dtype in options.dtypes.items()},
+        "transforms": sorted(options.transforms),
     }
 
 

@@ -138,7 +138,7 @@ def check_values(
             negative sample weights, or arrays of differing sizes.
     """
     if not facts["rows"]:
-        raise DataError("the DataFrame has no rows: there is nothing to train on")
+        raise DataError("there are no rows, so nothing to train on")
     for number, source in enumerate(sources):
         footer = footers[source.name]
         nulls = facts.get(f"null{number}", footer.nulls)

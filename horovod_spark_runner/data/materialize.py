@@ -16,13 +16,14 @@ import functools
 import hashlib
 import json
 import logging
+import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidInputError
+from ..errors import DataError, InvalidInputError
 from ..session import classic_context
 from ..storage.filesystem import Location
 from . import petastorm_compat
@@ -40,6 +41,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 logger = logging.getLogger(__name__)
+
+# What operating systems say through Java.
+_STORAGE_FAULTS = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "Read-only file system",
+    "Permission denied",
+    "Input/output error",
+    "Mkdirs failed to create",
+)
 
 # Small row groups shuffle well, and were measured to read faster than large ones.
 ROW_GROUP_BYTES = 2 * 1024 * 1024
@@ -117,9 +128,10 @@ def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Mat
     with _writing_to(folder):
         target = new_folder(folder, key)
     try:
-        manifest = _write_dataset(frame, prepared, sources, request, target)
-        manifest = replace(manifest, source=origin)
-        publish(manifest)
+        with _writing_to(folder):
+            manifest = _write_dataset(frame, prepared, sources, request, target)
+            manifest = replace(manifest, source=origin)
+            publish(manifest)
     except BaseException:
         target.delete_folder()
         raise
@@ -136,6 +148,19 @@ def _writing_to(folder: Location) -> Iterator[None]:
             f"the rows cannot be written to {folder}: {error}; data_dir must be a folder that the "
             "driver and all executors can write to"
         ) from error
+    except Exception as error:
+        reason = _of_storage(error)
+        if reason is None:  # what computes the rows has failed, say, which Spark tells
+            raise
+        raise DataError(f"the rows cannot be written to {folder}: {reason}") from error
+
+
+def _of_storage(error: Exception) -> str | None:
+    """Return what the storage said, if that is why Spark could not write the rows."""
+    if not type(error).__module__.startswith(("py4j.", "pyspark.")):
+        return None
+    found = re.search(f"(?m)^.*?([^:\n]*(?:{'|'.join(_STORAGE_FAULTS)})[^\n]*)$", str(error))
+    return None if found is None else found[1].strip()
 
 
 def _find(folder: Location, key: str, origin: str, prepared: DataFrame) -> Manifest | None:

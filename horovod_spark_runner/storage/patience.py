@@ -20,6 +20,7 @@ PAUSES = (1.0, 4.0)
 # How long storage may take for one answer, in seconds, and the variable that says otherwise.
 ANSWER_SECONDS = 300.0
 ANSWER_VARIABLE = "HSR_STORAGE_TIMEOUT"
+_LONGEST_WAIT = 1e8  # three years; Python cannot wait for any number of seconds
 
 
 class HungError(TimeoutError):
@@ -86,9 +87,9 @@ def answer_seconds() -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not seconds > 0:
+    if not seconds > 0:  # also of nan
         raise InvalidInputError(f"{ANSWER_VARIABLE} must be a number of seconds, got {text!r}")
-    return seconds
+    return min(seconds, _LONGEST_WAIT)
 
 
 def patiently(

@@ -6,6 +6,7 @@ makes it another run (refused). Values that an earlier version did not record co
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -183,7 +184,11 @@ def _joined(changes: Sequence[str]) -> str:
 
 
 def settings_to_go_on_with(
-    info: CheckpointInfo, fit: FitOptions, workers: int, start: str | None
+    info: CheckpointInfo,
+    fit: FitOptions,
+    workers: int,
+    start: str | None,
+    data: Mapping[str, Any],
 ) -> tuple[FitOptions, str | None, list[str]]:
     """Return what a resumed run does with the arguments of the call that goes on with it.
 
@@ -192,6 +197,7 @@ def settings_to_go_on_with(
         fit: what was asked for.
         workers: ranks asked for.
         start: ``initial_weights``.
+        data: what checkpoints record of how data are prepared, of this call.
 
     Returns:
         The settings that hold, the ``initial_weights`` to record, and warnings.
@@ -209,7 +215,10 @@ def settings_to_go_on_with(
             + ": a resumed run keeps what it was begun with"
         )
     held = replace(fit, **kept)
-    if info.order.get("seed", fit.seed) != fit.seed:
+    warnings += _new_ones(info, fit, data)
+    # Where the split follows from it, too, the rows are others, which is refused.
+    splits = isinstance(data["validation"], float)
+    if info.order.get("seed", fit.seed) != fit.seed and not splits:
         warnings.append(
             _since("seed", info.order["seed"], fit.seed)
             + ": it changes the order of rows only; weights and random generators go on from the "
@@ -229,6 +238,24 @@ def settings_to_go_on_with(
             f"initial_weights={start!r} is ignored: the run goes on from its checkpoint{begun_with}"
         )
     return held, start if recorded is _ABSENT else recorded, warnings
+
+
+def _new_ones(info: CheckpointInfo, fit: FitOptions, data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is said of arguments whose new values are trained with."""
+    then = {**info.settings.get("fit", {}), **info.settings.get("data", {})}
+    now = {
+        "class_weight": fit.class_weight,
+        "steps_per_epoch": fit.steps_per_epoch,
+        "transforms": data["transforms"],
+    }
+    for name, value in now.items():
+        # Checkpoints are JSON, whose keys are text.
+        if name in then and _as_json(then[name]) != _as_json(value):
+            yield f"{_since(name, then[name], value)}: what is left is trained with the new one"
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def check_same_data(

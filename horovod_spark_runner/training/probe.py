@@ -2,7 +2,9 @@
 
 Keras's own metrics keep sums, and its losses are means over rows (or sums, which are known to be).
 What the user's own metrics, loss functions and layers compute is not known, so it is tried once,
-before the first step: the first batch of rank 0 is cut in two.
+before the first step: the first batch of rank 0 is cut in two. Functions of labels and predictions
+are tried a second time with each prediction put to the row after its own: with the weights a model
+begins with, all rows may happen to be equally wrong.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ class Probe:
 
     def __init__(self, model: Any, data: Any) -> None:
         self._model = model
+        self._said: set[str] = set()
         self._x, self._y, _ = keras.utils.unpack_x_y_sample_weight(data)
         rows = len(keras.tree.flatten(self._x)[0])
         self._first, self._second = slice(0, rows // 2), slice(rows // 2, rows)
         self._parts = [self._first, self._second, slice(0, rows)]
+        self._even = rows // 2 * 2
         # Of halves that are equally large, a mean and half a sum are the same for equal rows only.
         self._share = (rows // 2) / rows if rows else 0.0
 
@@ -44,16 +48,19 @@ class Probe:
         Raises:
             ModelError: a metric keeps something else than sums, or a loss is a sum over rows.
         """
-        metrics = [m for m in getattr(self._metrics, "metrics", ()) if _is_own(m, "update_state")]
+        metrics = [m for m in getattr(self._metrics, "metrics", ()) if _is_own_metric(m)]
         losses = self._own_losses()
         if self._share == 0.0 or not (metrics or losses or self._model.losses):
             return
         with unchanged(self._model, metric_variables(self._model)):
             outputs, added = zip(*(self._call(part) for part in self._parts), strict=True)
-            if self._y is not None and metrics:
-                self._check_metrics(metrics, outputs)
             self._check_losses(losses, outputs)
             self._check_added(added)
+            if self._y is not None and _have_rows(outputs[-1], self._parts[-1].stop):
+                displaced = self._displaced(outputs)
+                self._check_losses(losses, displaced)
+                for whole in (outputs[-1], displaced[-1]):
+                    self._check_metrics(metrics, whole)
 
     @property
     def _metrics(self) -> Any:
@@ -68,14 +75,40 @@ class Probe:
         outputs = self._model(_rows(self._x, part), training=False)
         return outputs, [float(np.mean(loss)) for loss in self._model.losses]
 
-    def _check_metrics(self, own: Sequence[Any], outputs: Sequence[Any]) -> None:
-        def state_after(*numbers: int) -> list[list[np.ndarray]]:
-            self._metrics.reset_state()
-            for number in numbers:
-                self._metrics.update_state(_rows(self._y, self._parts[number]), outputs[number])
-            return [[np.array(v) for v in metric.variables] for metric in own]
+    def _displaced(self, outputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs of the parts with each row's at the place of the row after it."""
+        whole = keras.tree.map_structure(
+            lambda value: keras.ops.roll(value, 1, axis=0), outputs[-1]
+        )
+        return [_rows(whole, part) for part in self._parts]
 
-        first, second, both = state_after(0), state_after(1), state_after(0, 1)
+    def _check_metrics(self, own: Sequence[Any], outputs: Any) -> None:
+        def state_after(*parts: slice) -> tuple[list[list[np.ndarray]], list[Any]]:
+            self._metrics.reset_state()
+            for part in parts:
+                self._metrics.update_state(_rows(self._y, part), _rows(outputs, part))
+            states = [[np.array(v) for v in metric.variables] for metric in own]
+            return states, [keras.tree.map_structure(np.array, m.result()) for m in own]
+
+        if not own:
+            return
+        half, even = self._even // 2, self._even
+        first, second = slice(0, half), slice(half, even)
+        (one, _), (other, _) = state_after(first), state_after(second)
+        both, results = state_after(first, second)
+        _, whole = state_after(slice(0, even))
+        self._check_sums(own, one, other, both)
+        for metric, in_turn, at_once in zip(own, results, whole, strict=True):
+            pairs = zip(keras.tree.flatten(in_turn), keras.tree.flatten(at_once), strict=True)
+            if not all(_close(a, b) for a, b in pairs):
+                self._say(
+                    f"metric {metric.name!r} of model {self._model.name!r} is no mean over the "
+                    "rows of a batch: every rank computes it from its own rows, and the mean of "
+                    "that is told, which is another number than that of the global batch"
+                )
+
+    @staticmethod
+    def _check_sums(own: Sequence[Any], first: Any, second: Any, both: Any) -> None:
         for metric, one, other, whole in zip(own, first, second, both, strict=True):
             for variable, a, b, c in zip(metric.variables, one, other, whole, strict=True):
                 if variable.aggregation == "sum" and not _close(a + b, c):
@@ -114,12 +147,16 @@ class Probe:
                 "depends on how many ranks share them; let it return the mean over rows, or the "
                 "values of all rows (keras.losses.Loss with reduction='sum' is a sum that is known)"
             )
-        notify(
+        self._say(
             f"{title} of model {self._model.name!r} is no mean over the rows of a batch: every "
             "rank computes it from its own rows, and the mean of that is trained, which is another "
-            "number than that of the global batch",
-            warn=True,
+            "number than that of the global batch"
         )
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            notify(text, warn=True)
 
 
 def _is_own(thing: Any, method: str) -> bool:
@@ -128,11 +165,22 @@ def _is_own(thing: Any, method: str) -> bool:
     return not str(module).startswith("keras.")
 
 
+def _have_rows(values: Any, rows: int) -> bool:
+    return all(np.shape(value)[:1] == (rows,) for value in keras.tree.flatten(values))
+
+
+def _is_own_function(function: Any) -> bool:
+    return not str(getattr(function, "__module__", "")).startswith("keras.")
+
+
+def _is_own_metric(metric: Any) -> bool:
+    function = getattr(metric, "_fn", None)  # of a MeanMetricWrapper
+    return _is_own(metric, "update_state") or (function is not None and _is_own_function(function))
+
+
 def _is_own_loss(loss: Any) -> bool:
     function = getattr(loss, "fn", None)
-    if function is not None:
-        return not str(getattr(function, "__module__", "")).startswith("keras.")
-    return _is_own(loss, "call")
+    return _is_own(loss, "call") if function is None else _is_own_function(function)
 
 
 def _rows(values: Any, part: slice) -> Any:

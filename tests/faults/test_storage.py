@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from horovod_spark_runner import HorovodRunner
-from horovod_spark_runner.errors import CheckpointError, HorovodSparkError
+from horovod_spark_runner.errors import CheckpointError, DataError, HorovodSparkError
 from horovod_spark_runner.storage.patience import ANSWER_VARIABLE
 from tests.leftovers import await_nothing_left
 
@@ -66,6 +66,18 @@ def test_a_disk_that_is_full_at_any_step(
         assert_same_end(run_dir, undisturbed)
         fill(small)
     await_nothing_left()
+
+
+@pytest.mark.parametrize("materializer", ["petastorm", "spark"])
+def test_a_disk_that_is_full_while_rows_are_written(
+    spark: Any, small: Path, materializer: str
+) -> None:
+    numbers = ", ".join(f"rand({seed})" for seed in range(8))
+    rows = spark.range(400_000).selectExpr(f"array({numbers}) as image", "id % 10 as digit")
+    with pytest.raises(
+        DataError, match="cannot be written to .*run/data: .*No space left on device"
+    ):
+        train(rows, small / "run", materializer=materializer)
 
 
 def test_checkpoint_storage_that_hangs(

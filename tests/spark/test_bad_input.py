@@ -363,7 +363,7 @@ def test_stratify_needs_a_fraction_and_a_column(frame: Any, tmp_path: Path) -> N
 
 
 def test_empty(frame: Any, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="the DataFrame has no rows"):
+    with pytest.raises(DataError, match="there are no rows"):
         train(frame.filter("a < 0"), tmp_path)
     assert not list(tmp_path.glob("run/data/*"))
 

@@ -206,7 +206,7 @@ def test_a_loss_by_name_is_the_loss_as_an_object() -> None:
 
 def test_a_seed_changed_twice_is_not_said_to_be_the_first() -> None:
     info = replace(INFO, order={"seed": 5})  # that of the second call
-    _, _, (warning,) = settings_to_go_on_with(info, replace(FIT, seed=7), 2, None)
+    _, _, (warning,) = settings_to_go_on_with(info, replace(FIT, seed=7), 2, None, DATA)
     assert "seed is 7 now, the checkpoint was taken with 5: it changes the order" in warning
     assert "begun" not in warning
 
@@ -232,9 +232,10 @@ INFO = CheckpointInfo(
         "feature_cols": ["a", "b"],
         "label_cols": ["y"],
         "sample_weight_col": None,
-        "data": {"validation": 0.1, "stratify": None, "shapes": {}, "dtypes": {}},
+        "data": {"validation": 0.1, "stratify": None, "shapes": {}, "dtypes": {}, "transforms": []},
     },
 )
+DATA = {"validation": None, "transforms": []}
 FIT = FitOptions(lr_scaling="linear", warmup_epochs=2.0)
 
 
@@ -252,17 +253,58 @@ FIT = FitOptions(lr_scaling="linear", warmup_epochs=2.0)
 def test_settings_that_are_not_honoured(
     fit: FitOptions, workers: int, start: str | None, message: str
 ) -> None:
-    held, recorded_start, warnings = settings_to_go_on_with(INFO, fit, workers, start)
+    held, recorded_start, warnings = settings_to_go_on_with(INFO, fit, workers, start, DATA)
     assert any(message in text for text in warnings)
     assert (held.lr_scaling, held.warmup_epochs, recorded_start) == ("linear", 2.0, None)
 
 
+@pytest.mark.parametrize(
+    ("recorded", "fit", "data", "message"),
+    [
+        (
+            {"class_weight": {"0": 1.0}},
+            {"class_weight": {0: 9.0}},
+            DATA,
+            "class_weight is {0: 9.0} now",
+        ),
+        ({"class_weight": {"0": 1.0}}, {}, DATA, "class_weight is None now"),
+        (
+            {"class_weight": None},
+            {"class_weight": {1: 2.0}},
+            DATA,
+            "class_weight is {1: 2.0} now",
+        ),
+        ({"steps_per_epoch": None}, {"steps_per_epoch": 5}, DATA, "steps_per_epoch is 5 now"),
+        ({}, {}, {**DATA, "transforms": ["a"]}, "transforms is ['a'] now"),
+    ],
+)
+def test_what_is_left_is_trained_with_new_ones_and_they_are_told(
+    recorded: Any, fit: Any, data: Any, message: str
+) -> None:
+    settings = {**INFO.settings, "fit": {**INFO.settings["fit"], **recorded}}
+    info = replace(INFO, settings=settings)
+    _, _, (warning,) = settings_to_go_on_with(info, replace(FIT, **fit), 2, None, data)
+    assert message in warning
+    assert "what is left is trained with the new one" in warning
+
+
+def test_the_same_class_weight_is_not_warned_of() -> None:
+    settings = {**INFO.settings, "fit": {**INFO.settings["fit"], "class_weight": {"0": 2.0}}}
+    info, fit = replace(INFO, settings=settings), replace(FIT, class_weight={0: 2.0})
+    assert settings_to_go_on_with(info, fit, 2, None, DATA)[2] == []
+
+
+def test_a_seed_that_changes_the_split_is_refused_not_warned_of() -> None:
+    data = {**DATA, "validation": 0.1}
+    assert settings_to_go_on_with(INFO, replace(FIT, seed=7), 2, None, data)[2] == []
+
+
 def test_the_same_call_is_not_warned_of() -> None:
-    assert settings_to_go_on_with(INFO, FIT, 2, None) == (FIT, None, [])
+    assert settings_to_go_on_with(INFO, FIT, 2, None, DATA) == (FIT, None, [])
     begun = replace(INFO, settings={**INFO.settings, "initial_weights": "old/run"})
-    assert settings_to_go_on_with(begun, FIT, 2, "old/run") == (FIT, "old/run", [])
+    assert settings_to_go_on_with(begun, FIT, 2, "old/run", DATA) == (FIT, "old/run", [])
     nothing_known = replace(INFO, settings={}, order={}, state={})
-    assert settings_to_go_on_with(nothing_known, FIT, 9, None) == (FIT, None, [])
+    assert settings_to_go_on_with(nothing_known, FIT, 9, None, DATA) == (FIT, None, [])
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,32 @@ def test_what_is_neither_is_warned_of(warnings: list[str]) -> None:
     assert "is no mean over the rows" in warnings[0]
 
 
+def test_functions_as_metrics_are_tried_too(warnings: list[str]) -> None:
+    def rooted(y: Any, p: Any) -> Any:
+        return ops.sqrt(ops.mean(squares(y, p)))
+
+    def crossed(y: Any, p: Any) -> Any:  # every label with every prediction: a common slip
+        return ops.square(ops.reshape(y, (-1,)) - p)
+
+    for number, metric in enumerate((rooted, crossed)):
+        run(built("mse", [metric]))
+        assert len(warnings) == number + 1
+        assert f"metric '{metric.__name__}' of model" in warnings[-1]
+        assert "is no mean over the rows" in warnings[-1]
+
+
+def test_rows_that_are_equally_wrong_hide_nothing(warnings: list[str]) -> None:
+    rows = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    model = keras.Sequential(
+        [keras.layers.Input((3,)), keras.layers.Dense(1, "linear", True, "ones", "ones")]
+    )
+    model.compile("sgd", lambda y, p: ops.sqrt(ops.mean(squares(y, p))))
+    labels = rows.sum(1, keepdims=True)  # what the model says, less one
+    model.evaluate(rows, labels, verbose=0)
+    probe.Probe(model, (rows, labels)).run()
+    assert len(warnings) == 1
+
+
 def test_a_metric_that_is_no_sum_is_refused() -> None:
     with pytest.raises(ModelError, match="'largest' .* its variable 'value' is not a sum"):
         run(built("mse", [Largest()]))

@@ -98,6 +98,12 @@ def test_the_limit_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
             answer_seconds()
 
 
+@pytest.mark.parametrize("text", ["inf", "1e12"])
+def test_no_limit_is_a_limit_too(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ANSWER_VARIABLE, text)
+    assert answered(lambda headway: time.sleep(0.05), "x") is None
+
+
 def test_large_files_are_read_and_written_in_parts(tmp_path: Path) -> None:
     data = os.urandom(40 * 2**20)
     place = Location(str(tmp_path / "large"))

@@ -62,7 +62,7 @@ def test_layouts() -> None:
 @pytest.mark.parametrize(
     ("facts", "footers", "message"),
     [
-        ({"rows": 0}, {}, "the DataFrame has no rows"),
+        ({"rows": 0}, {}, "there are no rows"),
         ({}, {"y": Footer(3)}, "column 'y' has null values; fill them .df.fillna. or leave"),
         ({}, {"x": Footer(3)}, "column 'x' has null values; leave those rows out .df.dropna."),
         ({"min0_1": 3}, {}, "column 'x' holds arrays of 3 to 4 elements"),
