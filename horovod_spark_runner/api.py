@@ -199,7 +199,8 @@ def run_training(
             ``10.0.0.0/8``; by default that of the route to the other hosts.
         allow_unencrypted: run across hosts although Spark is set to encrypt its own traffic:
             MPI's is not encrypted.
-        env: environment variables to set on every rank.
+        env: environment variables to set on every rank. Otherwise it has its executor's, not the
+            driver's, and the executor's working directory: name files by whole paths.
         mpi_parameters: further Open MPI parameters by name.
         verbose: show progress and the ranks' output on the driver (default); without, only
             warnings. (Spark's own bar is a matter of ``spark.ui.showConsoleProgress``.)

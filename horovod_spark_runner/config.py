@@ -155,7 +155,7 @@ class LaunchOptions:
             such as ``10.0.0.0/8``; by default, that of the route to the other hosts.
         allow_unencrypted: run across hosts although Spark is set to encrypt its own traffic:
             MPI's is not encrypted.
-        env: environment variables set for every rank.
+        env: environment variables set for every rank, over its executor's.
         mpi_parameters: further Open MPI parameters, as ``--mca NAME VALUE``.
         allreduce: see `AllreduceOptions`.
         stream_logs: print progress and the ranks' output lines on the driver; warnings are

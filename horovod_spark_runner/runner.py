@@ -39,7 +39,8 @@ class HorovodRunner:
             ``10.0.0.0/8``; by default that of the route to the other hosts.
         allow_unencrypted: run across hosts although Spark is set to encrypt its own traffic:
             MPI's is not encrypted.
-        env: environment variables to set on every rank.
+        env: environment variables to set on every rank. Otherwise it has its executor's, not the
+            driver's, and the executor's working directory: name files by whole paths.
         allreduce: see `AllreduceOptions`.
         mpi_parameters: further Open MPI parameters by name (``mpirun --mca NAME VALUE``).
         stream_logs: print on the driver where the ranks run and their output, prefixed with
