@@ -25,7 +25,7 @@ from .config import (
 from .data.manifest import Manifest
 from .data.prepare import DataOptions, check_data, prepared, session_of
 from .data.schema import Roles
-from .errors import DataError, InvalidInputError, RunDirectoryError
+from .errors import CheckpointError, DataError, InvalidInputError, RunDirectoryError
 from .launch.capacity import check_slots
 from .launch.driver import RunResult
 from .launch.encryption import check_encryption
@@ -209,10 +209,15 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
         if checked.checkpoint is not None:
             where = str(directory.location)
             check_same_data(checked.checkpoint, data.train.fingerprint, checked.settings, where)
-        spec = _training_spec(checked, data.train, data.validation)
         # The script's name only: its arguments may hold secrets.
         program = {"program": sys.argv[0]} if Path(sys.argv[0]).is_file() else {}
-        directory.write_config({**checked.settings, **program, "rows": data.train.rows})
+        try:
+            spec = _training_spec(checked, data.train, data.validation)
+            directory.write_config({**checked.settings, **program, "rows": data.train.rows})
+        except OSError as error:
+            raise CheckpointError(
+                f"run_dir {directory.location} takes no files: {error}"
+            ) from error
         launching = replace(request.launching, log_dir=str(directory.logs))
         attempts = Attempts(session_of(request.frame), launching, request.restarts, directory, lock)
         result = attempts.run(spec)

@@ -22,6 +22,12 @@ def classic_context(spark: SparkSession) -> Any | None:
     return getattr(spark, "_sc", None)
 
 
+def is_stopped(spark: SparkSession) -> bool:
+    """Tell whether the session was stopped; without a question to the server of Spark Connect."""
+    context = classic_context(spark)
+    return context is not None and getattr(context, "_jsc", None) is None
+
+
 def master_of(spark: SparkSession) -> str:
     """Return Spark's master URL."""
     return str(spark.conf.get("spark.master", "") or "")

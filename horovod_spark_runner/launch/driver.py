@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .. import errors
 from ..config import LaunchOptions
 from ..errors import EnvironmentProblem, InvalidInputError, LaunchError, RunCancelledError
 from ..serialize import dump_call
@@ -56,6 +57,9 @@ class Job(Protocol):
 
     @property
     def failed_by_itself(self) -> bool: ...
+
+    @property
+    def session_stopped(self) -> bool: ...
 
     def start(self) -> None: ...
 
@@ -225,6 +229,10 @@ def _end(job: Job, talk: Talk) -> None:
 
 
 def _explain(job: Job, outcomes: list[RankOutcome], watch: RunWatch) -> Exception:
+    if job.session_stopped:
+        stopped = RunCancelledError("the Spark session was stopped during the run")
+        stopped.__cause__ = job.error
+        return stopped
     if job.cancelled_elsewhere:
         explained: Exception = RunCancelledError(
             "the run was cancelled through Spark (its UI, a job tag or group)"
@@ -253,7 +261,10 @@ def _explain(job: Job, outcomes: list[RankOutcome], watch: RunWatch) -> Exceptio
 
 def unpickle_exception(failure: Failure) -> BaseException | None:
     """Return the exception itself; ``None`` if it cannot be had here, or only with a framework."""
-    package = (failure.exception_type or "").partition(".")[0]
+    module, _, name = (failure.exception_type or "").rpartition(".")
+    if failure.exception is None and module == errors.__name__:
+        return _own_exception(name, failure.message)
+    package = module.partition(".")[0]
     if failure.exception is None or (package in FRAMEWORKS and package not in sys.modules):
         return None
     try:
@@ -261,6 +272,16 @@ def unpickle_exception(failure: Failure) -> BaseException | None:
     except Exception:  # its class may be known to the ranks only; its text and traceback are here
         return None
     return exception if isinstance(exception, BaseException) else None
+
+
+def _own_exception(name: str, message: str) -> BaseException | None:
+    """Return an exception of ours by its name: its slot could tell it only, not send it."""
+    cls = getattr(errors, name, None)
+    try:
+        made = cls(message.removeprefix(f"{name}: ")) if cls is not None else None
+    except TypeError:  # it says more than its text
+        return None
+    return made if isinstance(made, BaseException) else None
 
 
 def _unpickle_result(outcome: RankOutcome, server: ControlServer) -> Any:
@@ -299,8 +320,10 @@ def explain_spark_error(error: BaseException | None) -> Exception:
             "packages there, or name the right interpreter in PYSPARK_PYTHON (or "
             "spark.pyspark.python) before the Spark session is made"
         )
-    # The first lines name the cause; Java's stack, below, is kept in __cause__.
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("at ")]
+    # The first lines name the cause; Java's stack, below, is kept in __cause__. What the call was
+    # named on its way to Java is not worth a line.
+    said = re.sub(r"^An error occurred while calling \S+\s*:\s*", "", text)
+    lines = [line for line in said.splitlines() if not line.lstrip().startswith("at ")]
     return LaunchError("Spark ended the run: " + "\n".join(lines[:20]).strip())
 
 

@@ -28,6 +28,12 @@ MPI_ENDED = "mpi ended"  # ended with mpirun, and what became of that is known
 ABORTED = "aborted"  # ended because another rank had failed, or the driver asked
 # Kinds that follow from something else, the less telling the higher.
 _FOLLOWING = {MPI_ENDED: 1, ABORTED: 2}
+# In exceptions of ranks that tell only that something happened to another one, or to mpirun.
+_SECONDARY = (
+    "HorovodInternal",
+    "Horovod has been shut down",
+    "horovod_spark_runner.errors.LaunchError",
+)
 
 LOG_TAIL_LINES = 20
 # Ranks besides the first to fail whose end an error tells.
@@ -147,9 +153,8 @@ def _telling(
 ) -> tuple[int, bool, bool, int, float, int]:
     failure = outcome.failure
     assert failure is not None
-    # Horovod's own error on a rank says only that some other rank went away.
     text = f"{failure.exception_type} {failure.message}"
-    secondary = "HorovodInternal" in text or "Horovod has been shut down" in text
+    secondary = any(words in text for words in _SECONDARY)
     may_follow = (failure.exception_type or "").startswith(("tensorflow.", "horovod.", "mpi4py."))
     return (
         _FOLLOWING.get(failure.kind, 0),

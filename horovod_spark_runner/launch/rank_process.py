@@ -29,12 +29,17 @@ from .outcome import (
 )
 from .processes import ChildOutput, describe_exit
 from .worker_handle import StartedWorker, Worker, fork_worker
-from .workspace import Workspace
+from .workspace import SMALL_MEMORY, Workspace
 
 # PMIx ends a process that loses its daemon with this exit code (PMIX_ERR_LOST_CONNECTION, -61).
 MPI_LOST_EXIT = 195
 # How long a ready process may take to fork a worker, imports included.
 FORK_SECONDS = 60.0
+# How long a worker that has closed its connection may go on: without it, and without those of MPI,
+# which it has closed, too, it would wait for ever.
+HUNG_UP_SECONDS = 10.0
+# With which MPI ends a process that it cannot bring into its world.
+MPI_START_EXIT = 14
 
 
 class RankProcess:
@@ -90,7 +95,7 @@ class RankProcess:
     def _take(self, worker: Worker) -> None:
         self._worker = worker
         self._since = time.monotonic()
-        self._hung_up = False
+        self._hung_up: float | None = None  # since when
         self._reports = LineSplitter(tail=0)
         self._output = ChildOutput(worker.output, LOG_TAIL_LINES, self._on_lines)
         if worker.pid is not None:
@@ -106,7 +111,7 @@ class RankProcess:
         """Return what to call when which descriptor can be read."""
         handlers = self._output.handlers()
         if not self.ended:
-            if not self._hung_up:
+            if self._hung_up is None:
                 handlers[self._worker.connection.fileno()] = self._on_connection
             handlers.update(dict.fromkeys(self._worker.watched, self._look))
         return handlers
@@ -117,6 +122,8 @@ class RankProcess:
             return
         if self._worker.pid is None and time.monotonic() - self._since > FORK_SECONDS:
             self._start_instead()
+        if self._hung_up is not None and time.monotonic() - self._hung_up > HUNG_UP_SECONDS:
+            self._worker.end()
         self._look()
 
     def _start_instead(self) -> None:
@@ -194,13 +201,13 @@ class RankProcess:
             )
             return None, None, Failure(LOST, time.time(), message, log_tail=self.log_tail), {}
         if not path.exists():
-            hint = "; the system may have run out of memory" if code == -9 else ""
-            message = f"its process {describe_exit(code)}{hint}"
+            message = f"its process {describe_exit(code)}{self._hint(code)}"
             return None, None, self._died(message, self._crash(code)), {}
         with path.open("rb") as stream:
             failure, timings = pickle.load(stream)
         if failure is None and code != 0 and not self._worker.guessed:
-            failure = self._died(f"its process {describe_exit(code)} while it left the MPI world")
+            end = f"its process {describe_exit(code)} while it left the MPI world"
+            failure = self._died(f"{end}{self._hint(code)}")
         if failure is not None:
             return None, None, failure, timings
         result = self._directory / RESULT_FILE
@@ -208,6 +215,15 @@ class RankProcess:
         if size > self._most_result_bytes:
             return None, (result, size), None, timings
         return result.read_bytes(), None, None, timings
+
+    def _hint(self, code: int) -> str:
+        if self._hung_up is not None:
+            return "; it had closed its connection to its slot (all file descriptors?)"
+        if code == MPI_START_EXIT:
+            room = self._workspace.shared_memory_left()
+            full = f": /dev/shm has {room / 2**20:.0f} MiB left" if room < SMALL_MEMORY else ""
+            return f"; MPI could not start, or mpirun was gone{full}"
+        return "; the system may have run out of memory" if code == -signal.SIGKILL else ""
 
     def _died(self, message: str, stacks: str = "") -> Failure:
         return Failure(DIED, time.time(), message, traceback=stacks, log_tail=self.log_tail)
@@ -233,7 +249,7 @@ class RankProcess:
             data = b""
         self._read(data)
         if not data:
-            self._hung_up = True
+            self._hung_up = time.monotonic()
             self._worker.hang_up()
             if self._worker.pid is None:
                 self._start_instead()

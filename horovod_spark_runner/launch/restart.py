@@ -22,6 +22,7 @@ from ..errors import (
     RanksDivergedError,
     RunCancelledError,
     RunFailedError,
+    StalledError,
 )
 
 RUNNING = "running"  # what the record says until an attempt has ended
@@ -31,16 +32,19 @@ USER_ERROR = "user error"  # the run's own code or input
 CANCELLED = "cancelled"
 KILLED = "rank killed or lost"
 LOST = "launch failed or Spark lost it"
+STALLED = "stalled"
 STORAGE = "storage failed"
 PREEMPTED = "preempted"
 NO_SLOTS = "too few slots"
 
-RETRIED = frozenset({KILLED, LOST, STORAGE, PREEMPTED, NO_SLOTS})
+RETRIED = frozenset({KILLED, LOST, STALLED, STORAGE, PREEMPTED, NO_SLOTS})
 MAX_BACKOFF_SECONDS = 60.0
 
 # Exceptions on a rank that tell of its surroundings, not of its code.
 _SURROUNDINGS = (
     "horovod.common.exceptions.HorovodInternalError",
+    # MPI did not make it the rank it was to be: mpirun was on its way out.
+    "horovod_spark_runner.errors.LaunchError",
     "mpi4py.MPI.Exception",
     "MemoryError",
     "ConnectionError",
@@ -106,6 +110,7 @@ def classify(error: HorovodSparkError) -> str:
         (RanksDivergedError, USER_ERROR),
         (PreemptedError, PREEMPTED),
         (CheckpointError, STORAGE),
+        (StalledError, STALLED),
         (RunFailedError, LOST),
         (NotEnoughSlotsError, NO_SLOTS),
     ):

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..session import classic_context
+from ..session import classic_context, is_stopped
 from .barrier import OUTCOME_SCHEMA, SlotTask, decode_outcomes
 from .outcome import RankOutcome
 from .slot_plan import SlotPlan
@@ -58,6 +58,11 @@ class SparkJob:
     def failed_by_itself(self) -> bool:
         """Whether Spark ended the job, for reasons of its own."""
         return self.error is not None and not self._cancelled
+
+    @property
+    def session_stopped(self) -> bool:
+        """Whether the session, or its connection, was stopped meanwhile."""
+        return self.error is not None and is_stopped(self._spark)
 
     def cancel(self) -> None:
         """Make Spark kill the job's tasks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 _SWEEPER = str(Path(__file__).with_name("sweeper.py"))
 CLOSE_TIMEOUT = 10.0
 _SHARED_MEMORY = Path("/dev/shm")
+# Bytes of shared memory below which MPI may not start.
+SMALL_MEMORY = 32 * 2**20
 
 
 class Workspace:
@@ -37,6 +40,14 @@ class Workspace:
             start_new_session=True,
             cwd="/",
         )
+
+    @staticmethod
+    def shared_memory_left() -> int:
+        """Return how many bytes shared memory has room for."""
+        try:
+            return shutil.disk_usage(_SHARED_MEMORY).free
+        except OSError:
+            return 0
 
     def folder(self, name: str) -> Path:
         """Return a new private folder inside."""

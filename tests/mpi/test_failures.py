@@ -364,3 +364,36 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are(spark: Any)
 def test_an_interface_may_be_a_network(spark: Any) -> None:
     run = HorovodRunner(2, network_interface="127.0.0.0/8", stream_logs=False).run(max, 1, 2)
     assert run.results == (2, 2)
+
+
+def close_all_files() -> None:
+    os.closerange(0, 1000)
+
+
+def test_a_rank_that_closes_its_connections_does_not_hang_the_run(spark: Any) -> None:
+    with pytest.raises(RankFailedError, match=r"closed its connection to its slot"):
+        HorovodRunner(2, stream_logs=False).run(close_all_files)
+    await_nothing_left()
+
+
+STOPPED_SESSION = """
+import threading, time
+from pyspark.sql import SparkSession
+from horovod_spark_runner import HorovodRunner, RunCancelledError
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+threading.Timer(6, spark.stop).start()
+try:
+    HorovodRunner(2, stream_logs=False).run(lambda: time.sleep(60))
+except RunCancelledError as error:
+    print(error)
+"""
+
+
+def test_a_session_that_is_stopped_during_a_run() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED_SESSION], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.splitlines()[-1:] == ["the Spark session was stopped during the run"], (
+        done.stderr[-2000:]
+    )

@@ -9,12 +9,13 @@ import cloudpickle
 import pytest
 
 from horovod_spark_runner.errors import (
+    CheckpointError,
     DataError,
     LaunchError,
     RankFailedError,
     RanksDivergedError,
 )
-from horovod_spark_runner.launch.driver import unpickle_exception
+from horovod_spark_runner.launch.driver import explain_spark_error, unpickle_exception
 from horovod_spark_runner.launch.outcome import (
     ABORTED,
     DIED,
@@ -138,3 +139,30 @@ def test_no_framework_is_loaded_for_an_exception() -> None:
     assert unpickle_exception(failure) is None
     known = Failure(RAISED, 0.0, "x", "ValueError", exception=cloudpickle.dumps(ValueError("y")))
     assert str(unpickle_exception(known)) == "y"
+
+
+def test_an_exception_of_ours_that_was_only_told_is_made_again() -> None:
+    kind = "horovod_spark_runner.errors.CheckpointError"
+    told = Failure(RAISED, 1.0, "CheckpointError: step 6 could not be written", kind)
+    made = unpickle_exception(told)
+    assert isinstance(made, CheckpointError)
+    assert str(made) == "step 6 could not be written"
+    richer = Failure(RAISED, 1.0, "NotEnoughSlotsError: x", f"{kind[:27]}.NotEnoughSlotsError")
+    assert unpickle_exception(richer) is None
+
+
+def test_a_rank_that_mpi_did_not_know_any_more_is_no_cause() -> None:
+    kind = "horovod_spark_runner.errors.LaunchError"
+    alone = outcome(0, Failure(RAISED, 1.0, "LaunchError: MPI made it rank 0 of 1", kind))
+    killed = outcome(1, Failure(DIED, 2.0, "killed by SIGKILL"))
+    assert root_cause([alone, killed], [(0, 0), (1, 1)]) is killed
+
+
+def test_what_spark_says_begins_with_the_cause() -> None:
+    error = RuntimeError(
+        "An error occurred while calling o215.collectToPython.\n: org.apache.spark.SparkException: "
+        "Job aborted: ExecutorLostFailure (executor 0 exited)\n\tat a.b(c.scala:1)"
+    )
+    told = str(explain_spark_error(error))
+    assert told.startswith("Spark ended the run: org.apache.spark.SparkException: Job aborted")
+    assert "at a.b" not in told

@@ -52,6 +52,8 @@ def rank_failed(kind: str | None) -> RankFailedError:
         (rank_failed("tensorflow.python.framework.errors_impl.InvalidArgumentError"), False),
         (rank_failed("FileNotFoundError"), False),
         (rank_failed("MemoryError"), True),
+        (rank_failed("horovod_spark_runner.errors.LaunchError"), True),
+        (StalledError("no progress", stacks={}), True),
         (
             RankFailedError(
                 "UnknownError: Horovod has been shut down.",
