@@ -16,7 +16,7 @@ from .errors import (
     PreemptedError,
     RunFailedError,
 )
-from .launch.capacity import check_slots
+from .launch.capacity import REPLACEMENT_SECONDS, check_slots
 from .launch.channel import Message
 from .launch.console import Console
 from .launch.driver import RunResult, launch
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
-
-# How long Spark may take to replace a lost executor, unless start_timeout says.
-REPLACEMENT_SECONDS = 30.0
 
 
 @dataclass

@@ -22,6 +22,8 @@ POLL_SECONDS = 0.25
 # start_timeout says; and how long a session counts as new.
 REGISTRATION_SECONDS = 10.0
 NEW_SESSION_SECONDS = 60.0
+# How long Spark may take to replace a lost executor, unless start_timeout says.
+REPLACEMENT_SECONDS = 30.0
 # What a worker, node or queue must have for an executor to start.
 _OF_EXECUTORS = (
     "spark.executor.cores",
@@ -72,7 +74,7 @@ def check_slots(spark: SparkSession, options: LaunchOptions) -> TaskShape:
 
     What can never be enough fails at once. A cluster whose executors are still registering is
     given time: ``options.start_timeout`` seconds, or, in a new session, `REGISTRATION_SECONDS`
-    for each.
+    for each; in one that has lost all of them, `REPLACEMENT_SECONDS`.
 
     Raises:
         NotEnoughSlotsError: it cannot.
@@ -93,10 +95,12 @@ def check_slots(spark: SparkSession, options: LaunchOptions) -> TaskShape:
     context = classic_context(spark)
     if context is not None and not re.fullmatch(r"local(\[.*\])?", master):
         scala, profile = context._jsc.sc(), java_profile(spark, shape.profile)
+        age = time.time() - context.startTime / 1000
+        only_the_driver = scala.getExecutorMemoryStatus().size() <= 1
         _await_slots(
             lambda: int(scala.maxNumConcurrentTasks(profile)),
             slots,
-            _patience(options, time.time() - context.startTime / 1000),
+            patience(options, age, none_there=only_the_driver),
             lambda found, waited: _not_enough(
                 slots,
                 shape,
@@ -107,10 +111,19 @@ def check_slots(spark: SparkSession, options: LaunchOptions) -> TaskShape:
     return shape
 
 
-def _patience(options: LaunchOptions, session_age: float) -> float:
+def patience(options: LaunchOptions, session_age: float, *, none_there: bool) -> float:
+    """Return for how many seconds the next executor is waited for. Pure.
+
+    Args:
+        options: the run's settings.
+        session_age: of the session, in seconds.
+        none_there: whether there is no executor at all: Spark replaces those that were lost.
+    """
     if options.start_timeout is not None:
         return options.start_timeout
-    return REGISTRATION_SECONDS if session_age < NEW_SESSION_SECONDS else 0.0
+    if session_age < NEW_SESSION_SECONDS:
+        return REGISTRATION_SECONDS
+    return REPLACEMENT_SECONDS if none_there else 0.0
 
 
 def _await_slots(

@@ -9,7 +9,13 @@ import pytest
 from horovod_spark_runner.config import LaunchOptions
 from horovod_spark_runner.errors import NotEnoughSlotsError
 from horovod_spark_runner.launch import capacity as capacity_module
-from horovod_spark_runner.launch.capacity import check_slots, local_capacity
+from horovod_spark_runner.launch.capacity import (
+    REGISTRATION_SECONDS,
+    REPLACEMENT_SECONDS,
+    check_slots,
+    local_capacity,
+    patience,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +51,7 @@ class Cluster:
         self.conf = self._sc = self._jsc = self
         self.startTime = 0
         self.maxNumConcurrentTasks = lambda profile: slots
+        self.size = lambda: 1 + bool(slots)  # of what tells the memory of driver and executors
 
     def get(self, name: str, default: str = "") -> str:
         known = {
@@ -56,6 +63,9 @@ class Cluster:
         return known.get(name, default)
 
     def sc(self) -> Cluster:
+        return self
+
+    def getExecutorMemoryStatus(self) -> Cluster:  # noqa: N802 - Spark's name
         return self
 
 
@@ -83,7 +93,16 @@ def test_where_no_executor_starts_what_they_ask_for_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
+    monkeypatch.setattr(capacity_module, "REPLACEMENT_SECONDS", 0.1)
     session: Any = Cluster("spark://h:1", 0)
     asked = r"\(spark.executor.cores=4, spark.executor.memory=8g\)"
     with pytest.raises(NotEnoughSlotsError, match=f"found 0: no executor .* asks for {asked}"):
         check_slots(session, LaunchOptions(2))
+
+
+def test_executors_are_waited_for_where_they_are_to_come() -> None:
+    asked, unasked = LaunchOptions(2, start_timeout=3), LaunchOptions(2)
+    assert patience(asked, 1000, none_there=True) == 3
+    assert patience(unasked, 1, none_there=False) == REGISTRATION_SECONDS
+    assert patience(unasked, 1000, none_there=True) == REPLACEMENT_SECONDS  # all were lost
+    assert patience(unasked, 1000, none_there=False) == 0  # there are some, and too few
