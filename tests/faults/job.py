@@ -31,6 +31,10 @@ def main() -> None:
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"))
         .config("spark.ui.showConsoleProgress", "false")
+        # How long an executor may be silent; the others must be well below that.
+        .config("spark.network.timeout", "30s")
+        .config("spark.network.timeoutInterval", "10s")
+        .config("spark.executor.heartbeatInterval", "5s")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")
