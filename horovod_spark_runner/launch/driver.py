@@ -85,7 +85,7 @@ class RunResult:
             partly at the same time, for the slowest rank: ``mpirun`` (until the rank is lent its
             MPI environment), ``import`` (of the frameworks, which begins with the tasks) and
             ``mpi_init``. ``all_gather`` is there if the tasks had to find each other through
-            Spark, and is what that took of ``rendezvous``.
+            Spark: how long the slowest slot waited there.
     """
 
     results: tuple[Any, ...]
