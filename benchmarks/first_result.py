@@ -27,6 +27,8 @@ from typing import Any
 
 from report import present, table
 
+from horovod_spark_runner.config import RestartOptions
+
 PLAIN = """
 import keras
 from sklearn.datasets import load_digits
@@ -199,7 +201,8 @@ def main() -> None:
         parts.append(
             f"From the SIGKILL of a rank to the first step after the restart: median "
             f"{statistics.median(again):.2f} s, {min(again):.2f} to {max(again):.2f} s, of which "
-            "0.5 s is the pause before a restart (`restart_backoff`)."
+            f"{RestartOptions().backoff_seconds:g} s is the pause before a restart "
+            "(`restart_backoff`)."
         )
     command = " ".join(["python benchmarks/first_result.py", *sys.argv[1:]])
     present("First result", command, "\n\n".join(parts), arguments.write)

@@ -192,15 +192,13 @@ class Cuda:
         (nccl / "lib").mkdir(parents=True)
         (nccl / "include").symlink_to(self.nccl / "include")
         (nccl / "lib" / "libnccl.so").symlink_to(self.nccl / "lib" / "libnccl.so.2")
-        newest = max(COMPUTE_CAPABILITIES)
-        known = COMPUTE_CAPABILITIES.get(int(self.version.partition(".")[0]), "")
+        newest = COMPUTE_CAPABILITIES[max(COMPUTE_CAPABILITIES)]
+        known = COMPUTE_CAPABILITIES.get(int(self.version.partition(".")[0]), newest)
         return {
             "HOROVOD_CUDA_HOME": str(self.home),
             "HOROVOD_NCCL_HOME": str(nccl),
             "HOROVOD_NCCL_LINK": "SHARED",
-            "HOROVOD_BUILD_CUDA_CC_LIST": os.environ.get(
-                "HOROVOD_BUILD_CUDA_CC_LIST", known or COMPUTE_CAPABILITIES[newest]
-            ),
+            "HOROVOD_BUILD_CUDA_CC_LIST": os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", known),
         }
 
 

@@ -262,10 +262,10 @@ def _explain(job: Job, outcomes: list[RankOutcome], watch: RunWatch) -> Exceptio
 def unpickle_exception(failure: Failure) -> BaseException | None:
     """Return the exception itself; ``None`` if it cannot be had here, or only with a framework."""
     module, _, name = (failure.exception_type or "").rpartition(".")
-    if failure.exception is None and module == errors.__name__:
-        return _own_exception(name, failure.message)
+    if failure.exception is None:
+        return _own_exception(name, failure.message) if module == errors.__name__ else None
     package = module.partition(".")[0]
-    if failure.exception is None or (package in FRAMEWORKS and package not in sys.modules):
+    if package in FRAMEWORKS and package not in sys.modules:
         return None
     try:
         exception = pickle.loads(failure.exception)

@@ -17,6 +17,8 @@ from typing import IO
 from ..errors import EnvironmentProblem
 from .lines import LineSplitter
 
+# How long a process that was killed may take to be gone.
+KILL_SECONDS = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _TETHER = str(Path(__file__).with_name("tether.py"))
 _SHIM = str(Path(__file__).with_name("shim.py"))
@@ -85,10 +87,6 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the signal was set
         os._exit(1)
-
-
-# How long a process that was killed may take to be gone.
-KILL_SECONDS = 10.0
 
 
 def end_group(process: subprocess.Popen[bytes], grace: float) -> None:

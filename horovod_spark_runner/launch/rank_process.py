@@ -172,12 +172,12 @@ class RankProcess:
 
     def told_failure(self) -> Failure | None:
         """Return what the worker says it failed of; it may not have ended yet."""
-        path = self._directory / OUTCOME_FILE
-        if not path.exists():
-            return None
-        with path.open("rb") as stream:
-            failure: Failure | None = pickle.load(stream)[0]
-        return failure
+        return self._read_outcome()[0] if (self._directory / OUTCOME_FILE).exists() else None
+
+    def _read_outcome(self) -> tuple[Failure | None, dict[str, float]]:
+        with (self._directory / OUTCOME_FILE).open("rb") as stream:
+            told: tuple[Failure | None, dict[str, float]] = pickle.load(stream)
+        return told
 
     def outcome(
         self,
@@ -203,8 +203,7 @@ class RankProcess:
         if not path.exists():
             message = f"its process {describe_exit(code)}{self._hint(code)}"
             return None, None, self._died(message, self._crash(code)), {}
-        with path.open("rb") as stream:
-            failure, timings = pickle.load(stream)
+        failure, timings = self._read_outcome()
         if failure is None and code != 0 and not self._worker.guessed:
             end = f"its process {describe_exit(code)} while it left the MPI world"
             failure = self._died(f"{end}{self._hint(code)}")

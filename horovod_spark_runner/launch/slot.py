@@ -158,8 +158,9 @@ class Slot:
         except Exception as error:  # becomes the ranks' outcome; the driver raises it
             self._fail(LAUNCH, _describe(error))
         if self._part is not None and self._mpi.has_ended:
+            end = self._mpi.describe_end()
             for rank in self._ranks:
-                rank.explain_abort(self._mpi.describe_end(), self._mpi.log_tail)
+                rank.explain_abort(end, self._mpi.log_tail)
         self._send_large_results()
         if self._failure is not None:
             return [RankOutcome(self._index, self._link.host, failure=self._failure)]
@@ -304,9 +305,8 @@ class Slot:
             end = self._mpi.describe_end()
             self._abort(LAUNCH, f"{end} before it started all ranks", self._mpi.log_tail)
         elif waited > limit:
-            message = (
-                f"mpirun did not start the {self._plan.options.num_workers} ranks in {limit:.0f} s"
-            )
+            ranks = self._plan.options.num_workers
+            message = f"mpirun did not start the {ranks} ranks in {limit:.0f} s"
             self._abort(LAUNCH, message, self._mpi.log_tail)
 
     def _check_stall(self, now: float) -> None:

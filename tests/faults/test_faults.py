@@ -20,25 +20,13 @@ from horovod_spark_runner.storage.filesystem import Location
 from tests.leftovers import await_nothing_left
 
 from .injection import GO_FILE, HARMLESS_KINDS, KINDS, SILENT_KINDS, Fault, choose_faults
-from .training import EVERY, STEPS, assert_same_end, make_frame, train
+from .training import EVERY, STEPS, assert_same_end, train
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
 ROOT = Path(__file__).parents[2]
 STANDALONE = ROOT / "scripts" / "standalone"
 SEED = 20
-
-
-@pytest.fixture(scope="module")
-def frame(spark: Any) -> Any:
-    return make_frame(spark).cache()
-
-
-@pytest.fixture(scope="module")
-def undisturbed(frame: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
-    train(frame, run_dir)
-    return run_dir
 
 
 def assert_nothing_is_left(run_dir: Path) -> None:

@@ -19,19 +19,12 @@ from tests.cluster.hosts import Hosts, why_not
 
 from .injection import GO_FILE, Fault, note_of
 from .test_faults import job_command
-from .training import assert_same_end, make_frame, train
+from .training import assert_same_end
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
 
 NAMES = ("hsr-one", "hsr-two")
 AHEAD = 3600
-
-
-@pytest.fixture(scope="module")
-def undisturbed(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
-    train(make_frame(spark), run_dir)
-    return run_dir
 
 
 def attempts_of(job: subprocess.Popen[str]) -> list[dict[str, Any]]:

@@ -17,21 +17,9 @@ from tests.leftovers import await_nothing_left
 
 from .disks import freezable_disk, memory_disk, thaw
 from .injection import AT_THE_END, BALLAST, DISK, Fault, fill, freeze
-from .training import STEPS, assert_same_end, make_frame, train
+from .training import STEPS, assert_same_end, train
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
-
-
-@pytest.fixture(scope="module")
-def frame(spark: Any) -> Any:
-    return make_frame(spark).cache()
-
-
-@pytest.fixture(scope="module")
-def undisturbed(frame: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
-    train(frame, run_dir)
-    return run_dir
 
 
 @pytest.fixture
