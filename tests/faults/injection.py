@@ -70,17 +70,22 @@ class Fault:
 def choose_faults(seed: int, count: int, steps: int, kinds: tuple[str, ...]) -> list[Fault]:
     """Return ``count`` faults at different random steps, every kind about equally often.
 
-    Which kinds are chosen where there are more than faults is random, too.
+    Which kinds are chosen where there are more than faults is random, too. The step after a
+    SIGTERM, in which the ranks agree to end, has no fault: it would be another one's end.
     """
     generator = random.Random(seed)
-    chosen = sorted(generator.sample(range(1, steps), count))
-    shuffled: list[str] = []
-    while len(shuffled) < count:
-        shuffled += generator.sample(kinds, len(kinds))
-    return [
-        Fault(step, generator.randrange(2), kind)
-        for step, kind in zip(chosen, shuffled, strict=False)
-    ]
+    while True:
+        chosen = sorted(generator.sample(range(1, steps), count))
+        shuffled: list[str] = []
+        while len(shuffled) < count:
+            shuffled += generator.sample(kinds, len(kinds))
+        faults = [
+            Fault(step, generator.randrange(2), kind)
+            for step, kind in zip(chosen, shuffled, strict=False)
+        ]
+        asked = (fault.step + 1 for fault in faults if fault.kind.startswith("sigterm"))
+        if not {*chosen}.intersection(asked):
+            return faults
 
 
 def callbacks_for(faults: Sequence[Fault], folder: str) -> Callable[[], list[Any]]:
@@ -159,9 +164,8 @@ def strike(kind: str, driver: int, folder: str) -> None:
         asked = {
             "sigterm slot": _spark_worker,
             "sigterm executor": _executor,
-            "sigterm mpirun": _mpirun,
         }
-        os.kill(asked.get(kind, _own)().pid, signal.SIGTERM)
+        _ask_to_end(asked.get(kind, _own)().pid)
         return
     if kind == "driver link":
         _cut_driver_link(driver)
@@ -201,6 +205,25 @@ def fill(disk: Path) -> None:
 def freeze(disk: Path) -> None:
     """Make all that writes there hang, as a network file system does whose server is away."""
     subprocess.run(["fsfreeze", "--freeze", str(disk)], check=True)
+
+
+def _ask_to_end(process: int) -> None:
+    """Send SIGTERM; return when this rank, too, has got it: steps are faster than slots tell."""
+    heard: list[int] = []
+    before: Any = signal.getsignal(signal.SIGTERM)
+
+    def note(number: int, frame: Any) -> None:
+        before(number, frame)
+        heard.append(number)
+
+    signal.signal(signal.SIGTERM, note)
+    try:
+        os.kill(process, signal.SIGTERM)
+        deadline = time.monotonic() + 60
+        while not heard and time.monotonic() < deadline:
+            time.sleep(0.01)  # not one long wait: a signal just before it would not end it
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _own() -> psutil.Process:
