@@ -1,11 +1,12 @@
-"""What checkpoints cost a training, and how soon a killed one takes its next step.
+"""What checkpoints cost a training.
 
-Two ranks train with a checkpoint every 100 steps. The 50 steps after one was due, its stop and the
-writing in the background included, are compared with the 50 steps after those: the slowdown of a
-run with a checkpoint every 50 steps, pair by pair, within one run and so under one load. Then
-rank 1 is killed in the middle, and the time until the first step of the restarted run is taken.
-Run it with ``python benchmarks/checkpoint.py``; ``--write`` puts the result into
-``docs/benchmarks.md``.
+Two ranks train with a checkpoint every so many steps. The steps in the first half after one was
+due, its stop and the writing in the background included, are compared with those of the second
+half: the slowdown of a run with a checkpoint every half as many steps, pair by pair, within one run
+and so under one load. Networks of three sizes, up to 100 MB of weights (300 MB with Adam's state);
+the run directory on local storage and in an object store whose answers take 30 ms. How soon a
+killed training takes its next step is measured by ``first_result.py``. Run it with
+``python benchmarks/checkpoint.py``; ``--write`` puts the result into ``docs/benchmarks.md``.
 """
 
 from __future__ import annotations
@@ -13,22 +14,72 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
-import signal
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from model import SIDE, make_arrays, make_cnn, make_frame
+from peers.object_store import object_store
 from report import present, table
 
 from horovod_spark_runner import run_training
 
 BATCH = 64
-EVERY = 50
+# Seconds before an answer of the object store.
+LATENCY = 0.03
+
+
+class Case(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        title: of the network.
+        make: builds it.
+        half: steps in half of the time between checkpoints.
+        steps: of an epoch.
+        epochs: of a run.
+        runs: how many.
+        remote: whether the run directory is in the object store.
+    """
+
+    title: str
+    make: Any
+    half: int
+    steps: int
+    epochs: int
+    runs: int
+    remote: bool = False
+
+
+def make_heavy() -> Any:
+    """Return a compiled network of 25 million weights, most of them in one layer."""
+    import keras
+
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            layers.Input((SIDE, SIDE, 1)),
+            layers.Flatten(),
+            layers.Dense(4800, activation="relu"),
+            layers.Dense(4800, activation="relu"),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+CASES = [
+    Case("small", functools.partial(make_cnn, 1), 50, 280, 8, 4),
+    Case("four times as wide", functools.partial(make_cnn, 4), 50, 280, 4, 4),
+    Case("dense", make_heavy, 10, 130, 1, 2),
+    Case("small", functools.partial(make_cnn, 1), 50, 280, 8, 2, remote=True),
+    Case("four times as wide", functools.partial(make_cnn, 4), 50, 280, 4, 2, remote=True),
+]
 
 
 def note_steps(folder: str) -> Any:
@@ -57,122 +108,77 @@ def note_steps(folder: str) -> Any:
     return callbacks
 
 
-def pairs_of(times: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
-    """Return the seconds of the 50 steps after each checkpoint and of the 50 after those. Pure."""
+def halves_of(times: Sequence[Sequence[float]], half: int) -> list[tuple[list[float], list[float]]]:
+    """Return the seconds of each step in the two halves after each checkpoint. Pure."""
     pairs, before = [], 0
     for epoch in times:
-        for step in range(-before % (2 * EVERY), len(epoch) - 2 * EVERY, 2 * EVERY):
+        for step in range(-before % (2 * half), len(epoch) - 2 * half, 2 * half):
             if step:  # the time of the step at whose end the checkpoint is taken
-                first, middle, last = (epoch[step - 1 + n * EVERY] for n in range(3))
-                pairs.append((middle - first, last - middle))
+                moments = epoch[step - 1 : step + 2 * half]
+                seconds = [later - earlier for earlier, later in pairwise(moments)]
+                pairs.append((seconds[:half], seconds[half:]))
         before += len(epoch)
     return pairs
 
 
-def crash_at(step: int, folder: str) -> Any:
-    """Return callbacks that note the time of every rank-0 step around a kill of rank 1."""
-
-    def callbacks() -> list[Any]:
-        import horovod.tensorflow as hvd
-        import keras
-
-        class Crash(keras.callbacks.Callback):
-            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                crashed = Path(folder, "crashed")
-                done = int(self.model.optimizer.iterations)
-                if hvd.rank() == 1 and done == step and not crashed.exists():
-                    crashed.write_text(str(time.time()))
-                    os.kill(os.getpid(), signal.SIGKILL)
-                resumed = Path(folder, "resumed")
-                if hvd.rank() == 0 and crashed.exists() and done < step and not resumed.exists():
-                    resumed.write_text(str(time.time()))
-
-        return [Crash()]
-
-    return callbacks
-
-
-class Bench:
-    """Trains again and again on the same rows."""
-
-    def __init__(self) -> None:
-        self.frame = make_frame(*make_arrays())
-        self._place = tempfile.TemporaryDirectory()
-        self._runs = 0
-
-    def train(self, width: int, epochs: int, **options: Any) -> Any:
-        self._runs += 1
-        return run_training(
-            self.frame,
-            functools.partial(make_cnn, width),
-            feature_cols=["image"],
-            label_cols=["label"],
-            shapes={"image": (SIDE, SIDE, 1)},
-            num_workers=2,
-            batch_size=BATCH,
-            epochs=epochs,
-            run_dir=str(Path(self._place.name, str(self._runs))),
-            verbose=False,
-            **options,
-        )
-
-    def slowdown(self, width: int, epochs: int, runs: int) -> list[Any]:
-        """Return a row of the table: weights, step, pairs, median and quartiles of the ratio."""
-        pairs = []
-        for _ in range(runs):
-            with tempfile.TemporaryDirectory() as folder:
-                self.train(
-                    width, epochs, checkpoint_every_steps=2 * EVERY, callbacks=note_steps(folder)
-                )
-                pairs += pairs_of(json.loads(Path(folder, "times").read_text()))
-        ratios = [after / later for after, later in pairs]
-        low, median, high = statistics.quantiles(ratios, n=4)
-        step = statistics.median(later for _, later in pairs) / EVERY
-        return [
-            f"{make_cnn(width).count_params():,}",
-            f"{1000 * step:.1f} ms",
-            len(pairs),
-            f"{median:.3f}",
-            f"{low:.3f} to {high:.3f}",
-        ]
-
-    def recovery(self) -> float:
-        """Return the seconds from a rank's death to the first step of the restarted run."""
+def measure(frame: Any, case: Case, place: str) -> list[Any]:
+    """Return a row of the table."""
+    pairs = []
+    for run in range(case.runs):
         with tempfile.TemporaryDirectory() as folder:
-            self.train(
-                1,
-                3,
-                checkpoint_every_steps=EVERY,
-                max_restarts=1,
-                restart_backoff=0.0,
-                callbacks=crash_at(2 * EVERY + 10, folder),
+            run_training(
+                frame,
+                case.make,
+                feature_cols=["image"],
+                label_cols=["label"],
+                shapes={"image": (SIDE, SIDE, 1)},
+                num_workers=2,
+                batch_size=BATCH,
+                epochs=case.epochs,
+                steps_per_epoch=case.steps,
+                run_dir=f"{place}/{case.half}-{case.epochs}-{run}",
+                checkpoint_every_steps=2 * case.half,
+                callbacks=note_steps(folder),
+                verbose=False,
             )
-            crashed, resumed = (
-                float(Path(folder, name).read_text()) for name in ("crashed", "resumed")
-            )
-        return resumed - crashed
+            pairs += halves_of(json.loads(Path(folder, "times").read_text()), case.half)
+    ratios = [sum(after) / sum(later) for after, later in pairs]
+    low, median, high = statistics.quantiles(ratios, n=4)
+    after, later = (list(chain.from_iterable(half)) for half in zip(*pairs, strict=True))
+    last = [statistics.quantiles(half, n=100)[-1] for half in (after, later)]
+    return [
+        f"{case.title}, {case.make().count_params():,}",
+        "object store" if case.remote else "local",
+        f"{1000 * statistics.median(later):.1f} ms",
+        2 * case.half,
+        len(pairs),
+        f"{median:.3f}",
+        f"{low:.3f} to {high:.3f}",
+        f"{statistics.mean(after) / statistics.mean(later):.3f}",
+        f"{1000 * last[0]:.1f}, {1000 * last[1]:.1f} ms",
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=4, help="runs of each network (4)")
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     arguments = parser.parse_args()
-    bench = Bench()
-    bench.train(1, 1)  # the first run of a session is slower
     rows = []
-    for width, epochs in ((1, 8), (4, 4)):
-        rows.append(bench.slowdown(width, epochs, arguments.runs))
-        print(rows[-1], flush=True)
-    seconds = bench.recovery()
-    bench.frame.sparkSession.stop()
-    head = ["weights", "step", "pairs", "median ratio", "quartiles"]
+    with object_store(LATENCY) as bucket, tempfile.TemporaryDirectory() as folder:
+        frame = make_frame(*make_arrays())
+        # The first run of a session is slower.
+        measure(frame, Case("", CASES[0].make, 50, 280, 2, 1), f"{folder}/first")
+        for case in CASES:
+            rows.append(measure(frame, case, f"{bucket}/runs" if case.remote else folder))
+            print(rows[-1], flush=True)
+        frame.sparkSession.stop()
+    head = ["network, weights", "storage", "step", "steps between", "n", "median ratio"]
+    head += ["quartiles", "ratio of means", "99th percentile of steps, first and second half"]
     text = (
         f"Two ranks on this machine, as many as it has cores, batches of {BATCH} per rank: the "
-        f"{EVERY} steps after a checkpoint, its stop and its writing included, compared with the "
-        f"{EVERY} after those; the network of the training benchmark and one four times as wide."
-        f"\n\n{table(head, rows)}\n\nFrom the death of a rank to the first step of the restarted "
-        f"run: {seconds:.1f} s."
+        "first half of the steps between two checkpoints, with its stop and its writing, compared "
+        "with the second half; n is the number of such pairs. Answers of the object store take "
+        f"{1000 * LATENCY:.0f} ms.\n\n{table(head, rows)}"
     )
     present("Checkpoints", "python benchmarks/checkpoint.py --write", text, arguments.write)
 

@@ -3,7 +3,9 @@
 Two ranks, a function with one allreduce, several times each, one contender after the other in
 turns, so that all of them see the same machine:
 
-* bare ``mpirun`` with our transport settings and a script that does the same, as the limit;
+* bare ``mpirun`` with our transport settings and binding, and a script that does the same, as the
+  limit;
+* bare ``mpirun`` as it comes;
 * `HorovodRunner`, in a Spark session that is there already;
 * ``TorchDistributor`` with one all_reduce of PyTorch (gloo);
 * ``horovod.spark.run``, with a Horovod built with Gloo: its way over MPI does not start with
@@ -24,7 +26,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from report import present, table
+from report import GOAL_HEAD, goal, present, table
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE / "peers"
@@ -33,8 +35,10 @@ ASIDE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "horovo
 NEEDS = {"torch_distributor": ASIDE / "torch", "horovod_spark": ASIDE / "horovod-gloo"}
 TORCH_PACKAGES = ["torch==2.13.0", "typing-extensions", "sympy", "mpmath", "networkx", "jinja2"]
 TORCH_PACKAGES += ["fsspec", "filelock", "markupsafe"]
+LIMIT = "bare mpirun, our transport settings"
 CONTENDERS = {
-    "bare mpirun": "mpirun",
+    LIMIT: "mpirun",
+    "bare mpirun, as it comes": "mpirun as-it-comes",
     "HorovodRunner": "ours",
     "TorchDistributor": "torch_distributor",
     "horovod.spark.run": "horovod_spark",
@@ -46,8 +50,9 @@ def measure(contender: str, ranks: int, calls: int) -> dict[str, Any]:
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "2"}
     if contender in NEEDS:
         environment["PYTHONPATH"] = str(NEEDS[contender])
+    script, *options = contender.split()
     done = subprocess.run(
-        [sys.executable, str(PEERS / f"{contender}.py"), str(ranks), str(calls)],
+        [sys.executable, str(PEERS / f"{script}.py"), str(ranks), str(calls), *options],
         capture_output=True,
         text=True,
         timeout=600,
@@ -99,7 +104,7 @@ def compare(calls: int, rounds: int) -> tuple[str, dict[str, float]]:
             warm[name] += answer["seconds"][1:]
             print(f"{name}: {' '.join(f'{s:.2f}' for s in answer['seconds'])} s", flush=True)
     medians = {name: statistics.median(values) for name, values in warm.items() if values}
-    limit = medians["bare mpirun"]
+    limit = medians[LIMIT]
     rows = [
         [
             name,
@@ -107,13 +112,25 @@ def compare(calls: int, rounds: int) -> tuple[str, dict[str, float]]:
             f"{medians[name]:.2f} s",
             f"{medians[name] / limit:.2f}",
             f"{medians[name] - limit:+.2f} s",
+            f"{len(cold[name])}, {len(warm[name])}",
         ]
         if name in medians
-        else [name, f"cannot run: {errors[name]}", "", "", ""]
+        else [name, f"cannot run: {errors[name]}", "", "", "", ""]
         for name in CONTENDERS
     ]
-    head = ["two ranks, one allreduce", "cold", "warm (median)", "warm ÷ mpirun", "warm − mpirun"]
-    return table(head, rows), medians
+    head = ["two ranks, one allreduce", "cold", "warm", "warm ÷ first row", "warm − first row"]
+    ours = "HorovodRunner"
+    goals = [
+        goal("warm / bare mpirun", medians[ours] / limit, at_most=0.25),
+        goal("warm, in seconds", medians[ours], at_most=1.0),
+        goal(
+            "cold / bare mpirun",
+            statistics.median(cold[ours]) / statistics.median(cold[LIMIT]),
+            at_most=1.2,
+        ),
+    ]
+    tables = [table([*head, "n, cold and warm"], rows), table(GOAL_HEAD, goals)]
+    return "\n\n".join(tables), medians
 
 
 def grow(calls: int) -> str:
@@ -123,16 +140,16 @@ def grow(calls: int) -> str:
     for ranks in (2, 4, 8, 16):
         answer = measure("ours", ranks, calls)
         bare = measure("mpirun", ranks, calls)
-        limit = f"{statistics.median(bare['seconds'][1:]):.2f}" if "seconds" in bare else "-"
+        own = statistics.median(answer["seconds"][1:])
+        ratio, limit = "-", "-"
+        if "seconds" in bare:
+            median = statistics.median(bare["seconds"][1:])
+            ratio, limit = f"{own / median:.2f}", f"{median:.2f}"
         cells = [f"{answer['timings'][phase]:.2f}" for phase in phases]
-        rows.append([ranks, statistics_cell(answer), limit, *cells])
+        rows.append([ranks, f"{own:.2f}", limit, ratio, *cells])
         print(f"{ranks} ranks: {rows[-1]}", flush=True)
-    head = ["ranks", "HorovodRunner, warm", "bare mpirun", *phases]
+    head = ["ranks", "HorovodRunner, warm", "bare mpirun", "÷", *phases]
     return table(head, rows)
-
-
-def statistics_cell(answer: dict[str, Any]) -> str:
-    return f"{statistics.median(answer['seconds'][1:]):.2f}"
 
 
 def main() -> None:
@@ -143,9 +160,9 @@ def main() -> None:
     arguments = parser.parse_args()
     install_alternatives()
     comparison, medians = compare(arguments.calls, arguments.rounds)
-    growth = grow(calls=2)
-    peers = [medians[name] for name in list(CONTENDERS)[2:] if name in medians]
-    ours, limit = medians["HorovodRunner"], medians["bare mpirun"]
+    growth = grow(calls=4)
+    peers = [medians[name] for name in list(CONTENDERS)[3:] if name in medians]
+    ours, limit = medians["HorovodRunner"], medians[LIMIT]
     summary = f"Warm, HorovodRunner takes {ours - limit:+.2f} s compared with bare mpirun"
     if peers:
         summary += f", and {ours / min(peers):.2f} times what the fastest other launcher takes"
@@ -153,7 +170,8 @@ def main() -> None:
         f"{comparison}\n\n{summary}: processes that have imported the framework wait for the next "
         "run of the session; in a session's first run the import begins while Spark starts its "
         "tasks.\n\nBy the number of ranks, oversubscribed on these cores "
-        f"(seconds; each phase of the slowest rank, `import` beside the others):\n\n{growth}"
+        "(seconds, medians of n = 3 warm calls; each phase of the slowest rank, `import` beside "
+        f"the others):\n\n{growth}"
     )
     present("Launch", "python benchmarks/launch.py --write", text, arguments.write)
 

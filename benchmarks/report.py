@@ -9,6 +9,8 @@ from datetime import date
 from pathlib import Path
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+# Of tables made of rows of `goal`.
+GOAL_HEAD = ["Ratio", "Measured", "Goal", "Met"]
 HEAD = """# Benchmarks
 
 Every table was made by one run of the script named above it, on one machine, so what it compares
@@ -21,6 +23,18 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def goal(
+    what: str, ratio: float, *, at_least: float | None = None, at_most: float | None = None
+) -> list[str]:
+    """Return a row: what was compared, what came out, the goal, and whether it is met. Pure."""
+    if at_least is not None:
+        wanted, met = f"≥ {at_least:g}", ratio >= at_least
+    else:
+        assert at_most is not None
+        wanted, met = f"≤ {at_most:g}", ratio <= at_most
+    return [what, f"{ratio:.2f}", wanted, "yes" if met else "**no**"]
 
 
 def conditions() -> str:

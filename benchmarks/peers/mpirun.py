@@ -1,4 +1,7 @@
-"""Bare mpirun, with our transport settings, and a script that does one allreduce."""
+"""Bare mpirun and a script that does one allreduce.
+
+Usage: python mpirun.py RANKS CALLS [as-it-comes]; else with our transport settings and binding.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,12 @@ assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)) == hvd.size()
 def main() -> None:
     ranks, calls = int(sys.argv[1]), int(sys.argv[2])
     mpirun = str(Path(sys.executable).with_name("mpirun"))
-    command = [mpirun, "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
-    # Without them it takes half a second longer: it looks for network devices.
-    for name, value in transport_parameters(nodes=1).items():
-        command[1:1] = ["--mca", name, value]
+    command = [mpirun, "--oversubscribe", "-n", str(ranks)]
+    if "as-it-comes" not in sys.argv:
+        command += ["--bind-to", "none"]
+        # Without them it takes half a second longer: it looks for network devices.
+        for name, value in transport_parameters(nodes=1).items():
+            command += ["--mca", name, value]
     if os.geteuid() == 0:
         command.insert(1, "--allow-run-as-root")
     # The threads a rank of a one-core task gets from Spark.

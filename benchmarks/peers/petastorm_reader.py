@@ -1,7 +1,8 @@
-"""Petastorm's own readers on a folder of Parquet files; data.py runs it in another environment.
+"""Petastorm's own readers on a folder of Parquet files; run in an environment where they work.
 
-Usage: python petastorm_reader.py FOLDER ROWS BATCH_SIZE EPOCHS AT_ONCE…; prints JSON: seconds by
-reader, and of ``model.fit`` with each number of steps at once.
+Usage: python petastorm_reader.py FOLDER ROWS WIDTH BATCH_SIZE EPOCHS [AT_ONCE…]; prints JSON, a
+line each: seconds per epoch by reader, of each number of workers, and of ``model.fit`` with the
+best of them for each number of steps at once, read anew each epoch and kept by tf.data.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+WORKERS = (1, 2, 4)
 
 
 def time_batches(batches: Iterable[Any]) -> tuple[int, int, float]:
@@ -25,51 +28,71 @@ def time_batches(batches: Iterable[Any]) -> tuple[int, int, float]:
     return rows, rows - first, time.perf_counter() - begin
 
 
-def read_tf_dataset(folder: Path, files: list[str], rows: int, batch: int, epochs: int) -> Any:
-    from petastorm.spark.spark_dataset_converter import SparkDatasetConverter
+class Reader:
+    """Reads one folder in Petastorm's ways."""
 
-    converter = SparkDatasetConverter(folder.as_uri(), files, rows)
-    with converter.make_tf_dataset(batch_size=batch, num_epochs=epochs) as dataset:
-        return time_batches(dataset)
+    def __init__(self, folder: Path, rows: int, width: int, batch_size: int, epochs: int) -> None:
+        from petastorm.spark.spark_dataset_converter import SparkDatasetConverter
 
+        self.files = [file.as_uri() for file in sorted(folder.glob("*.parquet"))]
+        self.converter = SparkDatasetConverter(folder.as_uri(), self.files, rows)
+        self.rows, self.width, self.batch_size, self.epochs = rows, width, batch_size, epochs
 
-def read_batches(folder: Path, files: list[str], rows: int, batch: int, epochs: int) -> Any:
-    from petastorm import make_batch_reader
+    def tell(self, name: str, counted: tuple[int, int, float]) -> float:
+        """Print the seconds per epoch, and the rows that are missing; return the former."""
+        seen, timed, seconds = counted
+        spent = seconds * self.rows / timed
+        print(json.dumps({name: spent, "lost": self.rows * self.epochs - seen}), flush=True)
+        return spent
 
-    with make_batch_reader(files, num_epochs=epochs) as reader:
-        return time_batches(reader)
+    def tensors(self, workers: int) -> float:
+        with self.converter.make_tf_dataset(
+            batch_size=self.batch_size, num_epochs=self.epochs, workers_count=workers
+        ) as dataset:
+            return self.tell(f"make_tf_dataset_{workers}", time_batches(dataset))
 
+    def bare(self, workers: int) -> None:
+        from petastorm import make_batch_reader
 
-def fit(
-    folder: Path, files: list[str], rows: int, batch_size: int, epochs: int, at_once: int
-) -> None:
-    import tensorflow as tf
-    from petastorm.spark.spark_dataset_converter import SparkDatasetConverter
+        with make_batch_reader(self.files, num_epochs=self.epochs, workers_count=workers) as reader:
+            self.tell(f"make_batch_reader_{workers}", time_batches(reader))
 
-    model = tf.keras.Sequential([tf.keras.layers.Input((64,)), tf.keras.layers.Dense(1)])
-    model.compile("sgd", "mse", steps_per_execution=at_once)
-    converter = SparkDatasetConverter(folder.as_uri(), files, rows)
-    with converter.make_tf_dataset(batch_size=batch_size) as dataset:
-        pairs = dataset.map(lambda row: (tf.reshape(row.features, (-1, 64)), row.label))
-        steps = epochs * (rows // batch_size) // at_once * at_once
-        model.fit(pairs, steps_per_epoch=64, verbose=0)  # compiled, readers running
-        begin = time.perf_counter()
-        model.fit(pairs, steps_per_epoch=steps, verbose=0)
-        seconds = time.perf_counter() - begin
-    print(json.dumps({f"fit_{at_once}": seconds * rows / (steps * batch_size)}), flush=True)
+    def fit(self, at_once: int, workers: int, keep: bool) -> None:
+        import tensorflow as tf
+
+        shape = (-1, self.width)
+        layers = [tf.keras.layers.Input((self.width,)), tf.keras.layers.Dense(1)]
+        model = tf.keras.Sequential(layers)
+        model.compile("sgd", "mse", steps_per_execution=at_once)
+        with self.converter.make_tf_dataset(
+            batch_size=self.batch_size, num_epochs=1 if keep else None, workers_count=workers
+        ) as dataset:
+            pairs = dataset.map(lambda row: (tf.reshape(row.features, shape), row.label))
+            if keep:  # and shuffled again in every epoch, as ours are
+                pairs = pairs.unbatch().cache().shuffle(self.rows)
+                pairs = pairs.batch(self.batch_size, drop_remainder=True).repeat()
+                pairs = pairs.prefetch(tf.data.AUTOTUNE)
+            per_epoch = self.rows // self.batch_size
+            warm = per_epoch if keep else 64  # compiled, readers running, all rows kept
+            model.fit(pairs, steps_per_epoch=-(-warm // at_once) * at_once, verbose=0)
+            steps = self.epochs * per_epoch // at_once * at_once
+            begin = time.perf_counter()
+            model.fit(pairs, steps_per_epoch=steps, verbose=0)
+            seconds = time.perf_counter() - begin
+        name = f"{'kept' if keep else 'fit'}_{at_once}"
+        spent = seconds * self.rows / (steps * self.batch_size)
+        print(json.dumps({name: spent}), flush=True)
 
 
 def main() -> None:
-    folder, rows, batch_size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    files = [file.as_uri() for file in sorted(folder.glob("*.parquet"))]
-    readers = {"make_tf_dataset": read_tf_dataset, "make_batch_reader": read_batches}
-    epochs = int(sys.argv[4])
-    for name, read in readers.items():
-        seen, timed, seconds = read(folder, files, rows, batch_size, epochs)
-        result = {name: seconds * rows / timed, "lost": rows * epochs - seen}
-        print(json.dumps(result), flush=True)
-    for at_once in map(int, sys.argv[5:]):
-        fit(folder, files, rows, batch_size, epochs, at_once)
+    reader = Reader(Path(sys.argv[1]), *map(int, sys.argv[2:6]))
+    seconds = {workers: reader.tensors(workers) for workers in WORKERS}
+    for workers in WORKERS:
+        reader.bare(workers)
+    best = min(seconds, key=lambda workers: seconds[workers])
+    for at_once in map(int, sys.argv[6:]):
+        for keep in (False, True):
+            reader.fit(at_once, best, keep)
 
 
 if __name__ == "__main__":

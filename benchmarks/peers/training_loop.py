@@ -1,7 +1,8 @@
 """A Horovod training loop as one writes it by hand, on arrays in memory; run by mpirun.
 
 Usage: python training_loop.py ARRAYS.npz EPOCHS BATCH_SIZE; rank 0 prints JSON: samples per second
-of all ranks in each epoch, from its step ``SKIP`` on.
+of all ranks in each epoch, from its step ``SKIP`` on, and of the whole training with a checkpoint
+of weights and optimizer after each epoch.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def main() -> None:
     generator = np.random.default_rng(hvd.rank())
     steps = len(images) // batch_size
     rates = []
-    for _ in range(epochs):
+    started = time.perf_counter()
+    for epoch in range(epochs):
         order = generator.permutation(len(images))
         began = 0.0
         for number in range(steps):
@@ -59,8 +61,12 @@ def main() -> None:
         assert np.isfinite(values).all()
         seconds = time.perf_counter() - began
         rates.append((steps - SKIP) * batch_size * hvd.size() / seconds)
+        if hvd.rank() == 0:
+            values = [np.asarray(v) for v in (*model.variables, *optimizer.variables)]
+            np.savez(Path(sys.argv[1]).with_name(f"checkpoint-{epoch}.npz"), *values)
+    whole = epochs * steps * batch_size * hvd.size() / (time.perf_counter() - started)
     if hvd.rank() == 0:
-        print(json.dumps({"rates": rates}), flush=True)
+        print(json.dumps({"steps": rates, "whole": whole}), flush=True)
 
 
 if __name__ == "__main__":
