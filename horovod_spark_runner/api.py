@@ -139,7 +139,7 @@ def run_training(
         warmup_epochs: epochs over which the rate rises to its scaled value (0).
         allreduce: see `AllreduceOptions`.
         callbacks: Keras callbacks that can be pickled, or a function, called on each worker, that
-            returns them. Those that write files run on rank 0 only.
+            returns them. Keras' own that write files run on rank 0 only.
         resume: ``"auto"`` (default) goes on from the newest checkpoint in ``run_dir`` if there is
             one; ``"never"`` refuses a ``run_dir`` that has some; ``"required"`` one that has none.
             What may change from call to call: ``epochs``, callbacks, checkpoints, restarts,

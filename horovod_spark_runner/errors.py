@@ -33,7 +33,7 @@ class HorovodSparkError(Exception):
 
 
 class InvalidInputError(HorovodSparkError, ValueError):
-    """What the caller passed cannot work; raised before anything is launched."""
+    """What the caller passed cannot work; raised before the first step."""
 
 
 class DataError(InvalidInputError):

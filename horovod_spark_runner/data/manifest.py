@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
-FORMAT = 4
+from ..storage.sums import sealed, unsealed
+
+FORMAT = 5
 # `Column.dtype` of strings, which NumPy holds as Python objects.
 TEXT = "string"
 # What a string takes in memory, about: bytes.
@@ -148,16 +150,16 @@ class Manifest:
         fields["columns"] = [asdict(column) for column in self.columns]
         # There may be 100,000 of them, which asdict takes seconds for.
         fields["row_groups"] = [vars(group) for group in self.row_groups]
-        return json.dumps({"format": FORMAT, **fields})
+        return sealed(json.dumps({"format": FORMAT, **fields}))
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
         """Rebuild a manifest.
 
         Raises:
-            ValueError: the text is no manifest of this format.
+            ValueError: the text is no manifest of this format, or is damaged.
         """
-        fields: dict[str, Any] = json.loads(text)
+        fields: dict[str, Any] = unsealed(text)
         if fields.pop("format", None) != FORMAT:
             raise ValueError("a dataset manifest of another format")
         columns = tuple(Column(**{**c, "shape": tuple(c["shape"])}) for c in fields.pop("columns"))

@@ -7,9 +7,10 @@ exactly once per epoch, in equally many steps.
 How: the row groups are permuted and laid end to end; that sequence is cut into equally long
 *lanes*; each lane is read in *blocks* of consecutive row groups whose rows are permuted. A global
 batch takes equally many rows of every lane, lane after lane, and a rank takes its slice of the
-global batch, which is its own lanes: it reads about 1/N of the data, and memory is bounded by one
-block per lane it reads. (The lanes serve the purpose of the canonical nodes of mosaicml/streaming,
-but follow from the global batch, so that no number of nodes needs to be remembered.)
+global batch, which is its own lanes: up to 64 ranks read about 1/N of the data each, and memory is
+bounded by one block per lane that is read. (The lanes serve the purpose of the canonical nodes of
+mosaicml/streaming, but follow from the global batch, so that no number of nodes needs to be
+remembered.)
 """
 
 from __future__ import annotations

@@ -11,6 +11,13 @@ from ..data.decode import Transform
 from ..data.schema import quote_all
 from ..errors import DataError, InvalidInputError, ModelError, RunDirectoryError
 from ..serialize import check_picklable, dumps
+from ..storage.model_folder import (
+    ARCHIVE_FILE,
+    SAMPLE_FILE,
+    WEIGHTS_FILE,
+    StoredModel,
+    read_model,
+)
 from ..storage.run_directory import RunDirectory
 from ..training.archive import LAMBDA, CustomPart, custom_parts, read_config
 from ..training.signature import Signature
@@ -52,13 +59,13 @@ def read_trained_model(
         saved: what rank 0 says of it.
         transforms: what to do with decoded images, by column.
     """
-    signature = read_signature(directory)
+    model = read_model(directory)
+    signature = read_signature(model)
     recipe = _recipe(signature, transforms)
     if saved is not None and saved.loads in ("archive", "objects"):
-        archive = directory.model.join("model.keras").read_bytes()
-        recipe = replace(recipe, archive=archive, objects=saved.objects)
+        recipe = replace(recipe, archive=model.read(ARCHIVE_FILE), objects=saved.objects)
     else:
-        recipe = _built_anew(directory, recipe, source)
+        recipe = _built_anew(model, recipe, source)
     return _trained(directory, signature, recipe)
 
 
@@ -91,7 +98,8 @@ def read_finished_run(
     check_picklable(
         {"model_fn": model_fn, "custom_objects": custom_objects, "transforms": transforms}
     )
-    signature = read_signature(directory)
+    model = read_model(directory)
+    signature = read_signature(model)
     lacking = [name for name in signature.transforms if name not in transforms]
     if lacking:
         raise DataError(
@@ -100,7 +108,7 @@ def read_finished_run(
         )
     recipe = _recipe(signature, transforms)
     if model_fn is not None:
-        recipe = _built_anew(directory, recipe, ModelSource(function=model_fn))
+        recipe = _built_anew(model, recipe, ModelSource(function=model_fn))
         return replace(_trained(directory, signature, recipe), learn_outputs=True)
     if signature.outputs is None:
         return _trained(directory, signature, recipe)
@@ -115,27 +123,24 @@ def read_finished_run(
             f"the archive in {directory.location} does not give the model that was trained "
             f"({signature.problem}); give the function that builds it: {WITH_MODEL_FN}"
         )
-    archive = directory.model.join("model.keras").read_bytes()
+    archive = model.read(ARCHIVE_FILE)
     objects = None
     if not signature.self_contained:
         objects = dumps(_needed_objects(directory, signature, archive, custom_objects))
     return _trained(directory, signature, replace(recipe, archive=archive, objects=objects))
 
 
-def read_signature(directory: RunDirectory) -> Signature:
-    """Return what is known of the finished model in ``directory``.
+def read_signature(model: StoredModel) -> Signature:
+    """Return what is known of a finished model.
 
     Raises:
-        RunDirectoryError: there is none.
+        RunDirectoryError: it is none that this version knows.
     """
-    if not directory.signature.exists():
-        raise RunDirectoryError(
-            f"{directory.location} holds no finished model ({directory.signature} is missing)"
-        )
     try:
-        return Signature.from_json(directory.signature.read_text())
+        return Signature.from_fields(model.signature)
     except ValueError as error:
-        raise RunDirectoryError(f"{directory.signature} cannot be read: {error}") from error
+        place = model.directory.signature
+        raise RunDirectoryError(f"{place} cannot be read: {error}") from error
 
 
 def check_callable(model: TrainedModel) -> None:
@@ -169,14 +174,13 @@ def _recipe(signature: Signature, transforms: Mapping[str, Transform]) -> Recipe
     )
 
 
-def _built_anew(directory: RunDirectory, recipe: Recipe, source: ModelSource) -> Recipe:
+def _built_anew(model: StoredModel, recipe: Recipe, source: ModelSource) -> Recipe:
     """Return the recipe for a model that ``source`` builds, is given its weights, and checked."""
-    sample = directory.model.join("sample.npz")
     return replace(
         recipe,
         source=source,
-        weights=directory.model.join("weights.npz").read_bytes(),
-        sample=sample.read_bytes() if sample.exists() else None,
+        weights=model.read(WEIGHTS_FILE),
+        sample=model.read(SAMPLE_FILE) if SAMPLE_FILE in model.sums else None,
     )
 
 

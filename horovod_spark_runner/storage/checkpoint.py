@@ -11,7 +11,6 @@ On storage that can rename a folder, the whole folder appears in one step.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import logging
 import uuid
@@ -27,10 +26,11 @@ from .arrays import Arrays, dump_arrays, load_arrays
 from .filesystem import Location
 from .patience import patiently
 from .run_directory import RunDirectory
+from .sums import read_checked, sealed, sum_of, unsealed
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 VARIABLES_FILE = "variables.npz"
 RANKS_FILE = "ranks.npz"
 MANIFEST_FILE = "checkpoint.json"
@@ -114,17 +114,11 @@ def _write(folder: Location, info: CheckpointInfo, files: Mapping[str, Arrays]) 
     sums = {}
     for name, arrays in files.items():
         data = dump_arrays(arrays)
-        sums[name] = hashlib.sha256(data).hexdigest()
+        sums[name] = sum_of(data)
         folder.join(name).write_unseen(data)
     facts = {item.name: getattr(info, item.name) for item in fields(info)}
-    manifest = {"format": FORMAT, "sha256": sums, **facts}
-    text = json.dumps({**manifest, "manifest_sha256": _manifest_sum(manifest)})
-    folder.join(MANIFEST_FILE).write_unseen(text.encode())
-
-
-def _manifest_sum(manifest: Mapping[str, Any]) -> str:
-    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    text = json.dumps({"format": FORMAT, "sums": sums, **facts})
+    folder.join(MANIFEST_FILE).write_unseen(sealed(text).encode())
 
 
 def _delete_quietly(folder: Location) -> None:
@@ -196,7 +190,7 @@ def verify_checkpoint(folder: Location) -> CheckpointInfo:
     """
     info, sums = _read_manifest(folder)
     for name in sums:
-        _read_checked(folder, name, sums)
+        read_checked(folder, name, sums)
     return info
 
 
@@ -208,7 +202,7 @@ def load_checkpoint(folder: Location) -> tuple[CheckpointInfo, dict[str, dict[st
         OSError: the storage fails.
     """
     info, sums = _read_manifest(folder)
-    return info, {name: load_arrays(_read_checked(folder, name, sums)) for name in sums}
+    return info, {name: load_arrays(read_checked(folder, name, sums)) for name in sums}
 
 
 def read_file(folder: Location, name: str) -> tuple[CheckpointInfo, bytes]:
@@ -219,7 +213,7 @@ def read_file(folder: Location, name: str) -> tuple[CheckpointInfo, bytes]:
         OSError: the storage fails.
     """
     info, sums = _read_manifest(folder)
-    return info, _read_checked(folder, name, sums)
+    return info, read_checked(folder, name, sums)
 
 
 def newest_checkpoint(
@@ -288,27 +282,14 @@ def newest_readable(
     return None
 
 
-def _read_checked(folder: Location, name: str, sums: Mapping[str, str]) -> bytes:
-    try:
-        data, wanted = folder.join(name).read_bytes(), sums[name]
-    except (FileNotFoundError, KeyError) as error:
-        raise ValueError(f"{name} is missing") from error
-    if hashlib.sha256(data).hexdigest() != wanted:
-        raise ValueError(f"{name} is damaged: its SHA-256 is not the one recorded")
-    return data
-
-
 def _read_manifest(folder: Location) -> tuple[CheckpointInfo, dict[str, str]]:
     try:
-        manifest = json.loads(folder.join(MANIFEST_FILE).read_text())
-        if manifest["format"] != FORMAT:
+        manifest = unsealed(folder.join(MANIFEST_FILE).read_text())
+        if manifest.pop("format") != FORMAT:
             raise ValueError("it is of another format")
-        if manifest.pop("manifest_sha256") != _manifest_sum(manifest):
-            raise ValueError(f"{MANIFEST_FILE} is damaged: its SHA-256 is not the one recorded")
-        del manifest["format"]
-        sums = manifest.pop("sha256")
+        sums = manifest.pop("sums")
         return CheckpointInfo(**manifest), sums
     except FileNotFoundError as error:
         raise IncompleteCheckpoint(f"it has no {MANIFEST_FILE}") from error
-    except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{MANIFEST_FILE} cannot be read: {error}") from error

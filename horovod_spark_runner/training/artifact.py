@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import CheckpointError
 from ..serialize import dumps
 from ..storage.arrays import dump_arrays
+from ..storage.model_folder import ARCHIVE_FILE, SAMPLE_FILE, WEIGHTS_FILE, ModelWriter
 from ..storage.run_directory import RunDirectory
 from .archive import custom_parts, read_config, with_named_lambdas
 from .custom_objects import find_objects, name_lambdas, only_keras, revivable
@@ -27,14 +28,11 @@ from .outputs import (
     output_specs,
     unchanged,
 )
-from .sample import SAMPLE_FILE, check_close, take_sample, try_out
+from .sample import check_close, take_sample, try_out
 from .signature import Signature
 from .spec import OutputSpec, SavedModel, TrainingSpec
 
 logger = logging.getLogger(__name__)
-
-ARCHIVE_FILE = "model.keras"
-WEIGHTS_FILE = "weights.npz"
 
 
 def save_model(directory: RunDirectory, model: Any, spec: TrainingSpec, example: Any) -> SavedModel:
@@ -68,19 +66,16 @@ def save_model(directory: RunDirectory, model: Any, spec: TrainingSpec, example:
 
 def _save(directory: RunDirectory, model: Any, spec: TrainingSpec, example: Any) -> SavedModel:
     state = keras_state()
-    folder = directory.model
-    folder.make_folder()
+    files = ModelWriter(directory)
     weights = {f"{number:05d}": np.array(w.numpy()) for number, w in enumerate(model.weights)}
-    folder.join(WEIGHTS_FILE).write_bytes(dump_arrays(weights))
+    files.write(WEIGHTS_FILE, dump_arrays(weights))
     archive = _archive(model)
     if archive is not None:
-        folder.join(ARCHIVE_FILE).write_bytes(archive)
+        files.write(ARCHIVE_FILE, archive)
     outputs, problem = _outputs(model, example)
     sample = None if outputs is None else take_sample(model, example)
     if sample is not None:
-        folder.join(SAMPLE_FILE).write_bytes(sample)
-    elif folder.join(SAMPLE_FILE).exists():  # of a model that was here before
-        folder.join(SAMPLE_FILE).delete_file()
+        files.write(SAMPLE_FILE, sample)
     saved = SavedModel("source")
     if archive is not None and outputs is not None:
         saved, problem = _how_it_loads(archive, model, spec.model.custom_objects, example)
@@ -99,7 +94,7 @@ def _save(directory: RunDirectory, model: Any, spec: TrainingSpec, example: Any)
         state=state,
         keras=keras.__version__,
     )
-    directory.signature.write_text(signature.to_json())
+    files.finish(signature.to_fields())
     return saved
 
 

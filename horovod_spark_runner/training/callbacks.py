@@ -68,7 +68,7 @@ class Callbacks:
     Args:
         callbacks: all callbacks that were given, the same on every rank.
         model: the model they watch.
-        rank: callbacks that write files are kept on rank 0 only.
+        rank: Keras' own callbacks that write files are kept on rank 0 only.
         params: what Keras tells callbacks of a training.
         resumed: whether files written before are to be gone on with.
     """

@@ -11,7 +11,6 @@ from ..errors import ModelError
 from ..storage.arrays import dump_arrays, load_arrays
 from .outputs import call_model, fixed_batch, output_leaves, repeat_rows, unchanged
 
-SAMPLE_FILE = "sample.npz"
 # How far other hardware may be off, relative to the largest value.
 _ELSEWHERE = 0.02
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -45,18 +44,17 @@ class Signature:
     state: Mapping[str, str] | None = None
     keras: str = ""
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+    def to_fields(self) -> dict[str, Any]:
+        return asdict(self)
 
     @classmethod
-    def from_json(cls, text: str) -> Signature:
+    def from_fields(cls, fields: Mapping[str, Any]) -> Signature:
         """Rebuild a signature; what an older one did not record has its default.
 
         Raises:
-            ValueError: the text is none.
+            ValueError: they are of none.
         """
         try:
-            fields: dict[str, Any] = json.loads(text)
             names = fields["inputs"]["names"]
             outputs = fields["outputs"]
             known = {

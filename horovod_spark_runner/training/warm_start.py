@@ -7,13 +7,13 @@ values into the model.
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ModelError
 from ..storage.checkpoint import VARIABLES_FILE, CheckpointInfo, newest_readable, read_file
 from ..storage.filesystem import Location
+from ..storage.model_folder import WEIGHTS_FILE, read_model
 from ..storage.run_directory import RunDirectory
 from .spec import WarmStart
 
@@ -58,10 +58,10 @@ def _read(location: Location) -> WarmStart:
     if location.join(VARIABLES_FILE).exists():
         return _of_checkpoint(location, *read(location))
     directory = RunDirectory(location)
-    weights = directory.model.join("weights.npz")
     if directory.signature.exists():
-        paths = tuple(json.loads(directory.signature.read_text()).get("weights", ()))
-        return WarmStart(text, ARRAYS, {weights.name: weights.read_bytes()}, paths)
+        model = read_model(directory)
+        paths = tuple(model.signature.get("weights", ()))
+        return WarmStart(text, ARRAYS, {WEIGHTS_FILE: model.read(WEIGHTS_FILE)}, paths)
     newest = newest_readable(directory, read)
     if newest is None:
         raise ModelError(

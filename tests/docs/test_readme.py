@@ -52,6 +52,22 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert anchor in anchors, target
 
 
+def test_every_promise_has_a_test_that_exists() -> None:
+    rows = [
+        line.strip("|").split("|")
+        for line in (ROOT / "docs" / "promises.md").read_text().splitlines()
+        if line.startswith("| ") and "| Test |" not in line
+    ]
+    assert len(rows) > 40
+    for promise, proofs in rows:
+        cited = re.findall(r"`([^`]*)::(\w+)`", proofs)
+        assert cited, promise
+        file = ""
+        for path, name in cited:
+            file = path or file  # "::test" is one of the file named before
+            assert f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
+
+
 def test_the_architecture_names_every_module() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     for path in (ROOT / "horovod_spark_runner").glob("*/*.py"):

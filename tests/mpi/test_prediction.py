@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,8 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import RunDirectoryError, TFTransformer, run_training
+from horovod_spark_runner.storage.model_folder import read_model
+from horovod_spark_runner.storage.run_directory import RunDirectory
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
@@ -68,7 +69,7 @@ def test_model_fn_is_not_called_to_predict(digits_df: Any, tmp_path: Path) -> No
     images = np.array([row.image for row in rows])
     expected = softmax((images * 2) ** 2 @ kernel + bias)
     np.testing.assert_allclose([row.scores for row in rows], expected, atol=1e-5)
-    signature = json.loads((tmp_path / "run" / "model" / "signature.json").read_text())
+    signature = read_model(RunDirectory(str(tmp_path / "run"))).signature
     assert signature["self_contained"] is False
     assert signature["state"]["image_data_format"] == "channels_first"
     with pytest.raises(RunDirectoryError, match="'Scale' in layer 'scale'"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import ModelError, RunDirectoryError
+from horovod_spark_runner.storage.checkpoint import read_info
+from horovod_spark_runner.storage.filesystem import Location
 from tests.faults.injection import Fault, callbacks_for
 from tests.runs import assert_same_weights
 
@@ -66,8 +67,7 @@ def small(digits_df: Any) -> Any:
 
 def newest(run_dir: Path) -> dict[str, Any]:
     folder = max((run_dir / "checkpoints").iterdir())
-    found: dict[str, Any] = json.loads((folder / "checkpoint.json").read_text())
-    return found
+    return vars(read_info(Location(folder)))
 
 
 def rate_of(run_dir: Path) -> float:

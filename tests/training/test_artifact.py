@@ -18,6 +18,12 @@ from horovod_spark_runner.ml.trained import (
     read_signature,
     read_trained_model,
 )
+from horovod_spark_runner.storage.model_folder import (
+    ARCHIVE_FILE,
+    SAMPLE_FILE,
+    WEIGHTS_FILE,
+    read_model,
+)
 from horovod_spark_runner.storage.run_directory import RunDirectory
 from horovod_spark_runner.training.keras_state import keras_state, using_keras_state
 from horovod_spark_runner.training.outputs import output_specs
@@ -155,7 +161,7 @@ def test_keras_own_layers_need_no_code(name: str, tmp_path: Path) -> None:
     model = compiled(SELF_CONTAINED[name]())
     saved = save_run(tmp_path, model, [X])
     assert saved.loads == "archive"
-    assert read_signature(RunDirectory(str(tmp_path))).self_contained
+    assert read_signature(read_model(RunDirectory(str(tmp_path)))).self_contained
     recipe = read_trained_model(RunDirectory(str(tmp_path)), source(never), saved, {}).recipe
     expected = model.predict(VALUES, verbose=0)
     expected = expected if isinstance(expected, list) else [expected]
@@ -328,3 +334,26 @@ def test_saving_a_model_does_not_change_it(tmp_path: Path) -> None:
     saved = save_run(tmp_path, model, [X])
     assert float(layer.calls.numpy()) == calls
     assert saved.loads == "objects"  # found to be the same model
+
+
+@pytest.mark.parametrize("name", [ARCHIVE_FILE, WEIGHTS_FILE, SAMPLE_FILE, "signature.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "lose"])
+def test_a_damaged_model_is_named_and_not_used(tmp_path: Path, name: str, damage: str) -> None:
+    def model_fn() -> Any:
+        return keras.Sequential([layers.Input((3,)), layers.Dense(2)])
+
+    save_run(tmp_path, model_fn(), [X])
+    directory = RunDirectory(str(tmp_path))
+    file = tmp_path / "model" / name
+    data = file.read_bytes()
+    middle = len(data) // 2
+    if damage == "flip":
+        file.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    elif damage == "cut":
+        file.write_bytes(data[:middle])
+    else:
+        file.unlink()
+    needs_source = name in (WEIGHTS_FILE, SAMPLE_FILE)
+    with pytest.raises(RunDirectoryError, match=name.replace(".", r"\.")) as caught:
+        read_finished_run(directory, model_fn=model_fn if needs_source else None)
+    assert any(word in str(caught.value) for word in ("damaged", "missing"))

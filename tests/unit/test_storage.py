@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import pickle
@@ -31,6 +30,7 @@ from horovod_spark_runner.storage.checkpoint import (
 )
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.run_directory import RunDirectory
+from horovod_spark_runner.storage.sums import sealed, unsealed
 
 HOSTILE = "a b'c\"d\né%20#?"
 
@@ -187,11 +187,9 @@ def test_checkpoints_come_back(directory: RunDirectory) -> None:
 def test_checkpoints_of_before_say_nothing_of_the_model(directory: RunDirectory) -> None:
     folder = save(directory, 3)
     file = folder / "checkpoint.json"
-    manifest = json.loads(file.read_text())
-    del manifest["model"], manifest["manifest_sha256"]
-    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    file.write_text(json.dumps({**manifest, "manifest_sha256": digest}))
+    manifest = unsealed(file.read_text())
+    del manifest["model"]
+    file.write_text(sealed(json.dumps(manifest)))
     found = newest_checkpoint(directory)
     assert found is not None
     assert (found[1].step, found[1].model) == (3, {})

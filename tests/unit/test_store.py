@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import replace
@@ -22,6 +23,7 @@ from horovod_spark_runner.data.store import (
 from horovod_spark_runner.data_command import describe_age, describe_size, parse_age
 from horovod_spark_runner.errors import InvalidInputError
 from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.storage.sums import sealed
 
 KEY, OTHER = "0123456789abcdef", "f" * 16
 DAY = 86400.0
@@ -54,8 +56,19 @@ def test_manifests_survive(folder: Location) -> None:
     (found,) = find_datasets(folder, KEY)
     assert Manifest.from_json(found.to_json()) == found
     assert found.url == str(place)
-    with pytest.raises(ValueError, match="another format"):
-        Manifest.from_json(found.to_json().replace(f'"format": {FORMAT}', '"format": 1'))
+    with pytest.raises(ValueError, match="a dataset manifest of another format"):
+        Manifest.from_json(sealed(json.dumps({"format": FORMAT - 1})))
+
+
+def test_a_manifest_in_which_anything_has_changed_is_none(folder: Location) -> None:
+    place = store(folder)
+    path = Path(str(place)) / "manifest.json"
+    data = path.read_bytes()
+    for changed in range(len(data)):
+        path.write_bytes(data[:changed] + bytes([data[changed] ^ 1]) + data[changed + 1 :])
+        assert list(find_datasets(folder, KEY)) == []
+    path.write_bytes(data)
+    assert len(list(find_datasets(folder, KEY))) == 1
 
 
 def test_only_whole_datasets_for_the_same_request_are_found(folder: Location) -> None:
