@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -143,6 +144,18 @@ def test_what_cannot_be_loaded_or_shown_on_the_driver(spark: Any, what: str, tol
     with pytest.raises(RunFailedError, match=told) as caught:
         HorovodRunner(1, stream_logs=False).run(bring, what)
     assert len(str(caught.value)) < 100_000
+
+
+def look_for_frameworks() -> bool:
+    """Do as a function does that takes what there is; tell whether Horovod has PyTorch."""
+    import horovod.torch
+
+    return hasattr(horovod.torch, "init")
+
+
+def test_a_function_may_ask_for_a_framework_that_horovod_lacks(spark: Any) -> None:
+    found = HorovodRunner(1, stream_logs=False).run(look_for_frameworks)
+    assert found.result == (importlib.util.find_spec("torch") is not None)
 
 
 def test_a_function_may_close_its_output(spark: Any) -> None:
