@@ -406,22 +406,43 @@ def test_a_rank_that_closes_its_connections_does_not_hang_the_run(spark: Any) ->
 
 
 STOPPED_SESSION = """
-import threading, time
+import sys, threading, time
+from pathlib import Path
 from pyspark.sql import SparkSession
 from horovod_spark_runner import HorovodRunner, RunCancelledError
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
-threading.Timer(6, spark.stop).start()
+begun = Path(sys.argv[1])
+
+def stop():
+    while not begun.exists():
+        time.sleep(0.1)
+    if sys.argv[2] == "slowly":  # for longer than the run takes to end
+        spark.sparkContext._jsc.sc().stop()
+        time.sleep(20)
+    spark.stop()
+
+def wait(place):
+    Path(place).touch()
+    time.sleep(60)
+
+stopping = threading.Thread(target=stop)
+stopping.start()
 try:
-    HorovodRunner(2, stream_logs=False).run(lambda: time.sleep(60))
+    HorovodRunner(2, stream_logs=False).run(wait, sys.argv[1])
 except RunCancelledError as error:
     print(error)
+stopping.join()
 """
 
 
-def test_a_session_that_is_stopped_during_a_run() -> None:
+@pytest.mark.parametrize("how", ["at once", "slowly"])
+def test_a_session_that_is_stopped_during_a_run(tmp_path: Path, how: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", STOPPED_SESSION], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", STOPPED_SESSION, str(tmp_path / "begun"), how],
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.stdout.splitlines()[-1:] == ["the Spark session was stopped during the run"], (
         done.stderr[-2000:]
