@@ -291,11 +291,20 @@ def test_files_of_callbacks_are_written_by_one_rank(small: Any, tmp_path: Path) 
 
 
 def test_a_model_file_is_trained_further(small: Any, tmp_path: Path) -> None:
-    make_model().save(tmp_path / "start.keras")
+    import keras
+
+    start = make_model(rate=0.0)  # which leaves the weights that are trained as they are
+    start.save(tmp_path / "start.keras")
     (tmp_path / "start.json").write_text(make_model().to_json())
-    for name in ("start.keras", "start.json"):
-        transformer = train(small, tmp_path / name[6:], str(tmp_path / name), epochs=1)
-        assert len(transformer.transform(small).first().prediction) == 10
+    train(small, tmp_path / "keras", str(tmp_path / "start.keras"), epochs=1)
+    ended = keras.saving.load_model(tmp_path / "keras" / "model" / "model.keras")
+    assert len(start.trainable_variables) == 6
+    for ours, theirs in zip(ended.trainable_variables, start.trainable_variables, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    # A description has no weights to begin with.
+    described = train(small, tmp_path / "json", str(tmp_path / "start.json"), epochs=2)
+    assert described.history[1]["loss"] < described.history[0]["loss"] * 0.8
+    assert len(described.transform(small).first().prediction) == 10
 
 
 def test_an_error_in_the_training_names_rank_and_keeps_checkpoints(
@@ -317,6 +326,7 @@ def test_an_error_in_the_training_names_rank_and_keeps_checkpoints(
         train(small, tmp_path / "run", callbacks=callbacks, epochs=3)
     resumed = train(small, tmp_path / "run", resume="required", epochs=3)
     assert len(resumed.history) == 3
+    assert resumed.attempts[-1].first_step > 0
 
 
 def brighten(image: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
