@@ -213,6 +213,7 @@ def run_training(
         ModelError: ``model_fn`` or its model cannot be trained on these columns.
         RunDirectoryError: ``run_dir`` cannot be used, or holds another model's run.
         InvalidInputError: another argument cannot be right (the three above are kinds of it).
+        EnvironmentProblem: something is not installed or set up as it must be.
         NotEnoughSlotsError: Spark cannot run ``num_workers`` tasks at once.
         RankFailedError: a rank raised, exited, was killed or lost.
         RanksDivergedError: a callback or train_step made the ranks' models differ.

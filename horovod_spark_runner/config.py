@@ -108,6 +108,9 @@ class AllreduceOptions:
         compression: ``"fp16"`` halves what is sent of float32 gradients; ``"none"`` (default).
         fusion_bytes: Horovod's fusion buffer, in bytes (64 MiB).
         cycle_ms: how long Horovod waits for further tensors, in milliseconds (1).
+
+    Raises:
+        InvalidInputError: one of them cannot be.
     """
 
     algorithm: str = "auto"

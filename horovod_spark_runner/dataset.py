@@ -53,7 +53,11 @@ class Dataset:
         return self.manifest.rows
 
     def steps(self, batch_size: int, size: int) -> int:
-        """Return the steps of an epoch of ``size`` ranks with ``batch_size`` rows each.
+        """Return the steps of an epoch.
+
+        Args:
+            batch_size: rows of each rank in a step.
+            size: the number of ranks.
 
         Raises:
             InvalidInputError: a number is not at least 1.
@@ -168,6 +172,11 @@ class Dataset:
         """Yield one rank's share of all rows in the order of storage, for evaluation.
 
         Ranks may get different numbers of batches. Transforms get no random generator.
+
+        Args:
+            rank: whose share, from 0.
+            size: the number of ranks.
+            batch_size: rows of a batch; the last one may have fewer.
 
         Raises:
             InvalidInputError: ``rank`` is not below ``size``, or a number is out of range.

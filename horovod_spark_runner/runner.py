@@ -102,8 +102,14 @@ class HorovodRunner:
         come to their end, and what was registered with ``atexit`` is not called. Join threads and
         close what must be written before you return.
 
+        Args:
+            function: pickled and sent to every rank.
+            args: its positional arguments, sent along.
+            kwargs: its keyword arguments, sent along.
+
         Raises:
             InvalidInputError: the function or an argument cannot be sent to the workers.
+            EnvironmentProblem: something is not installed or set up as it must be.
             NotEnoughSlotsError: Spark cannot run that many tasks at once.
             RankFailedError: a rank raised, exited, was killed or lost; names the first, with
                 its traceback.

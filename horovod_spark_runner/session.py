@@ -25,7 +25,14 @@ def classic_context(spark: SparkSession) -> Any | None:
 def is_stopped(spark: SparkSession) -> bool:
     """Tell whether the session was stopped; without a question to the server of Spark Connect."""
     context = classic_context(spark)
-    return context is not None and getattr(context, "_jsc", None) is None
+    if context is None:
+        return False
+    java = getattr(context, "_jsc", None)
+    try:
+        # Python is told at the end of stop(), the jobs at its beginning.
+        return java is None or bool(java.sc().isStopped())
+    except Exception:  # the JVM is gone, which is worth another message
+        return False
 
 
 def master_of(spark: SparkSession) -> str:

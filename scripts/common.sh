@@ -68,13 +68,18 @@ tensorflow_package() {
     else echo tensorflow; fi
 }
 
+# What the environment must have been set up for, as the file .set-up in it says.
+wanted_stamp() {
+    {
+        tensorflow_package
+        cat "$ROOT/setup.cfg" "$ROOT/scripts/build_horovod.py" "$ROOT/scripts/constraints.txt"
+    } | cksum
+}
+
 set_up() {
     local python wanted stamp="$VENV/.set-up"
     find_java
-    wanted="$({
-        tensorflow_package
-        cat "$ROOT/setup.cfg" "$ROOT/scripts/build_horovod.py" "$ROOT/scripts/constraints.txt"
-    } | cksum)"
+    wanted="$(wanted_stamp)"
     if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
         python="$(find_python)"
         find_compiler "$python"

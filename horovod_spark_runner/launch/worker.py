@@ -213,7 +213,8 @@ def _write_outcome(directory: Path, failure: Failure | None, timings: dict[str, 
 def _leave_world() -> None:
     for framework in ("horovod.tensorflow", "horovod.torch"):
         module = sys.modules.get(framework)
-        if module is not None and module.is_initialized():
+        # The module of a framework that Horovod was built without can be imported, but is empty.
+        if module is not None and hasattr(module, "init") and module.is_initialized():
             module.shutdown()
     from mpi4py import MPI
 

@@ -154,6 +154,7 @@ class TFTransformer(Transformer):  # type: ignore[misc]
 
     @property
     def output_names(self) -> list[str]:
+        """The names of the model's outputs, in its order."""
         return [output.name for output in self._model.recipe.outputs]
 
     def __getstate__(self) -> dict[str, Any]:

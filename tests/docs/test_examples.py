@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
+ROOT = Path(__file__).resolve().parent.parent.parent
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
 
 def run_example(name: str, folder: Path, *arguments: str) -> str:
     run = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
+        [sys.executable, str(ROOT / "examples" / name), *arguments],
         capture_output=True,
         text=True,
         timeout=240,
@@ -34,4 +35,50 @@ def test_flights(tmp_path: Path) -> None:
     }
     # Three epochs on a few rows: better than not looking at all, if not yet than the departure.
     assert errors["the model"] < errors["the training mean"]
-    assert "2 ranks" in output or "Epochs trained: 3" in output
+    (epochs, run_dir) = re.findall(r"^Epochs trained: (\d+); run directory: (.+)$", output, re.M)[0]
+    assert epochs == "3"
+    logs = sorted(path.name for path in (tmp_path / run_dir / "logs").iterdir())
+    assert logs == ["rank-00000.log", "rank-00001.log"]
+
+
+def set_up_already(folder: Path) -> dict[str, str]:
+    """Return the environment of scripts for which ``folder`` holds what they would set up."""
+    python = folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    # The Python of these tests, which nothing is to be installed into.
+    python.write_text(f'#!/bin/sh\n[ "$1" != -m ] || exit 9\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "HSR_VENV": str(folder)}
+    subprocess.run(
+        ["bash", "-c", f'source "{ROOT}/scripts/common.sh"; wanted_stamp >"$VENV/.set-up"'],
+        check=True,
+        env=environment,
+    )
+    return environment
+
+
+def test_the_demo_once_all_is_set_up(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run = subprocess.run(
+        [str(ROOT / "scripts" / "demo"), "--run-dir", str(run_dir)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=tmp_path,
+        env=set_up_already(tmp_path / "venv"),
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert "Setting up" not in run.stderr
+    # What the README says is printed.
+    ((accuracy, count),) = re.findall(
+        r"^Held-out accuracy: ([\d.]+) \(\d+ of (\d+)", run.stdout, re.M
+    )
+    assert float(accuracy) > 0.95
+    assert int(count) > 300
+    assert re.findall(r"^  rank (\d) on \S+, GPUs: ", run.stdout, re.M) == ["0", "1"]
+    assert re.search(r"^Throughput: [\d,]+ images/s", run.stdout, re.M)
+    assert f"Run directory: {run_dir}" in run.stdout
+    predictions = re.findall(r"^\| +(\d)\| +(\d)\| +([\d.]+)\|$", run.stdout, re.M)
+    assert len(predictions) == 8
+    assert sum(digit == predicted for digit, predicted, _ in predictions) >= 6

@@ -20,7 +20,9 @@ def test_the_python_snippets_run_one_after_the_other(tmp_path: Path) -> None:
     snippets = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert len(snippets) >= 6
     script = tmp_path / "readme.py"
-    script.write_text("\n".join(snippets) + "\nspark.stop()\n")
+    # "The driver never loads TensorFlow."
+    loaded = "import sys\nprint('loaded:', {'tensorflow', 'keras', 'horovod'} & sys.modules.keys())"
+    script.write_text("\n".join([*snippets, loaded, "spark.stop()\n"]))
     run = subprocess.run(
         [sys.executable, str(script)],
         capture_output=True,
@@ -31,6 +33,7 @@ def test_the_python_snippets_run_one_after_the_other(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr[-4000:]
     assert "the DataFrame has no column 'pixels'; it has 'features', 'label'" in run.stdout
+    assert run.stdout.splitlines()[-1] == "loaded: set()"
 
 
 def test_the_commands_shown_exist() -> None:

@@ -2,7 +2,7 @@
 
 Usage: python -m tests.faults.job MASTER RUN_DIR FOLDER OPTIONS [STEP:RANK:KIND ...]
 
-OPTIONS are further arguments of ``run_training``, as JSON.
+OPTIONS are further arguments of ``training.train``, as JSON.
 """
 
 from __future__ import annotations

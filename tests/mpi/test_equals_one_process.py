@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner import RanksDivergedError, run_training
+from horovod_spark_runner import AllreduceOptions, RanksDivergedError, run_training
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.reader import DatasetReader
 from horovod_spark_runner.data.sharding import plan_epoch
@@ -69,7 +69,7 @@ def recorder(folder: str) -> list[Any]:
 
 
 def train(
-    frame: Any, folder: Path, optimizer: str, world: int, model_fn: Any = None
+    frame: Any, folder: Path, optimizer: str, world: int, model_fn: Any = None, **more: Any
 ) -> tuple[list[np.ndarray], Any]:
     """Train on ``world`` ranks; return the weights of each rank after every step."""
     folder.mkdir(parents=True)
@@ -86,6 +86,7 @@ def train(
         keep_data=True,
         callbacks=lambda: recorder(place),
         verbose=False,
+        **more,
     )
     weights = [np.load(folder / f"rank-{rank}.npy") for rank in range(world)]
     return weights, transformer
@@ -125,36 +126,69 @@ def test_without_the_exchange_the_run_ends_after_the_first_step(frame: Any, tmp_
         train(frame, tmp_path / "run", "sgd", 2, make_model_without_exchange)
 
 
-def test_one_rank_equals_plain_keras(
-    frame: Any, reference: Any, digits: tuple[np.ndarray, np.ndarray]
-) -> None:
-    """The reference itself: Keras alone, fed the same batches in the same order."""
-    _, transformer = reference["sgd"]
-    run = Path(transformer.run_dir)
+def plain_keras(run: Path) -> np.ndarray:
+    """Feed Keras alone the batches of a run, in the same order; return the weights after each."""
     manifest = Manifest.from_json(next(run.glob("data/data-*/manifest.json")).read_text())
-    batches = {
-        (epoch, batch.step): batch.arrays
-        for epoch in range(EPOCHS)
-        for batch in DatasetReader(manifest).epoch(
-            plan_epoch(
-                [(group.rows, group.size) for group in manifest.row_groups],
-                global_batch=GLOBAL_BATCH,
-                seed=0,
-                epoch=epoch,
-                window_bytes=256 * 1024 * 1024,
-            ),
-            0,
-            1,
-        )
-    }
-    assert sum(len(arrays["digit"]) for arrays in batches.values()) == EPOCHS * ROWS
-    import keras
-
+    rows = json.loads((run / "config.json").read_text())["rows"]
+    assert keras_backend() == "tensorflow"
     model = make_model("sgd")
     steps = []
-    for key in sorted(batches):
-        model.train_on_batch(batches[key]["image"], batches[key]["digit"])
-        steps.append(np.concatenate([w.ravel() for w in model.get_weights()]))
-    np.testing.assert_allclose(np.stack(steps), reference["sgd"][0][0], rtol=0, atol=1e-5)
-    assert keras.backend.backend() == "tensorflow"
+    for epoch in range(EPOCHS):
+        plan = plan_epoch(
+            [(group.rows, group.size) for group in manifest.row_groups],
+            global_batch=GLOBAL_BATCH,
+            seed=0,
+            epoch=epoch,
+            window_bytes=256 * 1024 * 1024,
+        )
+        seen = 0
+        for batch in DatasetReader(manifest).epoch(plan, 0, 1):
+            model.train_on_batch(batch.arrays["image"], batch.arrays["digit"])
+            steps.append(np.concatenate([w.ravel() for w in model.get_weights()]))
+            seen += len(batch.arrays["digit"])
+        assert seen == rows
+    return np.stack(steps)
+
+
+def keras_backend() -> str:
+    import keras
+
+    return str(keras.backend.backend())
+
+
+def test_one_rank_equals_plain_keras(reference: Any) -> None:
+    """The reference itself."""
+    weights, transformer = reference["sgd"]
+    run = Path(transformer.run_dir)
     assert json.loads((run / "config.json").read_text())["rows"] == ROWS
+    np.testing.assert_allclose(weights[0], plain_keras(run), rtol=0, atol=1e-5)
+
+
+def test_fewer_rows_in_the_last_batch_than_ranks(digits_df: Any, tmp_path: Path) -> None:
+    """Four global batches and one row more: two of three ranks have none in the last step."""
+    frame = digits_df.filter(f"id < {4 * GLOBAL_BATCH + 1}")
+    weights, transformer = train(frame, tmp_path / "run", "sgd", 3)
+    expected = plain_keras(Path(transformer.run_dir))
+    assert len(expected) == EPOCHS * 5
+    last = np.abs(expected[4] - expected[3]).max()
+    assert last > 1e-3, "the last step changes nothing"
+    for ours in weights:
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+
+
+def test_gradients_are_sent_in_half_precision(frame: Any, reference: Any, tmp_path: Path) -> None:
+    options = AllreduceOptions(compression="fp16")
+    weights, _ = train(frame, tmp_path / "run", "sgd", 2, allreduce=options)
+    np.testing.assert_array_equal(weights[1], weights[0])
+    exact = reference["sgd"][0][0]
+    first = np.concatenate([w.ravel() for w in make_model("sgd").get_weights()])
+    ours, theirs = weights[0][0] - first, exact[0] - first
+    # Of a gradient's 24 bits, 11 are left: half a unit of the last is lost by either rank, and by
+    # their sum.
+    error = np.abs(ours - theirs)
+    assert error.max() < np.abs(theirs).max() * 2**-9
+    # Which single precision would not lose.
+    changed = theirs != 0
+    assert np.mean(error[changed] > np.abs(theirs[changed]) * 2**-18) > 0.5
+    # What is lost does not add up: it is rounded, not cut off.
+    np.testing.assert_allclose(weights[0], exact, rtol=0, atol=2e-3)

@@ -25,7 +25,7 @@ from horovod_spark_runner import (
     StalledError,
 )
 from horovod_spark_runner.launch.control_server import ControlServer
-from tests.leftovers import await_nothing_left, own_task
+from tests.leftovers import await_nothing_left, leftovers, own_task
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 HOST = os.uname().nodename
@@ -176,19 +176,44 @@ def allreduce_for_a_while(folder: str) -> float:
     return total
 
 
-def cut_connections() -> None:
-    """Close the driver's connections to all slots, as a network that drops them would."""
-    for server in [thing for thing in gc.get_objects() if isinstance(thing, ControlServer)]:
-        server.cut()
+def servers() -> list[ControlServer]:
+    """Return the driver's ends of the runs of this process that are not over."""
+    found = [thing for thing in gc.get_objects() if isinstance(thing, ControlServer)]
+    return [server for server in found if server._thread.is_alive()]
+
+
+def connections() -> dict[int, Any]:
+    """Return the driver's connection to each slot."""
+    return {slot: peer for server in servers() for slot, peer in list(server._slots.items())}
 
 
 def test_lost_connections_to_the_driver_harm_nothing(
     spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    Fault(tmp_path, 2, cut_connections).start()
+    lost: dict[int, Any] = {}
+    again: dict[int, Any] = {}
+
+    def cut() -> None:
+        """Close the driver's connections to all slots, as a network that drops them would."""
+        capfd.readouterr()
+        lost.update(connections())
+        for server in servers():
+            server.cut()
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (
+            len(again) == 2 and all(again[slot] is not lost[slot] for slot in again)
+        ):
+            again.update(connections())
+            time.sleep(0.05)
+
+    fault = Fault(tmp_path, 2, cut)
+    fault.start()
     run = HorovodRunner(2).run(allreduce_for_a_while, str(tmp_path))
     assert run.results == (2.0, 2.0)
-    # The slots have connected again: lines of both ranks keep coming.
+    fault.join(60)
+    assert lost.keys() == again.keys() == {0, 1}
+    assert all(again[slot] is not lost[slot] for slot in lost)
+    # Lines of both ranks keep coming.
     lines = capfd.readouterr().err
     assert lines.count("[0/") > 10
     assert lines.count("[1/") > 10
@@ -298,13 +323,17 @@ def grandchildren(folder: str) -> None:
 
 
 def test_what_a_rank_started_ends_with_its_slot(spark: Any, tmp_path: Path) -> None:
+    there = []
+
     def end(fault: Fault) -> None:
+        there.extend(leftovers())
         os.kill(fault.pids(0)[1], signal.SIGKILL)
 
     fault = Fault(tmp_path, 1, lambda: end(fault))
     fault.start()
     with pytest.raises(RankFailedError):
         HorovodRunner(1, stream_logs=False).run(grandchildren, str(tmp_path))
+    assert any("time.sleep(600)" in process for process in there)
     await_nothing_left()
 
 
@@ -377,22 +406,43 @@ def test_a_rank_that_closes_its_connections_does_not_hang_the_run(spark: Any) ->
 
 
 STOPPED_SESSION = """
-import threading, time
+import sys, threading, time
+from pathlib import Path
 from pyspark.sql import SparkSession
 from horovod_spark_runner import HorovodRunner, RunCancelledError
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
-threading.Timer(6, spark.stop).start()
+begun = Path(sys.argv[1])
+
+def stop():
+    while not begun.exists():
+        time.sleep(0.1)
+    if sys.argv[2] == "slowly":  # for longer than the run takes to end
+        spark.sparkContext._jsc.sc().stop()
+        time.sleep(20)
+    spark.stop()
+
+def wait(place):
+    Path(place).touch()
+    time.sleep(60)
+
+stopping = threading.Thread(target=stop)
+stopping.start()
 try:
-    HorovodRunner(2, stream_logs=False).run(lambda: time.sleep(60))
+    HorovodRunner(2, stream_logs=False).run(wait, sys.argv[1])
 except RunCancelledError as error:
     print(error)
+stopping.join()
 """
 
 
-def test_a_session_that_is_stopped_during_a_run() -> None:
+@pytest.mark.parametrize("how", ["at once", "slowly"])
+def test_a_session_that_is_stopped_during_a_run(tmp_path: Path, how: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", STOPPED_SESSION], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", STOPPED_SESSION, str(tmp_path / "begun"), how],
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.stdout.splitlines()[-1:] == ["the Spark session was stopped during the run"], (
         done.stderr[-2000:]

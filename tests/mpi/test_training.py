@@ -241,41 +241,70 @@ def test_several_inputs_and_outputs_by_name(
     assert through_pandas.brightness_out == pytest.approx(row.brightness_out, abs=1e-6)
 
 
-def test_early_stopping_and_weights_and_file_writing_callbacks(small: Any, tmp_path: Path) -> None:
-    log = str(tmp_path / "log.csv")
-
+def test_early_stopping_and_weights(small: Any, tmp_path: Path) -> None:
     def callbacks() -> list[Any]:
         import keras
 
-        return [
-            keras.callbacks.EarlyStopping(monitor="loss", patience=0, min_delta=1e9),
-            keras.callbacks.CSVLogger(log),
-        ]
+        return [keras.callbacks.EarlyStopping(monitor="loss", patience=0, min_delta=1e9)]
 
     frame = small.selectExpr("*", "cast(digit < 5 as double) as weight")
     transformer = train(
         frame, tmp_path / "run", epochs=9, callbacks=callbacks, sample_weight_col="weight"
     )
     assert len(transformer.history) == 2  # stopped on all ranks after the second
-    assert len(Path(log).read_text().splitlines()) == 3
     # Digits from 5 on weighed nothing: the model never predicts them.
     rows = transformer.transform(frame).collect()
     assert np.mean([np.argmax(row.prediction) < 5 for row in rows]) > 0.95
 
 
+def test_files_of_callbacks_are_written_by_one_rank(small: Any, tmp_path: Path) -> None:
+    import csv
+
+    folder = str(tmp_path)
+
+    def callbacks() -> list[Any]:
+        import horovod.tensorflow as hvd
+        import keras
+
+        Path(folder, f"ran-on-{hvd.rank()}").touch()
+        return [
+            # Lines of a second rank would be in it, too: what is appended overwrites nothing.
+            keras.callbacks.CSVLogger(f"{folder}/log.csv", append=True),
+            keras.callbacks.CSVLogger(f"{folder}/of-rank-{hvd.rank()}.csv"),
+            keras.callbacks.ModelCheckpoint(f"{folder}/of-rank-{hvd.rank()}.keras"),
+        ]
+
+    def logged() -> list[dict[str, float]]:
+        with Path(folder, "log.csv").open() as file:
+            return [{k: float(v) for k, v in line.items()} for line in csv.DictReader(file)]
+
+    transformer = train(small, tmp_path / "run", epochs=2, validation=0.2, callbacks=callbacks)
+    expected = [{"epoch": n, **logs} for n, logs in enumerate(transformer.history)]
+    assert logged() == expected
+    names = {path.name for path in tmp_path.iterdir()} - {"run"}
+    assert names == {"ran-on-0", "ran-on-1", "log.csv", "of-rank-0.csv", "of-rank-0.keras"}
+    assert Path(folder, "of-rank-0.csv").read_text() == Path(folder, "log.csv").read_text()
+    # A run that is gone on with goes on in its files.
+    longer = train(small, tmp_path / "run", epochs=3, validation=0.2, callbacks=callbacks)
+    assert logged() == [*expected, {"epoch": 2, **longer.history[2]}]
+    assert Path(folder, "of-rank-0.csv").read_text() == Path(folder, "log.csv").read_text()
+
+
 def test_a_model_file_is_trained_further(small: Any, tmp_path: Path) -> None:
-    make_model().save(tmp_path / "start.keras")
+    import keras
+
+    start = make_model(rate=0.0)  # which leaves the weights that are trained as they are
+    start.save(tmp_path / "start.keras")
     (tmp_path / "start.json").write_text(make_model().to_json())
-    for name in ("start.keras", "start.json"):
-        transformer = train(small, tmp_path / name[6:], str(tmp_path / name), epochs=1)
-        assert len(transformer.transform(small).first().prediction) == 10
-
-
-def test_fewer_rows_in_the_last_batch_than_ranks(digits_df: Any, tmp_path: Path) -> None:
-    """97 rows in global batches of 96: the last step has one row for three ranks."""
-    frame = digits_df.filter("id < 97")
-    transformer = train(frame, tmp_path / "run", num_workers=3, epochs=2)
-    assert all(np.isfinite(list(logs.values())).all() for logs in transformer.history)
+    train(small, tmp_path / "keras", str(tmp_path / "start.keras"), epochs=1)
+    ended = keras.saving.load_model(tmp_path / "keras" / "model" / "model.keras")
+    assert len(start.trainable_variables) == 6
+    for ours, theirs in zip(ended.trainable_variables, start.trainable_variables, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    # A description has no weights to begin with.
+    described = train(small, tmp_path / "json", str(tmp_path / "start.json"), epochs=2)
+    assert described.history[1]["loss"] < described.history[0]["loss"] * 0.8
+    assert len(described.transform(small).first().prediction) == 10
 
 
 def test_an_error_in_the_training_names_rank_and_keeps_checkpoints(
@@ -297,6 +326,7 @@ def test_an_error_in_the_training_names_rank_and_keeps_checkpoints(
         train(small, tmp_path / "run", callbacks=callbacks, epochs=3)
     resumed = train(small, tmp_path / "run", resume="required", epochs=3)
     assert len(resumed.history) == 3
+    assert resumed.attempts[-1].first_step > 0
 
 
 def brighten(image: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:

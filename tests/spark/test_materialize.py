@@ -138,6 +138,8 @@ def test_every_type_comes_back(spark: Any, tmp_path: Path, materializer: str) ->
 
 
 def test_encoded_images_and_arrays(spark: Any, tmp_path: Path) -> None:
+    from PIL import Image
+
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (20, 6, 5, 3), dtype=np.uint8)
     arrays = generator.normal(size=(20, 2, 3))
@@ -153,8 +155,10 @@ def test_encoded_images_and_arrays(spark: Any, tmp_path: Path) -> None:
     manifest = materialize(frame, request, Location(tmp_path)).manifest
     values = read(manifest)
     np.testing.assert_array_equal(values["image"], images)
-    assert values["grey"].shape == (20, 3, 5, 1)  # resized
-    assert abs(values["grey"].mean() - images[..., 0].mean()) < 10
+    assert values["grey"].shape == (20, 3, 5, 1)
+    for found, image in zip(values["grey"], images, strict=True):
+        resized = Image.fromarray(image[:, :, 0]).resize((5, 3), Image.Resampling.BILINEAR)
+        np.testing.assert_array_equal(found[..., 0], np.asarray(resized))
     np.testing.assert_array_equal(values["npy"], arrays.astype(np.float32))
     np.testing.assert_array_equal(values["npz"], arrays.astype(np.int16))
 
@@ -166,6 +170,7 @@ def test_formats_of_images_may_be_mixed(spark: Any, tmp_path: Path) -> None:
     frame = spark.createDataFrame(rows, "image binary, id int")
     request = request_for("image", "id", shapes={"image": (16, 16, 3)})
     values = read(materialize(frame, request, Location(tmp_path)).manifest)
+    assert values["id"].tolist() == list(range(12))
     for number, image in zip(values["id"], values["image"], strict=True):
         expected = np.roll(smooth, 5 * number, 1)[..., None].astype(int)
         assert abs(image - expected).mean() < (4 if number % 3 == 1 else 1e-9)  # JPEG loses some
@@ -222,14 +227,19 @@ def test_strings_come_back(spark: Any, tmp_path: Path, materializer: str) -> Non
 
 
 def test_one_file_is_a_dataset(spark: Any, source: str, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
     from horovod_spark_runner import prepare_dataset
 
     for name in ("part.parquet", "without an ending"):
         file = tmp_path / name
         file.write_bytes(next(Path(source).glob("*.parquet")).read_bytes())
-        data = prepare_dataset(file, ["id", "a"])
+        data = prepare_dataset(file, ["a", "id"])
         assert data.manifest.files == (name,)
-        assert data.rows == len(read(data.manifest)["id"])
+        rows = pq.read_table(file, columns=["id"])["id"].to_pylist()
+        assert 0 < len(rows) < 1000
+        assert read(data.manifest)["a"].tolist() == pytest.approx([n / 3 for n in rows])
+        assert data.rows == len(rows)
         data.delete()
         assert file.exists()
     again = prepare_dataset(str(file), ["a"], dtypes={"a": "float64"}, data_dir=str(tmp_path / "d"))
@@ -249,9 +259,16 @@ def test_what_new_data_are_cast_to(spark: Any) -> None:
         (column,) = sources_of_features(frame, [name])
         with pytest.raises(DataError, match=message):
             expression(replace(column, dtype=dtype))
-    for name, dtype in (("i", "float32"), ("f", "float64"), ("s", "string"), ("i", "int8")):
+    for name, dtype, kind, value in (
+        ("i", "float32", "float", 1.0),
+        ("f", "float64", "double", 0.5),
+        ("s", "string", "string", "7"),
+        ("i", "int8", "tinyint", 1),
+    ):
         (column,) = sources_of_features(frame, [name])
-        assert frame.select(expression(replace(column, dtype=dtype))).columns == [name]
+        cast = frame.select(expression(replace(column, dtype=dtype)))
+        assert cast.dtypes == [(name, kind)]
+        assert cast.first()[0] == value
     with pytest.raises(DataError, match="'q', 'Q', which Spark does not tell apart"):
         sources_of_features(frame, ["q"])
 
@@ -276,7 +293,6 @@ def source(spark: Any, tmp_path: Path) -> str:
 
 def test_the_same_files_are_written_once(spark: Any, source: str, tmp_path: Path) -> None:
     cache = Location(tmp_path / "cache")
-    request = request_for("a", "id")
 
     def run(query: str = "id >= 0", **options: Any) -> Any:
         frame = spark.read.parquet(source).filter(query)
@@ -295,10 +311,44 @@ def test_the_same_files_are_written_once(spark: Any, source: str, tmp_path: Path
     changed = run()
     assert not changed.reused
     assert read(changed.manifest)["id"].tolist() == list(range(1000, 1100))
+    assert run().reused
     # A dataset of which a file was cut or lost is not used.
     file = Path(changed.manifest.url, changed.manifest.files[0])
     file.write_bytes(file.read_bytes()[:-1])
-    assert not materialize(spark.read.parquet(source).filter("id >= 0"), request, cache).reused
+    written = run()
+    assert not written.reused
+    assert run().manifest == written.manifest
+    Path(written.manifest.url, written.manifest.files[-1]).unlink()
+    assert not run().reused
+
+
+@pytest.mark.parametrize("told_by", ["size", "time"])
+def test_a_file_of_the_same_name_is_told_apart(
+    spark: Any, source: str, tmp_path: Path, told_by: str
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def run() -> Any:
+        frame = spark.read.parquet(source)
+        return materialize(frame, request_for("a", "id"), Location(tmp_path / "cache"))
+
+    first = run()
+    assert run().reused
+    file = next(Path(source).glob("*.parquet"))
+    before = file.stat()
+    if told_by == "size":
+        table = pq.read_table(file).append_column("more", pa.array([0] * len(pq.read_table(file))))
+        pq.write_table(table, file)
+        (file.parent / f".{file.name}.crc").unlink()
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert file.stat().st_size != before.st_size
+    else:
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    changed = run()
+    assert not changed.reused
+    assert changed.manifest.source != first.manifest.source
+    np.testing.assert_array_equal(read(changed.manifest)["id"], np.arange(1000))
 
 
 def test_rows_from_memory_and_user_functions_are_compared_by_content(
@@ -308,15 +358,16 @@ def test_rows_from_memory_and_user_functions_are_compared_by_content(
 
     cache = Location(tmp_path)
 
-    def run(add: int) -> Any:
+    def run(add: int, partitions: int = 1) -> Any:
         frame = spark.createDataFrame([(float(n), n) for n in range(50)], "a double, id int")
         user = F.udf(lambda x: x + add, "double")
-        frame = frame.repartition(add + 1).withColumn("a", user("a"))
+        frame = frame.repartition(partitions, "id").withColumn("a", user("a"))
         assert source_fingerprint(frame) == ""
         return materialize(frame, request_for("a", "id"), cache)
 
     assert not run(1).reused
     assert run(1).reused
+    assert run(1, partitions=3).reused  # in another order
     changed = run(2)
     assert not changed.reused
     assert read(changed.manifest)["a"][0] == 2.0
@@ -327,8 +378,10 @@ def test_another_process_reuses(spark: Any, source: str, tmp_path: Path) -> None
     cache = Location(tmp_path / "cache")
     frame = spark.read.parquet(source).filter("id < 500").withColumnRenamed("a", "x")
     first = materialize(frame, request_for("x", "id"), cache)
+    assert first.manifest.source  # so its plan tells, not a look at its rows
     code = f"""
 from pyspark.sql import SparkSession
+from horovod_spark_runner.data.fingerprint import source_fingerprint
 from horovod_spark_runner.data.materialize import DataRequest, materialize
 from horovod_spark_runner.data.schema import Roles
 from horovod_spark_runner.storage.filesystem import Location
@@ -336,11 +389,12 @@ spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "fals
 frame = spark.read.parquet({source!r}).filter("id < 500").withColumnRenamed("a", "x")
 found = materialize(frame, DataRequest(Roles(("x",), ("id",))), Location({str(cache)!r}))
 print(found.reused, found.manifest.url == {first.manifest.url!r})
+print(source_fingerprint(frame.select("x", "id")) == {first.manifest.source!r})
 """
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
     )
-    assert run.stdout.split() == ["True", "True"]
+    assert run.stdout.split() == ["True", "True", "True"]
 
 
 def test_parquet_files_are_read_as_they_are(spark: Any, tmp_path: Path) -> None:
@@ -490,7 +544,10 @@ def test_a_stratified_split_keeps_proportions(spark: Any) -> None:
     chosen, counts = split(0, "kind")
     assert counts == {"a": 20, "b": 20, "c": 160}
     assert split(0, "kind")[0] == chosen != split(1, "kind")[0]
-    assert sum(split(0, None)[1].values()) != 0
+    # Which takes some doing: by their hashes alone, about as many are chosen of each.
+    plain = [split(seed, None)[1] for seed in range(3)]
+    assert all(160 < sum(by_chance.values()) < 240 for by_chance in plain)
+    assert counts not in plain
 
 
 def test_null_in_a_validation_column_is_an_error(spark: Any) -> None:

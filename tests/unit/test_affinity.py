@@ -6,15 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from horovod_spark_runner.launch.affinity import bind_to_cores, share_of_cores, side_by_side
 
 SHOW = """
-import os, threading, time
+import os, sys, threading, time
 from horovod_spark_runner.launch.affinity import bind_to_cores
+os.sched_setaffinity(0, map(int, sys.argv[1:]))
 early = threading.Thread(target=time.sleep, args=(60,), daemon=True)
 early.start()
 bind_to_cores(os.environ)
@@ -51,36 +51,64 @@ def test_nobody_is_bound_unless_the_ranks_take_up_all_cores(ranks: int, cpus: in
     assert share_of_cores(range(8), 0, ranks, cpus) == []
 
 
-def show(**environment: str) -> list[str]:
-    whole = {**os.environ, **environment}
-    run = subprocess.run([sys.executable, "-c", SHOW], capture_output=True, text=True, env=whole)
-    assert run.returncode == 0, run.stderr
-    return run.stdout.split("\n")[:-1]
+# Two cores stand in for a host: any machine's first ones.
+TWO = sorted(os.sched_getaffinity(0))[:2]
+several_cores = pytest.mark.skipif(len(TWO) < 2, reason="this machine has one core")
 
 
-def test_all_threads_of_a_rank_are_bound() -> None:
-    allowed = sorted(os.sched_getaffinity(0))
-    ranks = str(len(allowed))
+def show(rank: int, **environment: str) -> list[str]:
+    """Return the cores of both threads of one of two ranks of a host with two cores."""
     place = {
-        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": ranks,
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
         "HSR_CPUS": "1",
     }
-    assert show(**place) == [str(allowed[:1])] * 2
-    assert show(**{**place, "OMP_PROC_BIND": "false"}) == [str(allowed)] * 2
+    run = subprocess.run(
+        [sys.executable, "-c", SHOW, *map(str, TWO)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **place, **environment},
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
+@several_cores
+def test_all_threads_of_a_rank_are_bound() -> None:
+    first, second = side_by_side(TWO)
+    assert show(0) == [str([first])] * 2
+    assert show(1) == [str([second])] * 2
+
+
+@several_cores
+@pytest.mark.parametrize(
+    "setting", [{"OMP_PROC_BIND": "false"}, {"GOMP_CPU_AFFINITY": "0"}, {"HSR_CPUS": "2"}]
+)
+def test_who_decides_otherwise_is_left_alone(setting: dict[str, str]) -> None:
+    assert show(0, **setting) == [str(TWO)] * 2
 
 
 def test_what_the_system_refuses_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any) -> None:
+    asked = []
+
+    def refuse(thread: int, cores: list[int]) -> None:
+        asked.append(cores)
         raise PermissionError("not here")
 
+    allowed = os.sched_getaffinity(0)
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    cores = str(len(os.sched_getaffinity(0)))
     bind_to_cores(
         {
             "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-            "OMPI_COMM_WORLD_LOCAL_SIZE": cores,
+            "OMPI_COMM_WORLD_LOCAL_SIZE": str(len(allowed)),
             "HSR_CPUS": "1",
         }
     )
+    assert asked == [side_by_side(allowed)[:1]]
+    assert os.sched_getaffinity(0) == allowed
+
+
+def test_a_process_that_is_no_rank_is_left() -> None:
+    allowed = os.sched_getaffinity(0)
     bind_to_cores({})
+    assert os.sched_getaffinity(0) == allowed

@@ -97,7 +97,12 @@ def test_versions_that_do_not_go_together(
 
 
 def test_a_rule_needs_all_its_packages() -> None:
-    assert matching_rules({"setuptools": "80", "pandas": "3.0", "pyarrow": "20"}) == []
+    some = {"setuptools": "80", "pandas": "3.0", "pyarrow": "20"}
+    assert matching_rules(some) == []
+    # Each with its own.
+    for lacking, of in (("petastorm", "setuptools"), ("pyspark", "pandas")):
+        found = matching_rules({**some, lacking: GOOD[lacking]})
+        assert [f for f in found if f.level != OK and of in f.text], of
 
 
 def test_every_rule_says_what_to_do() -> None:

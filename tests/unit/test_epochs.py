@@ -87,7 +87,7 @@ def test_shares_are_equal_only_where_ranks_divide_a_full_batch(manifest: Manifes
     ] * 2
     # 16 rows on three ranks, as after a restart of a run of four with one rank fewer.
     ranks = steps(manifest, fit, 3, 0)
-    assert not any(step.equal for rank in ranks for step in rank)
+    assert [[step.equal for step in rank] for rank in ranks] == [[False] * 4] * 3
     for parts in zip(*ranks, strict=True):
         assert sum(step.batch.rows for step in parts) == parts[0].rows
         assert sum(step.fraction for step in parts) == pytest.approx(1)

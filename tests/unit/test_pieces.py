@@ -75,6 +75,8 @@ def test_a_row_group_larger_than_the_bound_is_still_read_ahead(
 def test_closing_ends_the_threads_and_closes_the_files(reader: PieceReader) -> None:
     reader.announce(all_pieces())
     reader.read(all_pieces()[0])
+    assert [t for t in threading.enumerate() if t.name.startswith("hsr-row-groups")]
+    assert reader._idle
     reader.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("hsr-row-groups")]
     assert not reader._idle

@@ -105,7 +105,7 @@ def test_what_is_no_column_name(given: Any) -> None:
 def test_names(given: Any, one: Any, two: Any) -> None:
     for outputs, expected in ((["prediction"], one), (["u", "v"], two)):
         if expected is None:
-            with pytest.raises(InvalidInputError):
+            with pytest.raises(InvalidInputError, match=r"prediction_col .*model's outputs"):
                 added_columns(outputs, given)
         else:
             assert added_columns(outputs, given) == expected

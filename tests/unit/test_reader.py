@@ -219,6 +219,8 @@ def test_an_abandoned_pass_leaves_no_thread(small: Dataset) -> None:
     passes = [small.epoch(0, rank=0, size=1, batch_size=2) for _ in range(5)]
     for each in passes:
         next(each)
+    assert [t for t in threading.enumerate() if t.name.startswith("hsr-")]
+    for each in passes:
         each.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("hsr-")]
 

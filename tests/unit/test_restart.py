@@ -134,11 +134,16 @@ def test_attempts_are_told_in_a_line_each() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"max_restarts": -1}, {"max_restarts": True}, {"min_workers": 0}, {"backoff_seconds": -1.0}],
+    ("wrong", "message"),
+    [
+        ({"max_restarts": -1}, "max_restarts must be .*-1"),
+        ({"max_restarts": True}, "max_restarts must be .*True"),
+        ({"min_workers": 0}, "min_workers must be .*0"),
+        ({"backoff_seconds": -1.0}, "restart_backoff must be .*-1.0"),
+    ],
 )
-def test_settings_that_cannot_be(wrong: dict[str, object]) -> None:
-    with pytest.raises(InvalidInputError):
+def test_settings_that_cannot_be(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
         RestartOptions(**wrong)  # type: ignore[arg-type]
 
 

@@ -209,16 +209,17 @@ def test_a_run_directory_that_is_gone_is_not_taken_for_anothers(directory: RunDi
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "message"),
     [
-        {"every_steps": 0},
-        {"every_minutes": 0},
-        {"keep": 0},
-        {"best_mode": "auto"},
-        {"best_metric": 3},
-        {"on_error": "ignore"},
+        ({"every_steps": 0}, "checkpoint_every_steps must be"),
+        ({"every_minutes": 0}, "checkpoint_every_minutes must be above 0, got 0"),
+        ({"keep": 0}, "keep_checkpoints must be"),
+        ({"best_mode": "auto"}, "best_mode must be .*'auto'"),
+        ({"best_metric": 3}, "best_metric must be the name of a metric, got 3"),
+        ({"on_error": "ignore"}, "on_checkpoint_error must be .*'ignore'"),
     ],
 )
-def test_settings_that_cannot_be(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInputError):
+def test_settings_that_cannot_be(wrong: dict[str, Any], message: str) -> None:
+    CheckpointOptions()
+    with pytest.raises(InvalidInputError, match=message):
         CheckpointOptions(**wrong)
