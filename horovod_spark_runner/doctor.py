@@ -29,6 +29,7 @@ from .doctor_checks import (
     check_probes,
     check_tensorflow_packages,
     check_variables,
+    parse_java_version,
     parse_mpirun_version,
     summary,
 )
@@ -72,12 +73,13 @@ def examine(*, run: bool) -> Iterator[Finding]:
     """
     yield Finding(OK, f"Python {platform.python_version()} ({sys.executable})")
     yield check_platform(platform.system(), platform.machine())
-    yield _java()
+    java, said, home = _java()
+    yield check_java(java, said, home)
     installed = installed_distributions()
     versions = {name: version for name, _, version in installed}
     yield from check_packages(versions)
     yield from check_tensorflow_packages([d for name, d, _ in installed if name == "tensorflow"])
-    yield from matching_rules({**versions, **_unlisted_versions()})
+    yield from matching_rules({**versions, **_unlisted_versions(said)})
     yield from check_variables(os.environ)
     try:
         mpirun = find_mpirun()
@@ -105,9 +107,11 @@ def installed_distributions() -> list[tuple[str, str, str]]:
     return found
 
 
-def _unlisted_versions() -> dict[str, str]:
+def _unlisted_versions(java: str | None) -> dict[str, str]:
     # Not platform.python_version(): distributions append a "+", which is no version.
     versions = {"python": ".".join(str(part) for part in sys.version_info[:3])}
+    if (number := parse_java_version(java)) is not None:
+        versions["java"] = str(number)
     try:
         versions["setuptools"] = metadata.version("setuptools")
     except metadata.PackageNotFoundError:
@@ -115,13 +119,14 @@ def _unlisted_versions() -> dict[str, str]:
     return versions
 
 
-def _java() -> Finding:
+def _java() -> tuple[str, str | None, str | None]:
+    """Return what ``check_java`` asks for."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else "java"
     if shutil.which(java) is None:
-        return check_java(java, None, home)
+        return java, None, home
     _, output = _output([java, "-version"], PROBE_TIMEOUT)
-    return check_java(java, output)
+    return java, output, home
 
 
 def _probe() -> Probes:

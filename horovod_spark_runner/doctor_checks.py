@@ -45,7 +45,10 @@ def check_java(java: str, output: str | None, home: str | None = None) -> Findin
         output: what it printed, or ``None`` if it is not there.
         home: ``JAVA_HOME``, if it is set.
     """
-    hint = "install Java 17 (Debian: apt-get install openjdk-17-jre-headless) and set JAVA_HOME"
+    hint = (
+        "install Java 17 or 21 (apt-get install openjdk-21-jre-headless, on Debian 12 "
+        "openjdk-17-jre-headless; dnf install java-21-openjdk-headless) and set JAVA_HOME"
+    )
     if output is None and home:
         text = f"JAVA_HOME is {home}, but there is no program {java}"
         mend = (
@@ -54,15 +57,22 @@ def check_java(java: str, output: str | None, home: str | None = None) -> Findin
         return Finding(PROBLEM, text, mend)
     if output is None:
         return Finding(PROBLEM, f"Java was not found (looked for '{java}')", hint)
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', output)
-    if found is None:
+    version = parse_java_version(output)
+    if version is None:
         return Finding(PROBLEM, f"'{java} -version' names no version: {output.strip()}", hint)
-    # Java 8 calls itself 1.8.
-    version = int(found[2] or 0) if found[1] == "1" else int(found[1])
     if version < REQUIRED_JAVA:
         text = f"'{java}' is Java {version}, Spark needs {REQUIRED_JAVA} or newer"
         return Finding(PROBLEM, text, hint)
     return Finding(OK, f"Java {version} ({java})")
+
+
+def parse_java_version(output: str | None) -> int | None:
+    """Return Java's number (17) from the output of ``java -version``, or ``None``."""
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', output or "")
+    if found is None:
+        return None
+    # Java 8 calls itself 1.8.
+    return int(found[2] or 0) if found[1] == "1" else int(found[1])
 
 
 def check_packages(versions: Mapping[str, str]) -> list[Finding]:

@@ -45,19 +45,27 @@ class Rule:
     hint: str
 
 
-# "python" stands for the interpreter, "tensorflow" for whichever of its packages is installed.
+# "python" and "java" stand for the programs, "tensorflow" for whichever of its packages is
+# installed.
 RULES = (
     Rule(
         PROBLEM,
-        {"python": ">=3.13"},
-        "Python 3.13 and newer are not supported",
-        "make the environment with Python 3.10, 3.11 or 3.12",
+        {"python": ">=3.14"},
+        "Python 3.14 and newer are not supported",
+        "make the environment with Python 3.10 to 3.13",
     ),
     Rule(
         PROBLEM,
         {"python": "<3.10"},
         "Python before 3.10 is not supported",
-        "make the environment with Python 3.10, 3.11 or 3.12",
+        "make the environment with Python 3.10 to 3.13",
+    ),
+    Rule(
+        PROBLEM,
+        {"java": ">=23", "pyspark": "<4.2"},
+        "Spark before 4.2 does not start on Java 23 and newer (UnsupportedOperationException: "
+        "getSubject is not supported)",
+        "set JAVA_HOME to a Java 17 to 22, or install Spark 4.2 or newer",
     ),
     Rule(
         PROBLEM,

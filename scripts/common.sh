@@ -5,25 +5,45 @@
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${HSR_VENV:-$ROOT/.venv}"
+OS_RELEASE="${OS_RELEASE:-/etc/os-release}"
 
 say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# The command that installs a Debian, Red Hat or macOS package, for messages.
-install_hint() {
-    if command -v apt-get >/dev/null; then echo "apt-get install $1"
-    elif command -v dnf >/dev/null; then echo "dnf install $2"
-    else echo "your system's package manager"; fi
-}
+# The distribution and its release, such as "debian 12"; "el" for Red Hat's and those like it.
+distribution() (
+    # shellcheck disable=SC1090
+    . "$OS_RELEASE" 2>/dev/null || true
+    case "${ID:-}" in rhel | centos | rocky | almalinux | ol) ID=el ;; esac
+    echo "${ID:-unknown} ${VERSION_ID:+${VERSION_ID%%.*}}"
+)
 
-# The newest Java that both Spark and this system's packages have: for apt, for dnf.
-java_packages() {
-    local release=17
-    # shellcheck disable=SC1091
-    case "$(. /etc/os-release 2>/dev/null && echo "$ID ${VERSION_ID%%.*}")" in
-    "debian 1"[3-9] | "rhel 1"* | "centos 1"* | "rocky 1"* | "almalinux 1"* | "fedora "*) release=21 ;;
-    esac
-    install_hint "openjdk-$release-jre-headless" "java-$release-openjdk-headless"
+# How to install java, python, a compiler, make or the headers of a Python version; for messages.
+install_hint() { # WHAT [VERSION]
+    local packages
+    if command -v apt-get >/dev/null; then
+        case "$1 $(distribution)" in
+        "java debian 1"[3-9] | "java ubuntu 2"[4-9]) packages="openjdk-21-jre-headless" ;;
+        java*) packages="openjdk-17-jre-headless" ;;
+        python*) packages="python3 python3-venv python3-dev" ;;
+        headers*) packages="python$2-dev" ;;
+        compiler*) packages="g++ make" ;;
+        make*) packages="make" ;;
+        esac
+        echo "apt-get install $packages"
+    elif command -v dnf >/dev/null; then
+        case "$1 $(distribution)" in
+        java*) packages="java-21-openjdk-headless" ;;
+        "python el "[89]) packages="python3.11 python3.11-devel" ;;
+        "python fedora"*) packages="python3.12 python3.12-devel" ;;
+        python*) packages="python3 python3-devel" ;;
+        "headers el 10") packages="python3-devel" ;;
+        headers*) packages="python$2-devel" ;;
+        compiler*) packages="gcc-c++ make" ;;
+        make*) packages="make" ;;
+        esac
+        echo "dnf install $packages"
+    else echo "your system's package manager"; fi
 }
 
 find_python() {
@@ -35,27 +55,34 @@ find_python() {
             return
         fi
     done
-    fail "Python 3.10 to 3.13 with venv is needed, and none was found on PATH; install one with: $(install_hint 'python3 python3-venv python3-dev' 'python3.11 python3.11-devel'), or name it in HSR_PYTHON"
+    fail "Python 3.10 to 3.13 with venv is needed, and none was found on PATH; install one with: $(install_hint python), or name it in HSR_PYTHON"
 }
 
 find_java() {
-    local java="java" version
+    local java="java" version spark
     if [ -n "${JAVA_HOME:-}" ]; then
         java="$JAVA_HOME/bin/java"
         [ -x "$java" ] || fail "JAVA_HOME is $JAVA_HOME, but there is no program $java; set JAVA_HOME to the folder of a Java (17 or newer) that holds bin/java, or unset it"
     fi
     version="$("$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1)" || true
-    [ -n "$version" ] || fail "Java is needed and was not found (looked for '$java'); install it with: $(java_packages)"
-    [ "$version" -ge 17 ] || fail "Java 17 or newer is needed, but '$java' is Java $version; install it with: $(java_packages), and set JAVA_HOME"
+    [ -n "$version" ] || fail "Java is needed and was not found (looked for '$java'); install it with: $(install_hint java)"
+    [ "$version" -ge 17 ] || fail "Java 17 or newer is needed, but '$java' is Java $version; install it with: $(install_hint java), and set JAVA_HOME"
+    # Java 23 refuses, and 24 has no longer, what the Hadoop in Spark before 4.2 starts with.
+    if [ "$version" -ge 23 ] && spark="$("$VENV/bin/python" -c 'import importlib.metadata as m; print(*m.version("pyspark").split(".")[:2])' 2>/dev/null)"; then
+        # shellcheck disable=SC2086
+        set -- $spark
+        [ "$(($1 * 1000 + $2))" -ge 4002 ] ||
+            fail "Spark $1.$2 in $VENV does not start on Java $version ('$java'); set JAVA_HOME to a Java 17 to 22 (install it with: $(install_hint java)), or install Spark 4.2 or newer"
+    fi
 }
 
 find_compiler() {
     command -v c++ >/dev/null || command -v g++ >/dev/null ||
-        fail "a C++ compiler is needed to build Horovod; install it with: $(install_hint 'g++ make' 'gcc-c++ make')"
+        fail "a C++ compiler is needed to build Horovod; install it with: $(install_hint compiler)"
     command -v make >/dev/null ||
-        fail "make is needed to build Horovod; install it with: $(install_hint make make)"
+        fail "make is needed to build Horovod; install it with: $(install_hint make)"
     "$1" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' ||
-        fail "the headers of $1 (Python.h) are needed to build Horovod; install them with: $(install_hint python3-dev python3-devel)"
+        fail "the headers of $1 (Python.h) are needed to build Horovod; install them with: $(install_hint headers "$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])')")"
 }
 
 # Horovod's own build needs these beside TensorFlow; setuptools as in setup.cfg.

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from . import required
 from .leftovers import MARK
 
 # Spark's many short-lived JVMs start in half the time without the second compiler.
@@ -25,6 +26,11 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("HSR_REQUIRE_ALL"):
+        config.pluginmanager.register(required)
 
 
 @pytest.fixture(scope="session", autouse=True)

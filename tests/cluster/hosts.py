@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 
-def why_not() -> str | None:
+
+def _why_not() -> str | None:
     """Return why no hosts can be made here, or ``None`` if they can."""
     for program in ("ip", "unshare", "nsenter"):
         if shutil.which(program) is None:
@@ -29,7 +31,7 @@ def why_not() -> str | None:
 class Hosts:
     """Hosts joined by a bridge; the n-th has address ``10.77.0.n``, or ``fd77::n`` only.
 
-    Use as a context manager.
+    Use as a context manager, which skips the test where no hosts can be made.
 
     Args:
         folder: a private folder.
@@ -48,6 +50,8 @@ class Hosts:
         self._prefix = f"hsr{os.getpid()}"
 
     def __enter__(self) -> Hosts:
+        if (reason := _why_not()) is not None:
+            pytest.skip(reason)
         bridge = self._prefix
         # A host that is switched off cannot clear up: what it leaves goes with this folder.
         self._temporary = tempfile.mkdtemp(prefix="h-", dir="/tmp")

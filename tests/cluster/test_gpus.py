@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.spark_home import SPARK_HOME
+
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
 
 HERE = Path(__file__).parent
@@ -86,7 +88,7 @@ class Cluster:
             text=True,
             timeout=240,
             check=False,
-            env={**self._env, "PYSPARK_PYTHON": sys.executable},
+            env={**self._env, "SPARK_HOME": str(SPARK_HOME), "PYSPARK_PYTHON": sys.executable},
         )
         assert done.returncode == 0, done.stdout + done.stderr[-6000:]
         return done.stdout

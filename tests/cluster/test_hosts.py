@@ -12,17 +12,12 @@ from typing import Any
 import pytest
 
 from .host_cluster import HostCluster
-from .hosts import Hosts, why_not
+from .hosts import Hosts
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
 
 HERE = Path(__file__).parent
 NODES = ("hsr-a", "hsr-b")
-
-
-@pytest.fixture(scope="module")
-def reason() -> str | None:
-    return why_not()
 
 
 class Cluster(HostCluster):
@@ -49,9 +44,7 @@ class Cluster(HostCluster):
 
 
 @pytest.fixture
-def cluster(reason: str | None, tmp_path: Path) -> Iterator[Cluster]:
-    if reason is not None:
-        pytest.skip(reason)
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with Hosts(tmp_path / "hosts", NODES) as hosts:
         yield Cluster(hosts, NODES, tmp_path)
 

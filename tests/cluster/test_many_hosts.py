@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from .host_cluster import HostCluster
-from .hosts import Hosts, why_not
+from .hosts import Hosts
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
 
@@ -36,8 +36,6 @@ def run(cluster: HostCluster, what: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(600)
 def test_thirty_two_ranks_on_eight_hosts(tmp_path: Path) -> None:
-    if (reason := why_not()) is not None:
-        pytest.skip(reason)
     with Hosts(tmp_path / "hosts", NAMES) as hosts:
         cluster = HostCluster(hosts, NAMES, tmp_path, cores=RANKS // len(NAMES))
         results = run(cluster, "light")["results"]

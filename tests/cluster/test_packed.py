@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark_home import SPARK_HOME
+
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
 
 HERE = Path(__file__).parent
@@ -69,6 +71,7 @@ def test_ranks_in_the_packed_environment(master: str, tmp_path: Path) -> None:
         check=False,
         env={
             **os.environ,
+            "SPARK_HOME": str(SPARK_HOME),
             "PYSPARK_PYTHON": "./environment/bin/python",
             "PYSPARK_DRIVER_PYTHON": sys.executable,
         },

@@ -15,7 +15,7 @@ import pytest
 
 from horovod_spark_runner.launch.restart import FINISHED
 from tests.cluster.host_cluster import HostCluster
-from tests.cluster.hosts import Hosts, why_not
+from tests.cluster.hosts import Hosts
 
 from .injection import GO_FILE, Fault, note_of
 from .test_faults import job_command
@@ -48,8 +48,6 @@ def clock_ahead(folder: Path) -> dict[str, str]:
 @pytest.mark.timeout(600)
 def test_strangers_an_hour_apart_on_a_slow_link(undisturbed: Path, tmp_path: Path) -> None:
     """Hosts that cannot resolve each other's names, 1 Mbit/s between them, and two clocks."""
-    if (reason := why_not()) is not None:
-        pytest.skip(reason)
     with Hosts(tmp_path / "hosts", NAMES, strangers=True) as hosts:
         env = {NAMES[1]: clock_ahead(tmp_path)}
         cluster = HostCluster(hosts, NAMES, tmp_path, env, cores=1)
@@ -74,8 +72,6 @@ def test_strangers_an_hour_apart_on_a_slow_link(undisturbed: Path, tmp_path: Pat
 
 @pytest.mark.timeout(600)
 def test_an_interface_that_is_down_for_a_while(undisturbed: Path, tmp_path: Path) -> None:
-    if (reason := why_not()) is not None:
-        pytest.skip(reason)
     with Hosts(tmp_path / "hosts", NAMES) as hosts:
         cluster = HostCluster(hosts, NAMES, tmp_path, cores=1)
         fault = Fault(30, 0, "pause later")

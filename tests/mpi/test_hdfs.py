@@ -1,4 +1,4 @@
-"""Runs and data on HDFS, if a name node is given: Hadoop comes in no Python package."""
+"""Runs and data on HDFS: one of the tests' own, or that of the name node in ``HSR_TEST_HDFS``."""
 
 from __future__ import annotations
 
@@ -21,16 +21,25 @@ from horovod_spark_runner.storage.lock import RunLock
 from horovod_spark_runner.storage.run_directory import RunDirectory
 from tests.faults.injection import Fault
 from tests.faults.training import make_frame, train
+from tests.hdfs_server import hdfs_server
 
 # Such as hdfs://127.0.0.1:8020, a name node that lets anybody write below /.
-NAME_NODE = os.environ.get("HSR_TEST_HDFS", "")
-pytestmark = pytest.mark.skipif(not NAME_NODE, reason="HSR_TEST_HDFS names no HDFS to test with")
+GIVEN = os.environ.get("HSR_TEST_HDFS")
 HOSTILE = "a b'c é%20#+?"
 
 
+@pytest.fixture(scope="module")
+def name_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if GIVEN:
+        yield GIVEN
+    else:
+        with hdfs_server(tmp_path_factory.mktemp("hdfs")) as url:
+            yield url
+
+
 @pytest.fixture
-def folder() -> Iterator[Location]:
-    place = Location(f"{NAME_NODE}/hsr-{uuid.uuid4().hex[:8]} {HOSTILE}")
+def folder(name_node: str) -> Iterator[Location]:
+    place = Location(f"{name_node}/hsr-{uuid.uuid4().hex[:8]} {HOSTILE}")
     place.make_folder()
     yield place
     place.delete_folder()

@@ -75,7 +75,7 @@ def test_the_versions_this_is_developed_with_have_notes_only() -> None:
 @pytest.mark.parametrize(
     ("package", "version", "level", "text"),
     [
-        ("python", "3.13.0", PROBLEM, "Python 3.13"),
+        ("python", "3.14.0", PROBLEM, "Python 3.14"),
         ("python", "3.9.18", PROBLEM, "before 3.10"),
         ("openmpi", "4.1.6", PROBLEM, "Open MPI 4"),
         ("keras", "2.15.0", PROBLEM, "Keras 2"),
@@ -156,6 +156,22 @@ def test_java(output: str | None, level: str, text: str) -> None:
     assert finding.level == level
     assert text in finding.text
     assert bool(finding.hint) == (level == PROBLEM)
+
+
+@pytest.mark.parametrize(
+    ("java", "spark", "refused"),
+    [
+        ("22", "4.0.0", False),
+        ("23", "4.1.4", True),
+        ("25", "4.0.5", True),
+        ("25", "4.2.0", False),
+        ("25", "4.10.0", False),
+    ],
+)
+def test_java_too_new_for_spark(java: str, spark: str, refused: bool) -> None:
+    found = matching_rules({"java": java, "pyspark": spark})
+    assert [f.level for f in found] == [PROBLEM] * refused
+    assert not refused or "Java 17 to 22" in found[0].hint
 
 
 def test_platform() -> None:
@@ -325,6 +341,17 @@ def test_a_wrong_java_home_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert finding.text == f"JAVA_HOME is {tmp_path / 'jdk-8'}, but there is no program {java}"
     assert "or unset it" in finding.hint
     assert "install" not in finding.hint
+
+
+def test_spark_is_looked_at_for_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"25.0.2\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor, "installed_distributions", lambda: [("pyspark", "pyspark", "4.1")])
+    found = [f.level for f in doctor.examine(run=False) if "Java" in f.text]
+    assert found == [OK, PROBLEM]
 
 
 def test_what_hangs_is_ended() -> None:

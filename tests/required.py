@@ -1,0 +1,41 @@
+"""With ``HSR_REQUIRE_ALL=1``: a test that is skipped has failed.
+
+What a machine lacks is easily taken for a success. Where all is said to be there, as in CI, a skip
+says that something has gone missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+# Tests that may be skipped even so, and why.
+MAY_BE_SKIPPED = {
+    "tests/gpu/test_build.py::test_horovod_with_nccl_is_built_loads_and_adds_up": (
+        "downloads gigabytes of CUDA, so it is run by hand"
+    ),
+    "tests/unit/test_learning_rate.py::test_optimizers_that_others_wrap_are_scaled": (
+        "Keras for Python 3.10 has no such optimizers"
+    ),
+}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    return (yield from _required(item.nodeid))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    return (yield from _required(collector.nodeid))
+
+
+def _required(name: str) -> Any:
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and name not in MAY_BE_SKIPPED:
+        path, line, reason = report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"{reason}. HSR_REQUIRE_ALL wants all tests to run ({path}:{line})"
+    return report
