@@ -6,9 +6,12 @@ machine at the same time is none of ours.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
+
+import psutil
 
 MARK = "TEST_RUN_ID"
 NAMES = ("launch.worker", "launch/shim.py", "launch/sweeper.py", "prterun", "prted", "mpirun")
@@ -59,6 +62,17 @@ def _is_used_by_others(path: Path, mark: bytes) -> bool:
             except OSError:
                 continue
     return False
+
+
+def marked_processes() -> list[psutil.Process]:
+    """Return the processes of the tests."""
+    mark = f"{MARK}={os.environ[MARK]}".encode()
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            if mark in Path(f"/proc/{process.pid}/environ").read_bytes():
+                found.append(process)
+    return found
 
 
 def await_nothing_left(seconds: float = 10.0, *, session_over: bool = False) -> None:
