@@ -107,6 +107,7 @@ class Attempts:
 
     def _attempt(self, spec: TrainingSpec) -> RunResult:
         newest = self._newest(spec)
+        self.directory.sweep()
         first_step = newest or 0
         observer = StepObserver(Console(quiet=not self.launching.stream_logs), first_step)
         attempt = self._begin(first_step)

@@ -7,6 +7,7 @@ may crash.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import Any
@@ -37,6 +39,7 @@ from .doctor_rules import OK, PACKAGES, PROBLEM, WARNING, Finding, matching_rule
 from .errors import EnvironmentProblem
 from .launch.command import clean_environment, transport_parameters
 from .launch.processes import describe_exit, find_mpirun
+from .launch.workspace import Workspace
 
 PROBE_TIMEOUT = 120.0
 ALLREDUCE_TIMEOUT = 120.0
@@ -136,12 +139,19 @@ def _probe() -> Probes:
 
 
 def _allreduce(mpirun: str) -> Finding:
-    arguments = [mpirun, "--host", "localhost:2", "-n", "2", "--bind-to", "none"]
-    if os.geteuid() == 0:
-        arguments.append("--allow-run-as-root")
-    for name, value in transport_parameters(1).items():
-        arguments += ["--mca", name, value]
-    end, output = _output([*arguments, *_PROBE, "allreduce"], ALLREDUCE_TIMEOUT)
+    # What MPI leaves in temporary folders and shared memory if it is killed goes with this one.
+    with contextlib.closing(Workspace(f"doctor-{uuid.uuid4().hex[:8]}")) as workspace:
+        parameters = transport_parameters(1)
+        if workspace.shared_memory is not None:
+            parameters["btl_sm_backing_directory"] = str(workspace.shared_memory)
+        arguments = [mpirun, "--host", "localhost:2", "-n", "2", "--bind-to", "none"]
+        if os.geteuid() == 0:
+            arguments.append("--allow-run-as-root")
+        for name, value in parameters.items():
+            arguments += ["--mca", name, value]
+        end, output = _output(
+            [*arguments, *_PROBE, "allreduce"], ALLREDUCE_TIMEOUT, workspace=workspace
+        )
     reports = list(_json_lines(output))
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith("{")]
     return check_allreduce(reports, end, lines[-TAIL_LINES:] if end else ())
@@ -153,15 +163,24 @@ def _json_lines(output: str) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _output(arguments: Sequence[str], timeout: float, *, merge: bool = True) -> tuple[str, str]:
+def _output(
+    arguments: Sequence[str],
+    timeout: float,
+    *,
+    merge: bool = True,
+    workspace: Workspace | None = None,
+) -> tuple[str, str]:
     """Run a program and return how it failed (empty if it did not) and what it printed.
 
     Args:
         arguments: its argv.
         timeout: seconds after which it and all it started is killed.
         merge: also return what it wrote to standard error.
+        workspace: takes its temporary files; it ends with that one, too.
     """
     environment = {**clean_environment(os.environ), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    if workspace is not None:
+        environment["TMPDIR"] = str(workspace.path)
     with subprocess.Popen(
         list(arguments),
         env=environment,
@@ -172,6 +191,8 @@ def _output(arguments: Sequence[str], timeout: float, *, merge: bool = True) -> 
         errors="replace",
         start_new_session=True,
     ) as process:
+        if workspace is not None:
+            workspace.watch(process.pid)
         try:
             output, _ = process.communicate(timeout=timeout)
         except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import waitstatus_to_exitcode
 from pathlib import Path
 
 
@@ -15,9 +16,23 @@ def process_start(pid: int) -> str | None:
 
     Numbers of processes come again; together with this they do not.
     """
+    fields = _stat(pid)
+    return None if fields is None or fields[0] == "Z" else fields[19]
+
+
+def exit_code_of(pid: int) -> int | None:
+    """Return the exit code of an ended process of this user whose parent has not asked for it yet.
+
+    That of a signal is negative; ``None`` if the process runs or is gone.
+    """
+    fields = _stat(pid)
+    return None if fields is None or fields[0] != "Z" else waitstatus_to_exitcode(int(fields[49]))
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return what the kernel tells of a process from its state on; ``None`` if it is gone."""
     try:
         # The command's name, in brackets, may hold anything; the rest are numbers.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] == "Z" else fields[19]

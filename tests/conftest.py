@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 
 from . import required
-from .leftovers import MARK
+from .leftovers import MARK, await_nothing_left, inventory
 
 # Spark's many short-lived JVMs start in half the time without the second compiler.
 FAST_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -34,12 +34,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def marked() -> Iterator[None]:
+def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Mark what the tests start, and give it a temporary folder of its own."""
+    tmp_path_factory.getbasetemp()  # pytest's stays where it is, to be looked at
     folder = tempfile.mkdtemp(prefix="t-", dir="/tmp")  # short: it holds sockets
     os.environ.update({MARK: uuid.uuid4().hex, "TMPDIR": folder, "JDK_JAVA_OPTIONS": FAST_JAVA})
+    tempfile.tempdir = None  # this process's, too
     yield
+    tempfile.tempdir = None
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stays(marked: None) -> Iterator[None]:
+    """Fail if the tests of a file leave behind what was not there before them."""
+    before = inventory()
+    yield
+    await_nothing_left(30, before=before)
 
 
 @pytest.fixture(autouse=True)

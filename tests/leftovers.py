@@ -6,12 +6,19 @@ machine at the same time is none of ours.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+import threading
 import time
 from pathlib import Path
 
+import psutil
+
 MARK = "TEST_RUN_ID"
 NAMES = ("launch.worker", "launch/shim.py", "launch/sweeper.py", "prterun", "prted", "mpirun")
+# Of a slot, and of an MPI whose temporary folder is nobody's.
+OURS = ("hsr-", "prte.", "ompi.", "pmix-")
 # These stay for the next run, as long as their executor does.
 READY = "launch.ready_process"
 _SHARED_MEMORY = Path("/dev/shm")
@@ -25,8 +32,9 @@ def leftovers(*, session_over: bool = False) -> list[str]:
     Args:
         session_over: whether what waits for a next run counts, too.
     """
-    places = Path(os.environ["TMPDIR"]).glob("hsr-*")
+    places = [path for path in Path(os.environ["TMPDIR"]).iterdir() if path.name.startswith(OURS)]
     found = [str(path) for path in places if session_over or "hsr-ready-" not in path.name]
+    found += [f"thread {t.name}" for t in threading.enumerate() if t.name.startswith("hsr-")]
     mark = f"{MARK}={os.environ[MARK]}".encode()
     segments = set(_SHARED_MEMORY.glob("hsr-*")) - _THERE_BEFORE
     found += [str(path) for path in segments if not _is_used_by_others(path, mark)]
@@ -61,10 +69,74 @@ def _is_used_by_others(path: Path, mark: bytes) -> bool:
     return False
 
 
-def await_nothing_left(seconds: float = 10.0, *, session_over: bool = False) -> None:
-    """Fail if something is still there after a while."""
+def marked_processes() -> list[psutil.Process]:
+    """Return the processes of the tests."""
+    mark = f"{MARK}={os.environ[MARK]}".encode()
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            if mark in Path(f"/proc/{process.pid}/environ").read_bytes():
+                found.append(process)
+    return found
+
+
+def inventory() -> frozenset[str]:
+    """Return all that the tests have on this machine now, but what stays for as long as they do.
+
+    That is a Spark session with its Python workers, and processes that wait for its next run.
+    """
+    allowed = _session()
+    temporary = Path(os.environ["TMPDIR"]).iterdir()
+    found = [*leftovers(), *(str(path) for path in temporary if not path.name.startswith("hsr-"))]
+    for process in {*marked_processes(), *psutil.Process().children(recursive=True)} - allowed:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            command = " ".join(process.cmdline())
+            if command and process.name() != "horovod-ready" and "resource_tracker" not in command:
+                found.append(f"process {process.pid} {process.name()}: {command[:200]}")
+    ports = _session_ports()
+    for connection in psutil.Process().net_connections("inet"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port not in ports:
+            found.append(f"a socket that listens at {connection.laddr}")
+    return frozenset(found)
+
+
+def _session() -> set[psutil.Process]:
+    """Return the JVM of this process and what it has started."""
+    spark = sys.modules.get("pyspark")
+    gateway = spark and spark.SparkContext._gateway
+    if not gateway:
+        return set()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        java = psutil.Process(gateway.proc.pid)
+        return {java, *java.children(recursive=True)}
+    return set()
+
+
+def _session_ports() -> set[int]:
+    """Return where this process listens for its Spark session."""
+    spark = sys.modules.get("pyspark")
+    context = spark and spark.SparkContext._active_spark_context
+    return {context._accumulatorServer.server_address[1]} if context else set()
+
+
+def await_nothing_left(
+    seconds: float = 10.0,
+    *,
+    session_over: bool = False,
+    before: frozenset[str] | None = None,
+) -> None:
+    """Fail if something is still there after a while.
+
+    Args:
+        seconds: to wait.
+        session_over: whether what waits for a next run counts, too.
+        before: an `inventory`; all that has come since then counts, and not only that of runs.
+    """
     deadline = time.monotonic() + seconds
-    while left := leftovers(session_over=session_over):
+    while True:
+        left = leftovers(session_over=session_over) if before is None else inventory() - before
+        if not left:
+            return
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
 

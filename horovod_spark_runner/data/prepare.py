@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -29,7 +30,7 @@ from .schema import (
     check_transform,
 )
 from .split import check_validation, split_rows
-from .store import delete_dataset
+from .store import delete_dataset, sweep_incomplete
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -209,6 +210,8 @@ def prepared(
     # What is deleted at the end must not be another run's.
     request = options.request(roles, reuse=keep or not shared)
     made: list[Manifest] = []
+    if not shared:  # nobody else writes there: what lacks its manifest is of a call that was killed
+        sweep_incomplete(folder, float("-inf"), time.time())
     try:
         yield _prepare(data, roles, options, folder, request, seed, made)
     except RunFailedError:

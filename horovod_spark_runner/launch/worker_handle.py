@@ -14,12 +14,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from ..machine import exit_code_of
 from .processes import end_group, signal_group, start_tethered
 from .ready import ask_for_worker
 
 WORKER_MODULE = f"{__package__}.worker"
 # How long after a worker's end its exit code may take to come: the ready process may be busy.
 _CODE_SECONDS = 30.0
+# After which the kernel is asked: the ready process may have been stopped.
+_OWN_LOOK_SECONDS = 2.0
 # How long a process that has closed its connection may take to end.
 _END_SECONDS = 1.0
 
@@ -154,6 +157,8 @@ class ForkedWorker(Worker):
             self._gone_since = time.monotonic()
             self.unwatch()
         gone = 0.0 if self._gone_since is None else time.monotonic() - self._gone_since
+        if self._code is None and gone > _OWN_LOOK_SECONDS and self.pid is not None:
+            self._code = exit_code_of(self.pid)
         if self._code is None and gone > _CODE_SECONDS:
             # Without a code for so long, the ready process has died as well, or hangs.
             self._code, self.guessed = -signal.SIGKILL, True

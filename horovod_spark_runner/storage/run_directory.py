@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import uuid
@@ -27,6 +28,8 @@ from ..errors import RunDirectoryError
 from .filesystem import Location
 
 _STEP = re.compile(r"step-(\d{8,})")
+# What `Location.write_bytes` writes aside. The lock is left out: its holder writes it all the time.
+_ASIDE = re.compile(r"\.(?!lock\.).+\.[0-9a-f]{8}")
 
 
 class RunDirectory:
@@ -120,6 +123,14 @@ class RunDirectory:
                 f"run_dir {self.location} is not writable: {error}. Give a folder that the driver "
                 "and all executors can write to"
             ) from error
+
+    def sweep(self) -> None:
+        """Delete what writers that were killed have left half written; no one else may write."""
+        for folder in (self.location, self.model):
+            with contextlib.suppress(OSError):  # it takes room, and nothing else
+                for left in folder.list():
+                    if _ASIDE.fullmatch(left.name):
+                        left.delete_file()
 
     def write_config(self, settings: dict[str, Any]) -> None:
         self.config.write_text(json.dumps(settings, indent=1))

@@ -66,6 +66,11 @@ class Fault:
     rank: int
     kind: str
 
+    @property
+    def text(self) -> str:
+        """The fault as an argument of `job`."""
+        return f"{self.step}:{self.rank}:{self.kind}"
+
 
 def choose_faults(seed: int, count: int, steps: int, kinds: tuple[str, ...]) -> list[Fault]:
     """Return ``count`` faults at different random steps, every kind about equally often.
@@ -135,14 +140,19 @@ def first_time(folder: str, fault: Fault) -> bool:
 
 def note_of(folder: str, fault: Fault) -> Path:
     """Return the file whose time of change is that of the fault."""
-    return Path(folder, f"step-{fault.step}-{fault.kind}".replace(" ", "-"))
+    return note_path(folder, f"step-{fault.step}-{fault.kind}")
 
 
-def await_file(path: Path) -> None:
-    """Wait until the test has made the file."""
-    deadline = time.monotonic() + 120
+def note_path(folder: str, name: str) -> Path:
+    """Return the file that is there once something has happened."""
+    return Path(folder, name.replace(" ", "-"))
+
+
+def await_file(path: Path, seconds: float = 120) -> None:
+    """Wait until the file is there, which the test or another rank makes."""
+    deadline = time.monotonic() + seconds
     while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+        time.sleep(0.02)
 
 
 def strike(kind: str, driver: int, folder: str) -> None:
@@ -187,7 +197,7 @@ def strike(kind: str, driver: int, folder: str) -> None:
     victims = {
         "sigkill": _own,
         "spark worker": _spark_worker,
-        "mpirun": _mpirun,
+        "mpirun": find_mpirun,
         "executor": _executor,
         "driver": lambda: psutil.Process(driver),
     }
@@ -240,7 +250,7 @@ def _executor() -> psutil.Process:
     return next(p for p in _spark_worker().parents() if p.name() == "java")
 
 
-def _mpirun() -> psutil.Process:
+def find_mpirun() -> psutil.Process:
     """The mpirun of this world: started by a slot on this machine, above this rank's shim."""
     for process in _spark_worker().parent().children(recursive=True):
         if process.name() in ("mpirun", "prterun"):

@@ -1,8 +1,8 @@
 """Trains with faults on the master given, in a process of its own that may be killed.
 
-Usage: python -m tests.faults.job MASTER RUN_DIR FOLDER OPTIONS [STEP:RANK:KIND ...]
+Usage: python -m tests.faults.job MASTER RUN_DIR FOLDER OPTIONS [FAULT ...]
 
-OPTIONS are further arguments of ``training.train``, as JSON.
+OPTIONS are further arguments of ``training.train``, as JSON. A FAULT is what its ``text`` says.
 """
 
 from __future__ import annotations
@@ -16,21 +16,28 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from .injection import Fault
+from .phases import PhaseFault
 from .training import make_frame, train
 
 
 def main() -> None:
     master, run_dir, folder, options, *texts = sys.argv[1:]
-    faults = []
+    faults: list[Fault | PhaseFault] = []
     for text in texts:
-        step, rank, kind = text.split(":")
-        faults.append(Fault(int(step), int(rank), kind))
+        place, *victims = text.split(":")
+        pairs = [(int(rank), kind) for rank, kind in zip(victims[::2], victims[1::2], strict=True)]
+        if place.isdigit():
+            faults += [Fault(int(place), rank, kind) for rank, kind in pairs]
+        else:
+            faults.append(PhaseFault(place, tuple(pairs)))
     spark = (
         SparkSession.builder.master(master)
         .appName("faults")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"))
         .config("spark.ui.showConsoleProgress", "false")
+        # So that Python has some rows before it has all.
+        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
         # How long an executor may be silent; the others must be well below that.
         .config("spark.network.timeout", "30s")
         .config("spark.network.timeoutInterval", "10s")

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.launch.restart import FINISHED
+from horovod_spark_runner.launch.restart import FINISHED, KILLED
 from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import Hosts
 
 from .injection import GO_FILE, Fault, note_of
-from .test_faults import job_command
+from .test_faults import assert_little_is_lost, job_command
 from .training import assert_same_end
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
@@ -59,6 +59,7 @@ def test_strangers_an_hour_apart_on_a_slow_link(undisturbed: Path, tmp_path: Pat
         attempts = attempts_of(job)
     assert [attempt["ending"] for attempt in attempts][-1] == FINISHED
     assert len(attempts) == 2
+    assert_little_is_lost(faults[0], attempts[1]["first_step"])
     assert re.search(r"rank 1 on hsr-\w+ failed: .*SIGKILL", attempts[0]["cause"])
     # The clocks did differ, as the titles of the logs tell.
     logs = "".join(path.read_text() for path in (run_dir / "logs").iterdir())
@@ -67,6 +68,30 @@ def test_strangers_an_hour_apart_on_a_slow_link(undisturbed: Path, tmp_path: Pat
     for moment, host in titles:
         ahead = datetime.strptime(moment, "%Y-%m-%d %H:%M:%S %z").timestamp() - time.time()
         assert (ahead > AHEAD / 2) == (host == NAMES[1])
+    assert_same_end(run_dir, undisturbed)
+
+
+@pytest.mark.timeout(600)
+def test_a_host_that_vanishes_is_done_without(undisturbed: Path, tmp_path: Path) -> None:
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    with Hosts(tmp_path / "hosts", NAMES) as hosts:
+        cluster = HostCluster(hosts, NAMES, tmp_path, cores=2)
+        fault = Fault(30, 1, "pause later")
+        run_dir = tmp_path / "run"
+        options = {"heartbeat_timeout": 15, "max_restarts": 6}
+        job = cluster.popen(job_command(cluster.master, run_dir, tmp_path, [fault], **options))
+        while not note_of(str(tmp_path), fault).exists():
+            assert job.poll() is None, job.communicate()[1][-3000:]
+            time.sleep(0.1)
+        hosts.unplug(NAMES[1])
+        attempts = attempts_of(job)
+    assert attempts[0]["ending"] == KILLED
+    assert re.search(rf"on {NAMES[1]} failed: no sign of life for 15 s", attempts[0]["cause"])
+    assert attempts[-1]["ending"] == FINISHED
+    # Until Spark, too, has missed the host, attempts may still be given a place there.
+    for attempt in attempts[1:]:
+        assert_little_is_lost(fault, attempt["first_step"])
     assert_same_end(run_dir, undisturbed)
 
 

@@ -11,6 +11,7 @@ from horovod_spark_runner import run_training
 from tests.runs import assert_same_arrays
 
 from .injection import Fault, callbacks_for
+from .phases import PhaseFault, hooks_for, rows_with
 
 ROWS = 400
 EPOCHS = 3
@@ -65,14 +66,22 @@ def make_frame(spark: Any) -> Any:
 def train(
     frame: Any,
     run_dir: Path | str,
-    faults: Sequence[Fault] = (),
+    faults: Sequence[Fault | PhaseFault] = (),
     folder: str = "",
     *,
     plain: bool = False,
+    validate: bool = False,
     **more: Any,
 ) -> Any:
+    """Train with faults; ``folder`` takes their notes. ``validate``: on the same rows."""
+    of_steps = [fault for fault in faults if isinstance(fault, Fault)]
+    of_phases = [fault for fault in faults if isinstance(fault, PhaseFault)]
+    makers = [
+        callbacks_for(of_steps, folder),
+        hooks_for(of_phases, folder, str(run_dir), EVERY),
+    ]
     return run_training(
-        frame,
+        rows_with(of_phases, frame, folder),
         plain_model_fn if plain else model_fn,
         feature_cols=["image"],
         label_cols=["digit"],
@@ -80,8 +89,9 @@ def train(
         batch_size=10,
         epochs=EPOCHS,
         run_dir=str(run_dir),
-        callbacks=callbacks_for(faults, folder),
+        callbacks=lambda: [callback for make in makers for callback in make()],
         checkpoint_every_steps=EVERY,
+        validation=frame if validate else None,
         **{
             "max_restarts": len(faults),
             "restart_backoff": 0.1,

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from horovod_spark_runner import doctor
 from horovod_spark_runner.doctor_rules import PROBLEM
+from horovod_spark_runner.launch.processes import find_mpirun
+from tests.leftovers import await_nothing_left, marked_processes
 
 pytestmark = pytest.mark.mpi
 
@@ -37,3 +41,27 @@ def test_ranks_that_do_not_find_each_other_are_a_problem(tmp_path: Path) -> None
     finding = doctor._allreduce(str(mpirun))
     assert finding.level == PROBLEM
     assert "'size': 1" in finding.text
+
+
+def test_ranks_that_are_killed_leave_nothing_in_shared_memory() -> None:
+    segments: list[Path] = []
+
+    def kill_all() -> None:
+        deadline = time.monotonic() + 120
+        while not segments and time.monotonic() < deadline:
+            time.sleep(0.01)
+            segments.extend(Path("/dev/shm").glob("hsr-doctor-*/*"))
+        for process in marked_processes():
+            if process.name() in ("mpirun", "prterun") or "allreduce" in process.cmdline():
+                process.kill()
+
+    before = {*Path("/dev/shm").glob("hsr-doctor-*")}
+    killer = threading.Thread(target=kill_all)
+    killer.start()
+    finding = doctor._allreduce(find_mpirun())
+    killer.join()
+    assert segments
+    assert finding.level == PROBLEM
+    assert "SIGKILL" in finding.text
+    assert {*Path("/dev/shm").glob("hsr-doctor-*")} == before
+    await_nothing_left()

@@ -168,6 +168,26 @@ def test_a_ready_process_that_is_killed_takes_its_ranks_along(spark: Any) -> Non
     assert name == "horovod-ready"
 
 
+def stop_parent_and_exit(note: str) -> None:
+    import tensorflow as tf
+
+    assert tf.__version__
+    Path(note).write_text(str(os.getppid()))
+    os.kill(os.getppid(), signal.SIGSTOP)
+    os._exit(3)
+
+
+def test_a_rank_ends_though_its_ready_process_is_stopped(spark: Any, tmp_path: Path) -> None:
+    note = tmp_path / "stopped"
+    try:
+        # With its own code, not the guess that would be made in the end.
+        with pytest.raises(RankFailedError, match="rank 0 .* exited with code 3"):
+            run(stop_parent_and_exit, str(note))
+        await_nothing_left()
+    finally:
+        os.kill(int(note.read_text()), signal.SIGKILL)
+
+
 def fork_and(what: str) -> int:
     """Leave a child that holds on to everything this process had open, then end."""
     import tensorflow as tf

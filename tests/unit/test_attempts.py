@@ -147,6 +147,19 @@ def test_it_goes_on_from_the_newest_checkpoint(
     assert [line["last_step"] for line in lines] == [13, 21, 30]
 
 
+def test_an_attempt_deletes_what_killed_writers_left_half_written(
+    monkeypatch: pytest.MonkeyPatch, directory: RunDirectory
+) -> None:
+    place, half = Path(str(directory.location)), "0a1b2c3d"
+    (place / "model").mkdir()
+    swept = [place / f".metrics.jsonl.{half}", place / "model" / f".model.keras.{half}"]
+    kept = [place / f".lock.json.{half}", place / "model" / "model.keras", place / ".hidden"]
+    for path in (*swept, *kept):
+        path.touch()
+    run(monkeypatch, Cluster(directory, [], [(0, 1, None)]))
+    assert [path for path in (*swept, *kept) if path.exists()] == kept
+
+
 def test_it_shrinks_and_grows_back(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

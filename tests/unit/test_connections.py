@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import signal
@@ -376,23 +375,49 @@ def test_all_slots_are_served_by_one_thread() -> None:
             link.close()
 
 
-def test_a_driver_without_descriptors_accepts_again_when_it_has_some(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    accept = socket.socket.accept
-    failures = iter([OSError(errno.EMFILE, "Too many open files")] * 2)
+EXHAUSTED_DRIVER = """
+import errno, os, resource, socket, sys, time
+from horovod_spark_runner.launch.control_server import ControlServer
 
-    def exhausted(listener: socket.socket) -> Any:
-        for failure in failures:
-            raise failure
+refused, accept = [], socket.socket.accept
+
+def counted(listener):
+    try:
         return accept(listener)
+    except OSError as error:
+        refused.append(error.errno)
+        raise
 
-    monkeypatch.setattr(socket.socket, "accept", exhausted)
-    with ControlServer("127.0.0.1", KEY) as server:
-        link = DriverLink(server.address, KEY)
+socket.socket.accept = counted
+with ControlServer("127.0.0.1", bytes.fromhex(sys.argv[1])) as server:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    held = []
+    try:
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError as error:
+        assert error.errno == errno.EMFILE
+    print(server.address[1], flush=True)
+    deadline = time.monotonic() + 30
+    while len(refused) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for descriptor in held:
+        os.close(descriptor)
+    said = server.events.get(timeout=30)["type"]
+    print(said, set(refused) == {errno.EMFILE}, len(refused), flush=True)
+"""
+
+
+def test_a_driver_without_descriptors_accepts_again_when_it_has_some() -> None:
+    command = [sys.executable, "-c", EXHAUSTED_DRIVER, KEY.hex()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        link = DriverLink(("127.0.0.1", int(process.stdout.readline())), KEY)
         link.send({"type": "hello", "slot": 3, "host": "h"})
-        assert server.events.get(timeout=10)["type"] == "hello"
+        said, exhausted, refused = process.stdout.readline().split()
         link.close()
+    assert (said, exhausted) == ("hello", "True")
+    assert int(refused) < 50  # asked now and then, not round and round
 
 
 def test_lines_that_nobody_takes_are_dropped_and_counted() -> None:

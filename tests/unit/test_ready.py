@@ -171,6 +171,18 @@ def finished() -> int:
     return process.pid
 
 
+def test_a_ready_process_that_is_stopped_need_not_tell_the_exit_code(
+    made: Callable[[socket.socket], RankProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_handle, "_CODE_SECONDS", 600.0)
+    connection, other = socket.socketpair()
+    process = made(connection)
+    with subprocess.Popen([sys.executable, "-c", "exit(3)"]) as worker, other:
+        report(other, type="forked", pid=worker.pid)
+        pump(process, lambda: process.ended)
+        assert "its process exited with code 3" in process.outcome()[2].message
+
+
 def test_a_result_is_kept_though_the_exit_code_never_comes(
     made: Callable[[socket.socket], RankProcess], tmp_path: Path
 ) -> None:
