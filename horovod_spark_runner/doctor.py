@@ -35,6 +35,7 @@ from .doctor_checks import (
     parse_mpirun_version,
     summary,
 )
+from .doctor_gpus import QUERY, check_gpus
 from .doctor_rules import OK, PACKAGES, PROBLEM, WARNING, Finding, matching_rules
 from .errors import EnvironmentProblem
 from .launch.command import clean_environment, transport_parameters
@@ -92,8 +93,11 @@ def examine(*, run: bool) -> Iterator[Finding]:
     code, output = _output([mpirun, "--version"], PROBE_TIMEOUT)
     yield check_mpirun(mpirun, output or code)
     probes = _probe()
-    gpus = shutil.which("nvidia-smi") is not None
-    yield from check_probes(probes, versions, parse_mpirun_version(output), gpus)
+    driver = ""
+    if shutil.which(QUERY[0]) is not None:
+        finding, driver = check_gpus(*_output(QUERY, PROBE_TIMEOUT))
+        yield finding
+    yield from check_probes(probes, versions, parse_mpirun_version(output), driver)
     if run:
         yield _allreduce(mpirun)
 

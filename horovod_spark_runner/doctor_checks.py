@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .doctor_gpus import check_driver, describe_nccl
 from .doctor_rules import OK, PACKAGES, PROBLEM, WARNING, Finding
 
 REQUIRED_JAVA = 17
@@ -131,7 +132,7 @@ def check_mpi4py(library: str, mpirun: tuple[str, str] | None) -> Finding:
 
 
 def check_probes(
-    probes: Probes, versions: Mapping[str, str], mpirun: tuple[str, str] | None, gpus: bool
+    probes: Probes, versions: Mapping[str, str], mpirun: tuple[str, str] | None, driver: str = ""
 ) -> list[Finding]:
     """Judge what importing the frameworks showed.
 
@@ -139,15 +140,15 @@ def check_probes(
         probes: what the probe process said.
         versions: installed packages.
         mpirun: name and version of mpirun's MPI.
-        gpus: whether this machine has NVIDIA GPUs.
+        driver: version of NVIDIA's driver; ``""`` on a machine without its GPUs.
     """
     judges: dict[str, Callable[[Mapping[str, Any]], Finding | None]] = {
         "mpi4py": lambda facts: check_mpi4py(facts["library"], mpirun),
         "petastorm": lambda facts: None,
-        "tensorflow": lambda facts: _check_tensorflow(facts, gpus),
+        "tensorflow": lambda facts: _check_tensorflow(facts, driver),
         "keras": _check_keras,
-        "horovod.tensorflow": lambda facts: _check_horovod("TensorFlow", facts, gpus),
-        "horovod.torch": lambda facts: _check_horovod("PyTorch", facts, gpus),
+        "horovod.tensorflow": lambda facts: _check_horovod("TensorFlow", facts, driver),
+        "horovod.torch": lambda facts: _check_horovod("PyTorch", facts, driver),
     }
     findings: list[Finding] = []
     for name, judge in judges.items():
@@ -175,8 +176,8 @@ def _reinstall(name: str) -> str:
     return f"reinstall {name}, in a version that goes with the others"
 
 
-def _check_tensorflow(facts: Mapping[str, Any], gpus: bool) -> Finding | None:
-    if gpus and not facts["gpu_build"]:
+def _check_tensorflow(facts: Mapping[str, Any], driver: str) -> Finding | None:
+    if driver and not facts["gpu_build"]:
         return Finding(
             WARNING,
             "this machine has NVIDIA GPUs, but TensorFlow is built for CPU only",
@@ -195,17 +196,18 @@ def _check_keras(facts: Mapping[str, Any]) -> Finding | None:
     return None
 
 
-def _check_horovod(framework: str, facts: Mapping[str, Any], gpus: bool) -> Finding:
-    parts = [name for name, key in (("MPI", "mpi"), ("Gloo", "gloo"), ("NCCL", "nccl"))
-             if facts[key]]  # fmt: skip
+def _check_horovod(framework: str, facts: Mapping[str, Any], driver: str) -> Finding:
+    parts = [name for name, key in (("MPI", "mpi"), ("Gloo", "gloo")) if facts[key]]
+    if facts["nccl"]:
+        parts.append(describe_nccl(facts))
     text = f"Horovod is built for {framework} with {' and '.join(parts) or 'neither MPI nor Gloo'}"
     rebuild = "python scripts/build_horovod.py --install"
     if not facts["mpi"]:
         return Finding(PROBLEM, f"{text}, but not with MPI", f"build it with MPI: {rebuild}")
-    if gpus and not facts["nccl"]:
+    if driver and not facts["nccl"]:
         hint = f"gradients of GPU ranks go through host memory; build it with {rebuild} --gpu"
         return Finding(WARNING, f"{text}, but not with NCCL, on a machine with GPUs", hint)
-    return Finding(OK, text)
+    return check_driver(facts, driver) or Finding(OK, text)
 
 
 def check_allreduce(reports: Sequence[Mapping[str, Any]], end: str, tail: Sequence[str]) -> Finding:

@@ -60,7 +60,8 @@ def _horovod(module: str) -> dict[str, Any]:
     return {
         "mpi": bool(horovod.mpi_built()),
         "gloo": bool(horovod.gloo_built()),
-        "nccl": bool(horovod.nccl_built()),
+        "nccl": int(horovod.nccl_built()),
+        "cuda": getattr(importlib.import_module("horovod"), "BUILT_WITH_CUDA", ""),
     }
 
 

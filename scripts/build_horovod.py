@@ -43,6 +43,8 @@ from pathlib import Path
 HOROVOD_VERSION = "0.28.1"
 # Raised whenever an edit below changes, so that an older cached wheel is not reused.
 RECIPE = 3
+# The same for what is made for GPUs only.
+GPU_RECIPE = 1
 # From horovod/tensorflow in site-packages to the environment's lib, where Open MPI's wheel is. The
 # compiler wrapper records the path of this environment alone, and the wheel serves others, too.
 MPI_BESIDE_PYTHON = "$ORIGIN/../../../.."
@@ -142,6 +144,12 @@ def edit_sources(source: Path) -> None:
     if len(kept) == len(text.splitlines()):
         raise SystemExit(f"build_horovod: {path} does not name xla_mpi_ops.cc: another Horovod?")
     path.write_text("".join(kept))
+
+
+def note_cuda(source: Path, version: str) -> None:
+    """Have the package tell which CUDA it is for: its libraries do not, and drivers differ."""
+    with (source / "horovod" / "__init__.py").open("a") as module:
+        module.write(f'\nBUILT_WITH_CUDA = "{version}"\n')
 
 
 def run_logged(command: list[str], log: Path, **kwargs) -> None:
@@ -276,6 +284,8 @@ def build(python: str, flags: dict[str, str], cuda: Cuda | None, destination: Pa
                 archive.extractall(work)
         source = work / f"horovod-{HOROVOD_VERSION}"
         edit_sources(source)
+        if cuda is not None:
+            note_cuda(source, cuda.version)
         wheels = work / "wheels"
         run_logged(
             [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), "."],
@@ -323,7 +333,7 @@ def main() -> None:
     if arguments.gpu:
         cache = arguments.cache or default_cache()
         cuda = Cuda(arguments.python, cache, arguments.cuda_from_pypi)
-        versions["cuda"] = cuda.version
+        versions["cuda"] = f"{cuda.version}, recipe {GPU_RECIPE}"
     cache = (arguments.cache or default_cache()) / "wheels"
     destination = cache / cache_key(versions, flags)
     wheel = next(destination.glob("horovod-*.whl"), None)

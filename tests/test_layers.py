@@ -36,6 +36,7 @@ FLOORS: list[set[str]] = [
         "doctor",
         "doctor_checks",
         "doctor_rules",
+        "doctor_gpus",
         "doctor_probe",
         "cli",
         "data_command",

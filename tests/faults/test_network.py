@@ -73,8 +73,6 @@ def test_strangers_an_hour_apart_on_a_slow_link(undisturbed: Path, tmp_path: Pat
 
 @pytest.mark.timeout(600)
 def test_a_host_that_vanishes_is_done_without(undisturbed: Path, tmp_path: Path) -> None:
-    if (reason := why_not()) is not None:
-        pytest.skip(reason)
     with Hosts(tmp_path / "hosts", NAMES) as hosts:
         cluster = HostCluster(hosts, NAMES, tmp_path, cores=2)
         fault = Fault(30, 1, "pause later")

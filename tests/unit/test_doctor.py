@@ -26,6 +26,7 @@ from horovod_spark_runner.doctor_checks import (
     parse_mpirun_version,
     summary,
 )
+from horovod_spark_runner.doctor_gpus import check_gpus
 from horovod_spark_runner.doctor_rules import (
     OK,
     PACKAGES,
@@ -56,10 +57,11 @@ FACTS = {
     "petastorm": {},
     "tensorflow": {"gpu_build": False},
     "keras": {"backend": "tensorflow"},
-    "horovod.tensorflow": {"mpi": True, "gloo": False, "nccl": False},
+    "horovod.tensorflow": {"mpi": True, "gloo": False, "nccl": 0, "cuda": ""},
     "horovod.torch": {"error": "ImportError: Extension horovod.torch has not been built"},
 }
 MPI = ("Open MPI", "5.0.11")
+DRIVER = "580.65.06"
 
 
 # -- versions --------------------------------------------------------------------------------------
@@ -216,7 +218,7 @@ def levels(found: list[Finding]) -> list[str]:
 
 
 def test_frameworks_in_order() -> None:
-    found = check_probes(Probes(FACTS), GOOD, MPI, gpus=False)
+    found = check_probes(Probes(FACTS), GOOD, MPI)
     assert [f.text for f in found] == [
         "mpi4py uses Open MPI 5.0.11",
         "Horovod is built for TensorFlow with MPI",
@@ -225,31 +227,50 @@ def test_frameworks_in_order() -> None:
 
 
 def test_torch_matters_only_where_it_is_installed() -> None:
-    found = check_probes(Probes(FACTS), {**GOOD, "torch": "2.13.0"}, MPI, gpus=False)
+    found = check_probes(Probes(FACTS), {**GOOD, "torch": "2.13.0"}, MPI)
     assert levels(found) == [OK, OK, WARNING]
     assert "horovod.torch has not been built" in found[-1].text
 
 
 def test_horovod_without_mpi() -> None:
-    facts = {**FACTS, "horovod.tensorflow": {"mpi": False, "gloo": True, "nccl": False}}
-    found = check_probes(Probes(facts), GOOD, MPI, gpus=False)
+    facts = {**FACTS, "horovod.tensorflow": {"mpi": False, "gloo": True, "nccl": 0, "cuda": ""}}
+    found = check_probes(Probes(facts), GOOD, MPI)
     assert found[-1].level == PROBLEM
     assert "with Gloo, but not with MPI" in found[-1].text
 
 
 def test_a_gpu_machine_with_builds_for_cpu() -> None:
-    found = check_probes(Probes(FACTS), GOOD, MPI, gpus=True)
+    found = check_probes(Probes(FACTS), GOOD, MPI, DRIVER)
     assert levels(found) == [OK, WARNING, WARNING]
     facts = {
         **FACTS,
         "tensorflow": {"gpu_build": True},
-        "horovod.tensorflow": {"mpi": True, "gloo": False, "nccl": True},
+        "horovod.tensorflow": {"mpi": True, "gloo": False, "nccl": 23203, "cuda": "13.0"},
     }
-    assert levels(check_probes(Probes(facts), GOOD, MPI, gpus=True)) == [OK, OK]
+    found = check_probes(Probes(facts), GOOD, MPI, DRIVER)
+    assert levels(found) == [OK, OK]
+    assert found[-1].text == (
+        "Horovod is built for TensorFlow with MPI and NCCL 2.32.3 for CUDA 13.0, which needs "
+        "NVIDIA's driver 580 or newer"
+    )
+    old = check_probes(Probes(facts), GOOD, MPI, "550.54.15")[-1]
+    assert old.level == PROBLEM
+    assert "needs NVIDIA's driver 580 or newer, but this machine's is 550.54.15" in old.text
+
+
+def test_what_nvidia_smi_says() -> None:
+    one = "NVIDIA H100 80GB HBM3"
+    told = "".join(f"{DRIVER}, {name}\n" for name in (one, one, "NVIDIA A10"))
+    finding, driver = check_gpus("", told)
+    assert finding == Finding(OK, f"GPUs: 2 x {one}, 1 x NVIDIA A10; NVIDIA's driver {DRIVER}")
+    assert driver == DRIVER
+    finding, driver = check_gpus("it exited with code 9", "NVIDIA-SMI has failed\n")
+    assert (finding.level, driver) == (WARNING, "")
+    assert "finds no GPU (it exited with code 9: NVIDIA-SMI has failed)" in finding.text
 
 
 def test_keras_with_another_backend() -> None:
-    found = check_probes(Probes({**FACTS, "keras": {"backend": "jax"}}), GOOD, MPI, gpus=False)
+    found = check_probes(Probes({**FACTS, "keras": {"backend": "jax"}}), GOOD, MPI)
     assert "Keras uses the jax backend" in next(f.text for f in found if f.level == PROBLEM)
 
 
@@ -257,7 +278,7 @@ def test_a_framework_that_crashes_or_raises() -> None:
     facts = {**FACTS, "keras": {"error": "ImportError: numpy"}}
     del facts["horovod.tensorflow"]
     probes = Probes(facts, "it was killed by signal 11 (SIGSEGV)")
-    found = check_probes(probes, GOOD, MPI, gpus=False)
+    found = check_probes(probes, GOOD, MPI)
     assert [f.text for f in found if f.level == PROBLEM] == [
         "'import keras' failed: ImportError: numpy",
         "'import horovod.tensorflow' ended the process (it was killed by signal 11 (SIGSEGV))",
