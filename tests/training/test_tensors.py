@@ -89,10 +89,10 @@ def test_model_fit_takes_a_tf_dataset_again_and_again(tmp_path: Path) -> None:
     data = dataset(tmp_path, [[64]])
     batches = data.tf_dataset("v", "id", rank=0, size=1, batch_size=16)
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(1e-4), "mse")
+    model.compile(keras.optimizers.Adam(0.05), "mse")
     again = keras.models.clone_model(model)
     again.set_weights(model.get_weights())
-    again.compile(keras.optimizers.SGD(1e-4), "mse")
+    again.compile(keras.optimizers.Adam(0.05), "mse")
     # Epochs go on within a call; every call begins with the first one.
     for epochs in (3, 2):
         model.fit(batches, epochs=epochs, steps_per_epoch=4, verbose=0)

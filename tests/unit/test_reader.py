@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_spark_runner import DataError, Dataset, InvalidInputError
+from horovod_spark_runner.data import reader
 from horovod_spark_runner.data.footers import read_footers
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.data.materialize import DataRequest
@@ -215,14 +216,21 @@ def test_numbers_may_be_numpys(small: Dataset) -> None:
     assert small.steps(np.int8(12), one) == len(plain)
 
 
-def test_an_abandoned_pass_leaves_no_thread(small: Dataset) -> None:
+def test_an_abandoned_pass_leaves_no_thread(
+    small: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "CHUNK_ROWS", 4)  # the thread that reads ahead has no room for all
+
+    def threads() -> list[str]:
+        return [t.name for t in threading.enumerate() if t.name.startswith("hsr-")]
+
     passes = [small.epoch(0, rank=0, size=1, batch_size=2) for _ in range(5)]
     for each in passes:
         next(each)
-    assert [t for t in threading.enumerate() if t.name.startswith("hsr-")]
+    assert threads().count("hsr-reader") == 5
     for each in passes:
         each.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("hsr-")]
+    assert threads() == []
 
 
 def test_a_fault_in_the_reading_thread_is_raised_where_batches_are_used(tmp_path: Path) -> None:
