@@ -20,6 +20,8 @@ from .leftovers import MARK
 
 # Spark's many short-lived JVMs start in half the time without the second compiler.
 FAST_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# A proxy of the machine's is not the way to the tests' own servers.
+LOCAL = "localhost,127.0.0.1,::1"
 
 # A machine that is busy with other things is no failure.
 settings.register_profile("patient", deadline=None)
@@ -38,6 +40,7 @@ def marked() -> Iterator[None]:
     """Mark what the tests start, and give it a temporary folder of its own."""
     folder = tempfile.mkdtemp(prefix="t-", dir="/tmp")  # short: it holds sockets
     os.environ.update({MARK: uuid.uuid4().hex, "TMPDIR": folder, "JDK_JAVA_OPTIONS": FAST_JAVA})
+    os.environ.update({"NO_PROXY": LOCAL, "no_proxy": LOCAL})
     yield
     shutil.rmtree(folder, ignore_errors=True)
 
