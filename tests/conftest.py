@@ -20,6 +20,8 @@ from .leftovers import MARK, await_nothing_left, inventory
 
 # Spark's many short-lived JVMs start in half the time without the second compiler.
 FAST_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# A proxy of the machine's is not the way to the tests' own servers.
+LOCAL = "localhost,127.0.0.1,::1"
 
 # A machine that is busy with other things is no failure.
 settings.register_profile("patient", deadline=None)
@@ -39,6 +41,7 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     tmp_path_factory.getbasetemp()  # pytest's stays where it is, to be looked at
     folder = tempfile.mkdtemp(prefix="t-", dir="/tmp")  # short: it holds sockets
     os.environ.update({MARK: uuid.uuid4().hex, "TMPDIR": folder, "JDK_JAVA_OPTIONS": FAST_JAVA})
+    os.environ.update({"NO_PROXY": LOCAL, "no_proxy": LOCAL})
     tempfile.tempdir = None  # this process's, too
     yield
     tempfile.tempdir = None

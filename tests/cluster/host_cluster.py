@@ -42,7 +42,7 @@ class HostCluster:
             self._start(name, "join", str(folder / name), self.master, "1", *size)
 
     def _start(self, name: str, *arguments: str) -> str:
-        env = {**self.env, "HSR_HOST": self.hosts.address(name), **self._more.get(name, {})}
+        env = {**self.env, "HSR_HOST": self.hosts.spark_address(name), **self._more.get(name, {})}
         done = self.hosts.run(name, [STANDALONE, *arguments], env)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()

@@ -98,6 +98,11 @@ class Hosts:
         number = self._names.index(name) + 1
         return f"fd77::{number}" if self._ipv6 else f"10.77.0.{number}"
 
+    def spark_address(self, name: str) -> str:
+        """Return the address as Spark wants it."""
+        address = self.address(name)
+        return f"[{address}]" if self._ipv6 else address
+
     def command(self, name: str, command: Sequence[str]) -> list[str]:
         """Return the argv that runs ``command`` on a host."""
         uts = self._folder / f"{name}.uts"
@@ -118,7 +123,11 @@ class Hosts:
 
     def environment(self, name: str, env: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a host's processes."""
-        own = {"SPARK_LOCAL_IP": self.address(name), "TMPDIR": self._temporary}
+        own = {"SPARK_LOCAL_IP": self.spark_address(name), "TMPDIR": self._temporary}
+        if self._ipv6:
+            java = os.environ.get("JDK_JAVA_OPTIONS", "")
+            own["JDK_JAVA_OPTIONS"] = f"{java} -Djava.net.preferIPv6Addresses=true"
+            own["SPARK_PREFER_IPV6"] = "true"
         return {**os.environ, **own, **env}
 
     def unplug(self, name: str) -> None:

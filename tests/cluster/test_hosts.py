@@ -30,7 +30,7 @@ class Cluster(HostCluster):
             self.master,
             what,
             str(workers),
-            f"spark.driver.host={self.hosts.address(NODES[0])}",
+            f"spark.driver.host={self.hosts.spark_address(NODES[0])}",
             "spark.executor.memory=512m",
             *settings,
         ]
@@ -68,6 +68,14 @@ def test_ranks_on_two_hosts(cluster: Cluster) -> None:
     answer = cluster.run("where_by_spark", 3)
     check_world(answer["results"], 3)
     assert answer["timings"]["all_gather"] > 0
+
+
+def test_ranks_on_hosts_with_ipv6_only(tmp_path: Path) -> None:
+    with Hosts(tmp_path / "hosts", NODES, ipv6=True) as hosts:
+        answer = Cluster(hosts, NODES, tmp_path).run("where", 2)
+    check_world(answer["results"], 2)
+    assert "all_gather" not in answer["timings"]
+    assert {result["interface"] for result in answer["results"]} == {"=eth0"}
 
 
 def test_a_host_that_vanishes_without_a_word(cluster: Cluster) -> None:

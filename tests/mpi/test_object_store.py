@@ -29,6 +29,8 @@ from tests.faults.injection import Fault
 from tests.faults.training import make_frame, train
 
 SECRET = "not-to-be-found-in-files"
+# Where nobody listens: what goes through a proxy instead of straight to the server fails.
+PROXY = "http://127.0.0.1:1"
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +47,19 @@ def server() -> Iterator[dict[str, str]]:
         "AWS_ACCESS_KEY_ID": "somebody",
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_DEFAULT_REGION": "us-east-1",
+        "http_proxy": PROXY,
         "AWS_ENDPOINT_URL": f"http://{host.replace('0.0.0.0', '127.0.0.1')}:{port}",
     }
-    client = boto3.client(
-        "s3",
-        endpoint_url=environment["AWS_ENDPOINT_URL"],
-        region_name="us-east-1",
-        aws_access_key_id="somebody",
-        aws_secret_access_key=SECRET,
-    )
-    client.create_bucket(Bucket="bucket")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("http_proxy", PROXY)
+        client = boto3.client(
+            "s3",
+            endpoint_url=environment["AWS_ENDPOINT_URL"],
+            region_name="us-east-1",
+            aws_access_key_id="somebody",
+            aws_secret_access_key=SECRET,
+        )
+        client.create_bucket(Bucket="bucket")
     yield environment
     running.stop()
 
