@@ -61,5 +61,5 @@ def test_skips_are_skips_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MAY_BE_SKIPPED)
 def test_the_exceptions_are_tests(name: str) -> None:
     file, _, function = name.partition("::")
-    assert f"def {function}(" in (ROOT / file).read_text()
+    assert f"def {function or 'test_'}" in (ROOT / file).read_text()
     assert MAY_BE_SKIPPED[name]
