@@ -9,8 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+from horovod_spark_runner.launch.workspace import Workspace
 
 from .case import Case
 from .data import write_once
@@ -68,8 +71,10 @@ class World:
         while self._left and not self._stopped.is_set():
             log = self._folder / f"{self._part}.log"
             with log.open("wb") as output:
+                # What killed ranks leave in shared memory goes with this.
+                workspace = Workspace(f"conformance-{uuid.uuid4().hex[:8]}")
                 process = subprocess.Popen(
-                    self._command(),
+                    self._command(workspace.shared_memory),
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=_environment(),
@@ -77,14 +82,16 @@ class World:
                     start_new_session=True,
                     preexec_fn=_end_with_parent,
                 )
+                workspace.watch(process.pid)
                 try:
                     reason = self._watch(process)
                 finally:
                     _end(process)
+                    workspace.close()
             if self._left and not self._stopped.is_set():
                 self._give_up(self._left.pop(0), reason, log)
 
-    def _command(self) -> list[str]:
+    def _command(self, segments: Path | None) -> list[str]:
         size = PARTS[self._part]
         names = [case.name for case in self._left]
         program = [sys.executable, "-m", "tests.conformance.world", str(self._folder), self._part]
@@ -93,6 +100,8 @@ class World:
         mpirun = [str(Path(sys.executable).parent / "mpirun"), "-n", str(size)]
         mpirun += ["--host", f"localhost:{size}", "--bind-to", "none"]
         mpirun += ["--mca", "pml", "ob1", "--mca", "btl", "self,sm"]
+        if segments is not None:
+            mpirun += ["--mca", "btl_sm_backing_directory", str(segments)]
         if os.geteuid() == 0:
             mpirun.append("--allow-run-as-root")
         return [*mpirun, *program, *names]
