@@ -71,13 +71,13 @@ class World:
         while self._left and not self._stopped.is_set():
             log = self._folder / f"{self._part}.log"
             with log.open("wb") as output:
-                # What killed ranks leave in shared memory goes with this.
+                # What MPI leaves in temporary folders and shared memory goes with this.
                 workspace = Workspace(f"conformance-{uuid.uuid4().hex[:8]}")
                 process = subprocess.Popen(
                     self._command(workspace.shared_memory),
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env=_environment(),
+                    env=_environment(workspace.path),
                     cwd=ROOT,
                     start_new_session=True,
                     preexec_fn=_end_with_parent,
@@ -142,7 +142,7 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _environment() -> dict[str, str]:
+def _environment(temporary: Path) -> dict[str, str]:
     """Return an environment like that of a rank on one core."""
     return {
         **os.environ,
@@ -155,6 +155,7 @@ def _environment() -> dict[str, str]:
         "OMPI_MCA_mpi_yield_when_idle": "1",
         "KERAS_BACKEND": "tensorflow",
         "PYTHONFAULTHANDLER": "1",
+        "TMPDIR": str(temporary),
     }
 
 
