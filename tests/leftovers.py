@@ -142,16 +142,20 @@ def await_nothing_left(
 
 
 def own_task() -> int:
-    """Return the process of the Spark task that the calling rank belongs to.
+    """Return the process of the Spark task that the calling rank belongs to."""
+    return task_of(Path(os.environ["TMPDIR"]).parents[1])
 
-    It is the parent of the process that clears up after it, which names its directory.
+
+def task_of(directory: Path) -> int:
+    """Return the process of the Spark task whose private directory this is.
+
+    It is the parent of the process that clears up after it, which names the directory.
     """
-    directory = str(Path(os.environ["TMPDIR"]).parents[1])
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 command = (entry / "cmdline").read_bytes().decode().split("\0")
-                if directory in command and any("sweeper.py" in part for part in command):
+                if str(directory) in command and any("sweeper.py" in part for part in command):
                     return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except (OSError, UnicodeDecodeError):
                 continue

@@ -9,8 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+from horovod_spark_runner.launch.workspace import Workspace
 
 from .case import Case
 from .data import write_once
@@ -68,23 +71,27 @@ class World:
         while self._left and not self._stopped.is_set():
             log = self._folder / f"{self._part}.log"
             with log.open("wb") as output:
+                # What MPI leaves in temporary folders and shared memory goes with this.
+                workspace = Workspace(f"conformance-{uuid.uuid4().hex[:8]}")
                 process = subprocess.Popen(
-                    self._command(),
+                    self._command(workspace.shared_memory),
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env=_environment(),
+                    env=_environment(workspace.path),
                     cwd=ROOT,
                     start_new_session=True,
                     preexec_fn=_end_with_parent,
                 )
+                workspace.watch(process.pid)
                 try:
                     reason = self._watch(process)
                 finally:
                     _end(process)
+                    workspace.close()
             if self._left and not self._stopped.is_set():
                 self._give_up(self._left.pop(0), reason, log)
 
-    def _command(self) -> list[str]:
+    def _command(self, segments: Path | None) -> list[str]:
         size = PARTS[self._part]
         names = [case.name for case in self._left]
         program = [sys.executable, "-m", "tests.conformance.world", str(self._folder), self._part]
@@ -93,6 +100,8 @@ class World:
         mpirun = [str(Path(sys.executable).parent / "mpirun"), "-n", str(size)]
         mpirun += ["--host", f"localhost:{size}", "--bind-to", "none"]
         mpirun += ["--mca", "pml", "ob1", "--mca", "btl", "self,sm"]
+        if segments is not None:
+            mpirun += ["--mca", "btl_sm_backing_directory", str(segments)]
         if os.geteuid() == 0:
             mpirun.append("--allow-run-as-root")
         return [*mpirun, *program, *names]
@@ -133,7 +142,7 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _environment() -> dict[str, str]:
+def _environment(temporary: Path) -> dict[str, str]:
     """Return an environment like that of a rank on one core."""
     return {
         **os.environ,
@@ -146,6 +155,7 @@ def _environment() -> dict[str, str]:
         "OMPI_MCA_mpi_yield_when_idle": "1",
         "KERAS_BACKEND": "tensorflow",
         "PYTHONFAULTHANDLER": "1",
+        "TMPDIR": str(temporary),
     }
 
 

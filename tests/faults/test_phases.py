@@ -15,8 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
+from horovod_spark_runner.launch.outcome import STACKS_FILE
 from horovod_spark_runner.launch.restart import FINISHED
-from tests.leftovers import marked_processes
+from tests.leftovers import marked_processes, task_of
 
 from .phases import (
     CHECKPOINT_FILE,
@@ -140,8 +141,12 @@ class Gate:
                 settings.touch()
                 settings.rename(self._path)
             ranks = _processes("horovod-rank")
-            victims = {"rank": ranks, "mpirun": _processes("mpirun", "prterun"), "slot": _slots()}
-            os.kill(victims[kind][0].pid, signal.SIGKILL)
+            victims = {
+                "rank": lambda ranks: ranks[0].pid,
+                "mpirun": lambda _: _processes("mpirun", "prterun")[0].pid,
+                "slot": lambda ranks: task_of(_directory_of(ranks[0])),
+            }
+            os.kill(victims[kind](ranks), signal.SIGKILL)
             self.killed.append(kind)
             psutil.wait_procs(ranks, timeout=120)
             os.close(held)
@@ -160,14 +165,11 @@ def _processes(*names: str) -> list[psutil.Process]:
     return [process for process in marked_processes() if process.name() in names]
 
 
-def _slots() -> list[psutil.Process]:
-    """Return the Spark tasks of ranks: the parents of the processes that clear up after them."""
-    found = []
-    for process in marked_processes():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if any("sweeper.py" in part for part in process.cmdline()):
-                found += process.parents()[:1]
-    return found
+def _directory_of(rank: psutil.Process) -> Path:
+    """Return its slot's directory, in which it keeps a file open for its stacks."""
+    return next(
+        Path(file.path).parents[1] for file in rank.open_files() if file.path.endswith(STACKS_FILE)
+    )
 
 
 @pytest.mark.timeout(600)
