@@ -32,21 +32,13 @@ FLOORS: list[set[str]] = [
         "pipeline",
         "dataset",
         "attempts",
-        "runs",
-        "doctor",
-        "doctor_checks",
-        "doctor_rules",
-        "doctor_gpus",
-        "doctor_probe",
-        "cli",
-        "data_command",
-        "pack",
     },
+    {"commands"},
 ]
 # Third-party packages each part may import at its top level; the rest at use.
 LIGHT = {"numpy", "pyarrow", "cloudpickle", "tqdm"}
 ALLOWED = {
-    "doctor_rules": LIGHT | {"packaging"},
+    "commands.doctor_rules": LIGHT | {"packaging"},
     "launch.barrier": LIGHT | {"pyspark"},
     "launch.head_start": LIGHT | {"pyspark"},
     "launch.network": LIGHT | {"psutil"},

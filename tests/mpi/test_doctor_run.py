@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from horovod_spark_runner import doctor
-from horovod_spark_runner.doctor_rules import PROBLEM
+from horovod_spark_runner.commands import doctor
+from horovod_spark_runner.commands.doctor_rules import PROBLEM
 from horovod_spark_runner.launch.processes import find_mpirun
 from tests.leftovers import await_nothing_left, marked_processes
 
@@ -35,7 +35,7 @@ def test_ranks_that_do_not_find_each_other_are_a_problem(tmp_path: Path) -> None
     """As when mpirun and mpi4py are of different MPIs: every rank is a world of its own."""
     mpirun = tmp_path / "mpirun"
     mpirun.write_text(
-        f"#!/bin/sh\nexec {sys.executable} -m horovod_spark_runner.doctor_probe allreduce\n"
+        f"#!/bin/sh\nexec {sys.executable} -m {doctor.__package__}.doctor_probe allreduce\n"
     )
     mpirun.chmod(0o755)
     finding = doctor._allreduce(str(mpirun))

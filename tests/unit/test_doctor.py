@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from horovod_spark_runner import EnvironmentProblem, cli, doctor
-from horovod_spark_runner.doctor_checks import (
+from horovod_spark_runner import EnvironmentProblem
+from horovod_spark_runner.commands import cli, doctor
+from horovod_spark_runner.commands.doctor_checks import (
     Probes,
     check_allreduce,
     check_java,
@@ -26,8 +27,8 @@ from horovod_spark_runner.doctor_checks import (
     parse_mpirun_version,
     summary,
 )
-from horovod_spark_runner.doctor_gpus import check_gpus
-from horovod_spark_runner.doctor_rules import (
+from horovod_spark_runner.commands.doctor_gpus import check_gpus
+from horovod_spark_runner.commands.doctor_rules import (
     OK,
     PACKAGES,
     PROBLEM,
@@ -400,10 +401,10 @@ def test_the_package_list_names_what_setup_cfg_asks_for() -> None:
 
 def test_version_is_told_without_loading_anything() -> None:
     code = (
-        "import sys\nfrom horovod_spark_runner import cli\n"
+        "import sys\nfrom horovod_spark_runner.commands import cli\n"
         "try: cli.main(['--version'])\n"
         "finally: print([m for m in ('pyspark', 'pyarrow', 'numpy', 'packaging',"
-        " 'horovod_spark_runner.doctor') if m in sys.modules])"
+        " 'horovod_spark_runner.commands.doctor') if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "horovod-spark-runner 0.1.0\n[]\n"
@@ -427,7 +428,7 @@ def test_every_commands_function_exists() -> None:
     )
     for parser in leaves(commands):
         module, _, function = parser.get_default("run").partition(":")
-        assert callable(getattr(importlib.import_module(module, "horovod_spark_runner"), function))
+        assert callable(getattr(importlib.import_module(module, cli.__package__), function))
 
 
 def leaves(commands: argparse._SubParsersAction) -> Iterator[argparse.ArgumentParser]:

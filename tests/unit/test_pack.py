@@ -14,8 +14,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from horovod_spark_runner import EnvironmentProblem, InvalidInputError, cli, pack
-from horovod_spark_runner.pack import Editable, find_editable, follow_foreign_link, module_files
+from horovod_spark_runner import EnvironmentProblem, InvalidInputError
+from horovod_spark_runner.commands import cli, pack
+from horovod_spark_runner.commands.pack import (
+    Editable,
+    find_editable,
+    follow_foreign_link,
+    module_files,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -164,7 +170,7 @@ def test_a_small_environment_works_elsewhere(tmp_path: Path) -> None:
     made = subprocess.run(
         [
             str(here / "bin" / "python"),
-            *("-m", "horovod_spark_runner.cli", "pack", str(archive), "--exclude", "*/useless.py"),
+            *("-m", cli.__name__, "pack", str(archive), "--exclude", "*/useless.py"),
         ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner.cli import main
+from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.launch.restart import Attempt
 from horovod_spark_runner.storage.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.storage.lock import RunLock

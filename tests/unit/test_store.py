@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from horovod_spark_runner.cli import main
+from horovod_spark_runner.commands.cli import main
+from horovod_spark_runner.commands.data import describe_age, describe_size, parse_age
 from horovod_spark_runner.data.manifest import FORMAT, Column, Manifest, RowGroup
 from horovod_spark_runner.data.store import (
     clear_datasets,
@@ -20,7 +21,6 @@ from horovod_spark_runner.data.store import (
     publish,
     sweep_incomplete,
 )
-from horovod_spark_runner.data_command import describe_age, describe_size, parse_age
 from horovod_spark_runner.errors import InvalidInputError
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.sums import sealed

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .errors import EnvironmentProblem, InvalidInputError
+from ..errors import EnvironmentProblem, InvalidInputError
 
 # Spark unpacks a .tar without the files' permissions: Python could not be executed.
 SUFFIXES = (".tar.gz", ".tgz")

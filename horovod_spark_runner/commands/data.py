@@ -7,10 +7,10 @@ import re
 import time
 from collections.abc import Sequence
 
-from .data.store import StoredDataset, clear_datasets, list_datasets
-from .errors import InvalidInputError
-from .storage.filesystem import Location
-from .storage.run_directory import RunDirectory
+from ..data.store import StoredDataset, clear_datasets, list_datasets
+from ..errors import InvalidInputError
+from ..storage.filesystem import Location
+from ..storage.run_directory import RunDirectory
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PREFIXES = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -1,8 +1,8 @@
 """What only a loaded framework can tell, found out in a process of its own.
 
-``python -m horovod_spark_runner.doctor_probe facts`` prints one JSON object per line and step, so
-that a step that crashes the process takes nothing of the earlier ones with it. ``allreduce`` is
-started by mpirun and prints one JSON object per rank.
+``python -m horovod_spark_runner.commands.doctor_probe facts`` prints one JSON object per line and
+step, so that a step that crashes the process takes nothing of the earlier ones with it.
+``allreduce`` is started by mpirun and prints one JSON object per rank.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _mpi4py() -> dict[str, Any]:
 
 
 def _petastorm() -> dict[str, Any]:
-    from .data.petastorm_compat import check_import
+    from ..data.petastorm_compat import check_import
 
     check_import()
     return {}

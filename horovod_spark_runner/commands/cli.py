@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ._version import __version__
-from .errors import HorovodSparkError
+from .._version import __version__
+from ..errors import HorovodSparkError
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -61,7 +61,7 @@ def _register_data(commands: Commands) -> None:
     folder = "cache directory (data_dir), or a run directory; a path or URL"
     listing = actions.add_parser("list", help="show what is materialized in a folder")
     listing.add_argument("folder", help=folder)
-    listing.set_defaults(run=".data_command:list_command")
+    listing.set_defaults(run=".data:list_command")
     clearing = actions.add_parser("clear", help="delete what was not used for a time")
     clearing.add_argument("folder", help=folder)
     clearing.add_argument(
@@ -70,7 +70,7 @@ def _register_data(commands: Commands) -> None:
         required=True,
         help="such as 7d, 12h or 30m; longer than any run that still reads it. 0s deletes all",
     )
-    clearing.set_defaults(run=".data_command:clear_command")
+    clearing.set_defaults(run=".data:clear_command")
 
 
 def _register_pack(commands: Commands) -> None:

@@ -20,7 +20,11 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
-from ._version import __version__
+from .._version import __version__
+from ..errors import EnvironmentProblem
+from ..launch.command import clean_environment, transport_parameters
+from ..launch.processes import describe_exit, find_mpirun
+from ..launch.workspace import Workspace
 from .doctor_checks import (
     Probes,
     check_allreduce,
@@ -37,10 +41,6 @@ from .doctor_checks import (
 )
 from .doctor_gpus import QUERY, check_gpus
 from .doctor_rules import OK, PACKAGES, PROBLEM, WARNING, Finding, matching_rules
-from .errors import EnvironmentProblem
-from .launch.command import clean_environment, transport_parameters
-from .launch.processes import describe_exit, find_mpirun
-from .launch.workspace import Workspace
 
 PROBE_TIMEOUT = 120.0
 ALLREDUCE_TIMEOUT = 120.0
