@@ -77,7 +77,7 @@ RULES = (
         PROBLEM,
         {"keras": "<3"},
         "Keras 2 has other optimizers than those the gradient exchange is made for",
-        "pip install 'keras>=3.7' and TensorFlow 2.18 or newer",
+        "pip install 'keras>=3.9' and TensorFlow 2.18 or newer",
     ),
     Rule(
         PROBLEM,

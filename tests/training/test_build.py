@@ -50,7 +50,7 @@ def rows(count: int = 4) -> dict[str, np.ndarray]:
 def values(structure: Any) -> Any:
     """Return the structure with the number that each of its arrays is full of."""
     return keras.tree.map_structure(
-        lambda v: None if v is None else float(np.ravel(v)[0]), structure, none_is_leaf=False
+        lambda v: None if v is None else float(np.ravel(v)[0]), structure
     )
 
 
