@@ -35,6 +35,8 @@ ASIDE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "horovo
 NEEDS = {"torch_distributor": ASIDE / "torch", "horovod_spark": ASIDE / "horovod-gloo"}
 TORCH_PACKAGES = ["torch==2.13.0", "typing-extensions", "sympy", "mpmath", "networkx", "jinja2"]
 TORCH_PACKAGES += ["fsspec", "filelock", "markupsafe"]
+# Calls by number of ranks, after the first.
+WARM_CALLS = 3
 LIMIT = "bare mpirun, our transport settings"
 CONTENDERS = {
     LIMIT: "mpirun",
@@ -46,7 +48,7 @@ CONTENDERS = {
 
 
 def measure(contender: str, ranks: int, calls: int) -> dict[str, Any]:
-    """Return ``{"seconds": [...], "timings": {...}}`` of a process of its own, or an error."""
+    """Return ``{"seconds": [...], "timings": [...]}`` of a process of its own, or an error."""
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "2"}
     if contender in NEEDS:
         environment["PYTHONPATH"] = str(NEEDS[contender])
@@ -87,8 +89,8 @@ def install_alternatives() -> None:
         install_aside(gloo, gloo_horovod())
 
 
-def compare(calls: int, rounds: int) -> tuple[str, dict[str, float]]:
-    """Return the table of all contenders and the warm medians."""
+def compare(calls: int, rounds: int) -> str:
+    """Return the tables of all contenders and of the goals."""
     cold: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     warm: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     errors: dict[str, str] = {}
@@ -120,6 +122,7 @@ def compare(calls: int, rounds: int) -> tuple[str, dict[str, float]]:
     ]
     head = ["two ranks, one allreduce", "cold", "warm", "warm ÷ first row", "warm − first row"]
     ours = "HorovodRunner"
+    peers = [medians[name] for name in list(CONTENDERS)[3:] if name in medians]
     goals = [
         goal("warm / bare mpirun", medians[ours] / limit, at_most=0.25),
         goal("warm, in seconds", medians[ours], at_most=1.0),
@@ -128,27 +131,36 @@ def compare(calls: int, rounds: int) -> tuple[str, dict[str, float]]:
             statistics.median(cold[ours]) / statistics.median(cold[LIMIT]),
             at_most=1.2,
         ),
+        *(
+            [["warm / the faster other launcher", f"{medians[ours] / min(peers):.2f}", "", ""]]
+            if peers
+            else []
+        ),
     ]
     tables = [table([*head, "n, cold and warm"], rows), table(GOAL_HEAD, goals)]
-    return "\n\n".join(tables), medians
+    return "\n\n".join(tables)
 
 
 def grow(calls: int) -> str:
     """Return the table of our start by number of ranks, and of its phases."""
     rows = []
-    phases = ["check", "rendezvous", "mpirun", "import", "mpi_init", "total"]
+    phases = ["check", "tasks", "rendezvous", "start", "function", "results", "total"]
     for ranks in (2, 4, 8, 16):
         answer = measure("ours", ranks, calls)
         bare = measure("mpirun", ranks, calls)
+        if "error" in answer:
+            rows.append([ranks, f"cannot run: {answer['error']}", *["-"] * (2 + len(phases))])
+            continue
         own = statistics.median(answer["seconds"][1:])
         ratio, limit = "-", "-"
         if "seconds" in bare:
             median = statistics.median(bare["seconds"][1:])
             ratio, limit = f"{own / median:.2f}", f"{median:.2f}"
-        cells = [f"{answer['timings'][phase]:.2f}" for phase in phases]
+        warm = answer["timings"][1:]
+        cells = [f"{statistics.median(t[phase] for t in warm):.2f}" for phase in phases]
         rows.append([ranks, f"{own:.2f}", limit, ratio, *cells])
         print(f"{ranks} ranks: {rows[-1]}", flush=True)
-    head = ["ranks", "HorovodRunner, warm", "bare mpirun", "÷", *phases]
+    head = ["ranks", "HorovodRunner, warm", "bare mpirun, our settings", "÷", *phases]
     return table(head, rows)
 
 
@@ -159,19 +171,13 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     arguments = parser.parse_args()
     install_alternatives()
-    comparison, medians = compare(arguments.calls, arguments.rounds)
-    growth = grow(calls=4)
-    peers = [medians[name] for name in list(CONTENDERS)[3:] if name in medians]
-    ours, limit = medians["HorovodRunner"], medians[LIMIT]
-    summary = f"Warm, HorovodRunner takes {ours - limit:+.2f} s compared with bare mpirun"
-    if peers:
-        summary += f", and {ours / min(peers):.2f} times what the fastest other launcher takes"
+    comparison = compare(arguments.calls, arguments.rounds)
+    growth = grow(calls=1 + WARM_CALLS)
     text = (
-        f"{comparison}\n\n{summary}: processes that have imported the framework wait for the next "
-        "run of the session; in a session's first run the import begins while Spark starts its "
-        "tasks.\n\nBy the number of ranks, oversubscribed on these cores "
-        "(seconds, medians of n = 3 warm calls; each phase of the slowest rank, `import` beside "
-        f"the others):\n\n{growth}"
+        f"{comparison}\n\nProcesses that have imported the framework wait for the next run of the "
+        "session; in a session's first run the import begins while Spark starts its tasks.\n\nBy "
+        "the number of ranks, oversubscribed on these cores (seconds, medians of "
+        f"n = {WARM_CALLS} warm calls, and where they go):\n\n{growth}"
     )
     present("Launch", "python benchmarks/launch.py --write", text, arguments.write)
 

@@ -1,8 +1,8 @@
 """Petastorm's own readers on a folder of Parquet files; run in an environment where they work.
 
 Usage: python petastorm_reader.py FOLDER ROWS WIDTH BATCH_SIZE EPOCHS [AT_ONCE…]; prints JSON, a
-line each: seconds per epoch by reader, of each number of workers, and of ``model.fit`` with the
-best of them for each number of steps at once, read anew each epoch and kept by tf.data.
+line each: seconds per epoch by reader, for each number of workers, and of ``model.fit`` on batches
+put together of whole row groups, for each number of steps at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+from petastorm import make_batch_reader
+from petastorm.tf_utils import make_petastorm_dataset
+
 WORKERS = (1, 2, 4)
+COLUMNS = ["features", "label"]
 
 
 def time_batches(batches: Iterable[Any]) -> tuple[int, int, float]:
@@ -22,14 +27,14 @@ def time_batches(batches: Iterable[Any]) -> tuple[int, int, float]:
     rows = first = 0
     begin = 0.0
     for batch in batches:
-        rows += len(batch.label)
+        rows += int(batch.label.shape[0])
         if not first:
             first, begin = rows, time.perf_counter()
     return rows, rows - first, time.perf_counter() - begin
 
 
 class Reader:
-    """Reads one folder in Petastorm's ways."""
+    """Reads the columns ``features`` and ``label`` of one folder in Petastorm's ways."""
 
     def __init__(self, folder: Path, rows: int, width: int, batch_size: int, epochs: int) -> None:
         from petastorm.spark.spark_dataset_converter import SparkDatasetConverter
@@ -38,61 +43,53 @@ class Reader:
         self.converter = SparkDatasetConverter(folder.as_uri(), self.files, rows)
         self.rows, self.width, self.batch_size, self.epochs = rows, width, batch_size, epochs
 
-    def tell(self, name: str, counted: tuple[int, int, float]) -> float:
-        """Print the seconds per epoch, and the rows that are missing; return the former."""
+    def tell(self, name: str, counted: tuple[int, int, float]) -> None:
+        """Print the seconds per epoch, and the rows that are missing."""
         seen, timed, seconds = counted
-        spent = seconds * self.rows / timed
-        print(json.dumps({name: spent, "lost": self.rows * self.epochs - seen}), flush=True)
-        return spent
+        lost = self.rows * self.epochs - seen
+        print(json.dumps({name: seconds * self.rows / timed, "lost": lost}), flush=True)
 
-    def tensors(self, workers: int) -> float:
-        with self.converter.make_tf_dataset(
-            batch_size=self.batch_size, num_epochs=self.epochs, workers_count=workers
-        ) as dataset:
-            return self.tell(f"make_tf_dataset_{workers}", time_batches(dataset))
-
-    def bare(self, workers: int) -> None:
-        from petastorm import make_batch_reader
-
-        with make_batch_reader(self.files, num_epochs=self.epochs, workers_count=workers) as reader:
+    def read(self, workers: int) -> None:
+        """Time the readers: row by row, bare row groups, and batches made of row groups."""
+        options = {"workers_count": workers, "num_epochs": self.epochs, "schema_fields": COLUMNS}
+        with self.converter.make_tf_dataset(batch_size=self.batch_size, **options) as dataset:
+            self.tell(f"make_tf_dataset_{workers}", time_batches(dataset))
+        with make_batch_reader(self.files, **options) as reader:
             self.tell(f"make_batch_reader_{workers}", time_batches(reader))
+        with make_batch_reader(self.files, **options) as reader:
+            batches = make_petastorm_dataset(reader).rebatch(self.batch_size)
+            self.tell(f"make_petastorm_dataset_{workers}", time_batches(batches))
 
-    def fit(self, at_once: int, workers: int, keep: bool) -> None:
-        import tensorflow as tf
-
+    def fit(self, at_once: int, workers: int) -> None:
+        """Time ``model.fit`` after a first epoch, in which it is compiled."""
         shape = (-1, self.width)
         layers = [tf.keras.layers.Input((self.width,)), tf.keras.layers.Dense(1)]
         model = tf.keras.Sequential(layers)
         model.compile("sgd", "mse", steps_per_execution=at_once)
-        with self.converter.make_tf_dataset(
-            batch_size=self.batch_size, num_epochs=1 if keep else None, workers_count=workers
-        ) as dataset:
-            pairs = dataset.map(lambda row: (tf.reshape(row.features, shape), row.label))
-            if keep:  # and shuffled again in every epoch, as ours are
-                pairs = pairs.unbatch().cache().shuffle(self.rows)
-                pairs = pairs.batch(self.batch_size, drop_remainder=True).repeat()
-                pairs = pairs.prefetch(tf.data.AUTOTUNE)
-            per_epoch = self.rows // self.batch_size
-            warm = per_epoch if keep else 64  # compiled, readers running, all rows kept
-            model.fit(pairs, steps_per_epoch=-(-warm // at_once) * at_once, verbose=0)
-            steps = self.epochs * per_epoch // at_once * at_once
-            begin = time.perf_counter()
-            model.fit(pairs, steps_per_epoch=steps, verbose=0)
-            seconds = time.perf_counter() - begin
-        name = f"{'kept' if keep else 'fit'}_{at_once}"
-        spent = seconds * self.rows / (steps * self.batch_size)
-        print(json.dumps({name: spent}), flush=True)
+        ends: list[float] = []
+        watch = tf.keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: ends.append(time.perf_counter())
+        )
+        steps = self.rows // self.batch_size // at_once * at_once
+        with make_batch_reader(
+            self.files, num_epochs=None, workers_count=workers, schema_fields=COLUMNS
+        ) as reader:
+            pairs = make_petastorm_dataset(reader)
+            pairs = pairs.map(lambda row: (tf.reshape(row.features, shape), row.label))
+            pairs = pairs.rebatch(self.batch_size).prefetch(tf.data.AUTOTUNE)
+            model.fit(
+                pairs, steps_per_epoch=steps, epochs=1 + self.epochs, verbose=0, callbacks=[watch]
+            )
+        seconds = (ends[-1] - ends[0]) / self.epochs
+        print(json.dumps({f"fit_{at_once}": seconds * self.rows / (steps * self.batch_size)}))
 
 
 def main() -> None:
     reader = Reader(Path(sys.argv[1]), *map(int, sys.argv[2:6]))
-    seconds = {workers: reader.tensors(workers) for workers in WORKERS}
     for workers in WORKERS:
-        reader.bare(workers)
-    best = min(seconds, key=lambda workers: seconds[workers])
-    for at_once in map(int, sys.argv[6:]):
-        for keep in (False, True):
-            reader.fit(at_once, best, keep)
+        reader.read(workers)
+        for at_once in map(int, sys.argv[6:]):
+            reader.fit(at_once, workers)
 
 
 if __name__ == "__main__":

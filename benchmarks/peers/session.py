@@ -26,12 +26,12 @@ def make_session(ranks: int, memory: str = "1g") -> Any:
 
 def time_calls(calls: int, call: Callable[[], Any], **more: Any) -> Any:
     """Call ``calls`` times, print the seconds as JSON and return the last result."""
-    seconds = []
+    seconds, timings = [], []
     result = None
     for _ in range(calls):
         began = time.monotonic()
         result = call()
         seconds.append(time.monotonic() - began)
-    timings = getattr(result, "timings", {})
+        timings.append(getattr(result, "timings", {}))
     print(json.dumps({"seconds": seconds, "timings": timings}))
     return result
