@@ -39,7 +39,7 @@ note() { printf 'discover_gpus: %s\n' "$*" >&2; }
 
 # A driver in trouble makes nvidia-smi hang, and Spark would wait with it.
 ask() {
-    if command -v timeout >/dev/null; then timeout 30 "$@" 2>&1; else "$@" 2>&1; fi
+    if command -v timeout >/dev/null; then timeout -k 5 30 "$@" 2>&1; else "$@" 2>&1; fi
 }
 
 add() { # INDEX GPU_UUID OWN_UUID ADDRESS

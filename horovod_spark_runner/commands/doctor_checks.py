@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..training.entry import wrong_variables
 from .doctor_gpus import check_driver, describe_nccl
 from .doctor_rules import OK, PACKAGES, PROBLEM, WARNING, Finding
 
@@ -232,11 +233,7 @@ def check_allreduce(reports: Sequence[Mapping[str, Any]], end: str, tail: Sequen
 
 def check_variables(environment: Mapping[str, str]) -> list[Finding]:
     """Judge environment variables known to break training."""
-    findings = []
-    if environment.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
-        text = "TF_USE_LEGACY_KERAS is set: TensorFlow would use Keras 2"
-        findings.append(Finding(PROBLEM, text, "unset it"))
-    return findings
+    return [Finding(PROBLEM, text, hint) for text, hint in wrong_variables(environment)]
 
 
 def summary(findings: Sequence[Finding]) -> str:

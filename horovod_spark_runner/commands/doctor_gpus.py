@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -23,13 +24,13 @@ def check_gpus(end: str, output: str) -> tuple[Finding, str]:
     Returns:
         What there is, and the driver's version; ``""`` if it is not known.
     """
-    rows = [line.partition(", ") for line in output.splitlines() if ", " in line]
+    rows = re.findall(r"^([\d.]+|\[N/A\]), (.+)$", output, flags=re.MULTILINE)
     if end or not rows:
         said = " ".join(output.split())[:200]
         text = f"nvidia-smi is installed, but finds no GPU ({end or 'it names none'}: {said})"
         return Finding(WARNING, text, "see that NVIDIA's driver is loaded"), ""
-    driver = rows[0][0].strip()
-    names = Counter(name.strip() for _, _, name in rows)
+    driver = rows[0][0]
+    names = Counter(name.strip() for _, name in rows)
     shown = ", ".join(f"{count} x {name}" for name, count in names.items())
     return Finding(OK, f"GPUs: {shown}; NVIDIA's driver {driver}"), driver
 
@@ -53,7 +54,8 @@ def needed_driver(cuda: str) -> int | None:
 def check_driver(facts: Mapping[str, Any], driver: str) -> Finding | None:
     """Judge the machine's driver next to what Horovod was built with."""
     needed = needed_driver(facts["cuda"]) if facts.get("cuda") else None
-    if not driver or needed is None or int(driver.partition(".")[0]) >= needed:
+    major = driver.partition(".")[0]
+    if not major.isdigit() or needed is None or int(major) >= needed:
         return None
     return Finding(
         PROBLEM,

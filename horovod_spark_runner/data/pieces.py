@@ -156,9 +156,23 @@ class PieceReader:
             file = idle.pop()
         except IndexError:
             location = self._location.join(self._manifest.files[group.file])
-            # Over a network, few large requests are faster than many small ones.
-            file = pq.ParquetFile(location.open_input(), pre_buffer=not location.is_local)
-        table = file.read_row_group(group.index, columns=[c.name for c in self._columns])
+            # Over a network, few large requests are faster than many small ones. Writers like
+            # Spark's leave a sum of each page, by which a damaged one is known.
+            file = pq.ParquetFile(
+                location.open_input(),
+                pre_buffer=not location.is_local,
+                page_checksum_verification=True,
+            )
+        try:
+            table = file.read_row_group(group.index, columns=[c.name for c in self._columns])
+        except OSError as error:
+            if "CRC" not in str(error):
+                raise
+            place = self._location.join(self._manifest.files[group.file])
+            raise DataError(
+                f"{place} is damaged ({error}); if it was materialized, delete its folder: the "
+                "rows are written again"
+            ) from error
         idle.append(file)
         return table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 
 from ..config import AllreduceOptions, LaunchOptions
@@ -20,9 +21,14 @@ _ALGORITHM_NUMBERS = {"recursive_doubling": "3", "ring": "4", "segmented_ring": 
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environment`` without the traces of an outer MPI job or scheduler."""
+    """Return ``environment`` without the traces of an outer MPI job or scheduler.
+
+    Open MPI does not start without a home folder, which containers may not name.
+    """
     dropped = MPI_PREFIXES + _SCHEDULER_PREFIXES
-    return {k: v for k, v in environment.items() if not k.startswith(dropped)}
+    kept = {k: v for k, v in environment.items() if not k.startswith(dropped)}
+    home = os.path.expanduser("~")  # the account's, where the variable is not set
+    return {"HOME": home if os.path.isabs(home) else "/", **kept}
 
 
 def allreduce_parameters(options: AllreduceOptions) -> dict[str, str]:

@@ -138,15 +138,10 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         model = read_finished_run(
             directory, custom_objects=custom_objects, model_fn=model_fn, transforms=transforms
         )
-        history = []
-        if directory.metrics.exists():
-            history = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
-            for logs in history:
-                logs.pop("epoch")
         return cls(
             model,
             run_dir=str(directory.location),
-            history=history,
+            history=directory.read_metrics(),
             prediction_col=prediction_col,
             batch_size=batch_size,
             handle_invalid=handle_invalid,

@@ -38,7 +38,9 @@ class ModelWriter:
 
     def finish(self, signature: Mapping[str, Any]) -> None:
         """Write the signature; what an earlier model had besides goes."""
-        text = json.dumps({"sums": self._sums, "signature": signature}, indent=1)
+        run_id = self._directory.run_id()
+        facts = {"run_id": run_id, "sums": self._sums, "signature": signature}
+        text = json.dumps(facts, indent=1)
         self._directory.signature.write_text(sealed(text))
         for name in {ARCHIVE_FILE, WEIGHTS_FILE, SAMPLE_FILE} - self._sums.keys():
             place = self._directory.model.join(name)
@@ -76,7 +78,7 @@ def read_model(directory: RunDirectory) -> StoredModel:
     """Return the finished model in ``directory``.
 
     Raises:
-        RunDirectoryError: there is none, or its signature is damaged.
+        RunDirectoryError: there is none, its signature is damaged, or it is of another run.
     """
     if not directory.signature.exists():
         raise RunDirectoryError(
@@ -84,6 +86,13 @@ def read_model(directory: RunDirectory) -> StoredModel:
         )
     try:
         fields = unsealed(directory.signature.read_text())
-        return StoredModel(directory, fields["signature"], fields["sums"])
+        model = StoredModel(directory, fields["signature"], fields["sums"])
+        trained_by, here = fields["run_id"], directory.run_id()
     except (ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(f"{directory.signature} cannot be read: {error}") from error
+    if None not in (trained_by, here) and trained_by != here:
+        raise RunDirectoryError(
+            f"the model in {directory.location} is of another run ({trained_by}) than its "
+            f"directory ({here}): its files were put there from elsewhere"
+        )
+    return model

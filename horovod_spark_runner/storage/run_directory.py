@@ -140,6 +140,20 @@ class RunDirectory:
         lines = (json.dumps({"epoch": number, **logs}) for number, logs in enumerate(epochs))
         self.metrics.write_text("".join(f"{line}\n" for line in lines))
 
+    def read_metrics(self) -> list[dict[str, float]]:
+        """Return the metrics of each epoch; none if there is no file of them.
+
+        Raises:
+            RunDirectoryError: it is damaged.
+        """
+        try:
+            epochs = [json.loads(line) for line in self.metrics.read_text().splitlines()]
+            return [{k: v for k, v in epoch.items() if k != "epoch"} for epoch in epochs]
+        except FileNotFoundError:
+            return []
+        except (ValueError, AttributeError) as error:
+            raise RunDirectoryError(f"{self.metrics} is damaged: {error}") from error
+
     def write_attempts(self, attempts: Sequence[Mapping[str, Any]]) -> None:
         """Write what is known of all attempts of the run, one JSON object per line."""
         self.attempts.write_text("".join(f"{json.dumps(attempt)}\n" for attempt in attempts))

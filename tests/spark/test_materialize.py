@@ -559,3 +559,18 @@ def test_null_in_a_validation_column_is_an_error(spark: Any) -> None:
         split_rows(frame, "held", Roles(("a",), ("y",)), 0),
     ):
         pass
+
+
+@pytest.mark.parametrize("materializer", ["petastorm", "spark"])
+def test_a_byte_that_has_changed_in_the_rows_is_noticed(
+    spark: Any, materializer: str, tmp_path: Path
+) -> None:
+    frame = spark.range(500).selectExpr("array(float(rand(1)), float(rand(2))) as x")
+    data = prepare_dataset(frame, ["x"], data_dir=str(tmp_path), materializer=materializer)
+    part = max(tmp_path.rglob("*.parquet"))
+    contents = bytearray(part.read_bytes())
+    contents[len(contents) // 3] ^= 1
+    part.write_bytes(contents)
+    with pytest.raises(DataError, match="is damaged .*CRC.* the rows are written again") as caught:
+        list(data.epoch(0, rank=0, size=1, batch_size=64))
+    assert part.name in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -357,3 +358,25 @@ def test_a_damaged_model_is_named_and_not_used(tmp_path: Path, name: str, damage
     with pytest.raises(RunDirectoryError, match=name.replace(".", r"\.")) as caught:
         read_finished_run(directory, model_fn=model_fn if needs_source else None)
     assert any(word in str(caught.value) for word in ("damaged", "missing"))
+
+
+def test_the_model_of_another_run_is_refused(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        RunDirectory(str(tmp_path / name)).write_run_id(name)
+        save_run(tmp_path / name, keras.Sequential([layers.Input((3,)), layers.Dense(2)]), [X])
+    shutil.rmtree(tmp_path / "one" / "model")
+    shutil.copytree(tmp_path / "other" / "model", tmp_path / "one" / "model")
+    read_finished_run(RunDirectory(str(tmp_path / "other")))
+    with pytest.raises(RunDirectoryError, match=r"of another run \(other\).* \(one\)"):
+        read_finished_run(RunDirectory(str(tmp_path / "one")))
+
+
+def test_damaged_metrics_are_named(tmp_path: Path) -> None:
+    directory = RunDirectory(str(tmp_path))
+    assert directory.read_metrics() == []
+    directory.write_metrics([{"loss": 1.0}, {"loss": 0.5}])
+    assert directory.read_metrics() == [{"loss": 1.0}, {"loss": 0.5}]
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(file.read_text()[:-3])
+    with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl is damaged"):
+        directory.read_metrics()

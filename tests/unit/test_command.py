@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from horovod_spark_runner.config import AllreduceOptions, LaunchOptions
@@ -69,9 +71,12 @@ def test_own_mpi_parameters_win() -> None:
 
 def test_outer_jobs_and_schedulers_leave_no_trace() -> None:
     outer = {"PATH": "/bin", "OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "1", "SLURM_JOB_ID": "1"}
-    assert clean_environment(outer) == {"PATH": "/bin"}
+    assert Path(clean_environment(outer)["HOME"]).is_absolute()  # mpirun needs one
+    outer["HOME"] = "/h"
+    assert clean_environment(outer) == {"PATH": "/bin", "HOME": "/h"}
     assert daemon_environment(outer, ["/d/0"], "/t", {"PRTE_MCA_x": "1"}) == {
         "PATH": "/bin",
+        "HOME": "/h",
         "TMPDIR": "/t",
         "HSR_DOORS": '["/d/0"]',
         "PRTE_MCA_x": "1",
