@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 BUCKET = "benchmark"
 
@@ -25,9 +26,25 @@ def object_store(latency: float) -> Iterator[str]:
     Args:
         latency: seconds before an answer begins.
     """
-    command = [sys.executable, __file__, str(latency)]
+    with running("peers.object_store", str(latency)) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def running(module: str, *arguments: str) -> Iterator[str]:
+    """Run a module that prints its endpoint and serves, and lead the environment to it.
+
+    Args:
+        module: as ``python -m`` takes it in the folder of the benchmarks.
+        arguments: of its command.
+    """
     server = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-m", module, *arguments],
+        cwd=Path(__file__).resolve().parent.parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     assert server.stdout is not None
     variables = {
@@ -49,15 +66,31 @@ def object_store(latency: float) -> Iterator[str]:
         server.wait()
 
 
-def pass_on(source: socket.socket, target: socket.socket, latency: float) -> None:
-    """Pass bytes on; those that follow a pause, the beginning of an answer, come late."""
-    last = 0.0
-    with contextlib.suppress(OSError):
+def pass_on(source: socket.socket, target: socket.socket, asked: threading.Event) -> None:
+    """Pass requests on, and note that one has been made."""
+    with forwarding(target):
         while data := source.recv(1 << 20):
-            if time.monotonic() - last > latency / 4:
+            asked.set()
+            target.sendall(data)
+
+
+def answer(
+    source: socket.socket, target: socket.socket, asked: threading.Event, latency: float
+) -> None:
+    """Pass answers on; the beginning of each, and nothing else of it, comes late."""
+    with forwarding(target):
+        while data := source.recv(1 << 20):
+            if asked.is_set():
+                asked.clear()
                 time.sleep(latency)
             target.sendall(data)
-            last = time.monotonic()
+
+
+@contextlib.contextmanager
+def forwarding(target: socket.socket) -> Iterator[None]:
+    """Let a connection that breaks end, and tell the other side."""
+    with contextlib.suppress(OSError):
+        yield
     with contextlib.suppress(OSError):
         target.shutdown(socket.SHUT_WR)
 
@@ -77,10 +110,12 @@ def serve(latency: float) -> None:
         while True:
             client, _ = door.accept()
             upstream = socket.create_connection(("127.0.0.1", port))
-            for source, target, seconds in ((client, upstream, 0.0), (upstream, client, latency)):
-                threading.Thread(
-                    target=pass_on, args=(source, target, seconds), daemon=True
-                ).start()
+            asked = threading.Event()
+            for way, arguments in (
+                (pass_on, (client, upstream, asked)),
+                (answer, (upstream, client, asked, latency)),
+            ):
+                threading.Thread(target=way, args=arguments, daemon=True).start()
 
     threading.Thread(target=take, daemon=True).start()
     keys = {"aws_access_key_id": "somebody", "aws_secret_access_key": "something"}
