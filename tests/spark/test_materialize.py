@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner import DataError
+from horovod_spark_runner import DataError, prepare_dataset
 from horovod_spark_runner.data.fingerprint import source_fingerprint
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.materialize import DataRequest, materialize

@@ -362,6 +362,7 @@ def test_a_damaged_model_is_named_and_not_used(tmp_path: Path, name: str, damage
 
 def test_the_model_of_another_run_is_refused(tmp_path: Path) -> None:
     for name in ("one", "other"):
+        (tmp_path / name).mkdir()
         RunDirectory(str(tmp_path / name)).write_run_id(name)
         save_run(tmp_path / name, keras.Sequential([layers.Input((3,)), layers.Dense(2)]), [X])
     shutil.rmtree(tmp_path / "one" / "model")

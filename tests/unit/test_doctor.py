@@ -27,7 +27,7 @@ from horovod_spark_runner.commands.doctor_checks import (
     parse_mpirun_version,
     summary,
 )
-from horovod_spark_runner.commands.doctor_gpus import check_gpus
+from horovod_spark_runner.commands.doctor_gpus import check_driver, check_gpus
 from horovod_spark_runner.commands.doctor_rules import (
     OK,
     PACKAGES,
@@ -37,6 +37,7 @@ from horovod_spark_runner.commands.doctor_rules import (
     Finding,
     matching_rules,
 )
+from horovod_spark_runner.training.entry import train_rank
 
 OPEN_MPI = "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n"
 GOOD = {
@@ -188,6 +189,16 @@ def test_legacy_keras() -> None:
     assert check_variables({"TF_USE_LEGACY_KERAS": "1"})[0].level == PROBLEM
 
 
+def test_variables_that_make_keras_another_one() -> None:
+    assert check_variables({"KERAS_BACKEND": "tensorflow"}) == []
+    (found,) = check_variables({"KERAS_BACKEND": "jax"})
+    assert "KERAS_BACKEND is 'jax'" in found.text
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KERAS_BACKEND", "jax")
+        with pytest.raises(EnvironmentProblem, match="KERAS_BACKEND is 'jax'"):
+            train_rank(None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("output", "expected"),
     [
@@ -265,6 +276,10 @@ def test_what_nvidia_smi_says() -> None:
     finding, driver = check_gpus("", told)
     assert finding == Finding(OK, f"GPUs: 2 x {one}, 1 x NVIDIA A10; NVIDIA's driver {DRIVER}")
     assert driver == DRIVER
+    finding, driver = check_gpus("", f"WARNING: infoROM is corrupted, at x\n[N/A], {one}\n")
+    assert (finding.level, driver) == (OK, "[N/A]")
+    assert "GPUs: 1 x" in finding.text
+    assert check_driver({"cuda": "13.0"}, driver) is None
     finding, driver = check_gpus("it exited with code 9", "NVIDIA-SMI has failed\n")
     assert (finding.level, driver) == (WARNING, "")
     assert "finds no GPU (it exited with code 9: NVIDIA-SMI has failed)" in finding.text
