@@ -18,7 +18,6 @@ import functools
 import json
 import math
 import statistics
-import sys
 import tempfile
 import time
 import traceback
@@ -29,7 +28,7 @@ from typing import Any, NamedTuple
 
 from model import SIDE, make_arrays, make_cnn, make_frame
 from peers.object_store import object_store
-from report import present, table
+from report import present, shown_command, table
 
 from horovod_spark_runner import run_training
 
@@ -239,7 +238,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     arguments = parser.parse_args()
-    command = " ".join(["python benchmarks/checkpoint.py", *sys.argv[1:]])
     rows: list[list[Any]] = []
     with object_store(LATENCY) as bucket, tempfile.TemporaryDirectory() as folder:
         frame = make_frame(*make_arrays())
@@ -250,7 +248,9 @@ def main() -> None:
         for case in CASES:
             place = f"{bucket}/runs" if case.remote else f"{folder}/runs"
             rows.append(row_of(frame, case, place, data_dir))
-            present("Checkpoints", command, f"{TEXT}\n\n{table(HEAD, rows)}", arguments.write)
+            present(
+                "Checkpoints", shown_command(), f"{TEXT}\n\n{table(HEAD, rows)}", arguments.write
+            )
         frame.sparkSession.stop()
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from peers import petastorm_environment as petastorm
-from report import GOAL_HEAD, goal, present, table
+from report import GOAL_HEAD, goal, present, shown_command, table
 
 WIDTH = 64
 # Epochs that Petastorm's readers and model.fit take, so that what was read ahead counts little.
@@ -313,8 +312,7 @@ def main() -> None:
     try:
         best = measure(arguments, folder)
         text = report(best, arguments, load)
-        command = " ".join(["python benchmarks/data.py", *sys.argv[1:]])
-        present("Data", command, text, arguments.write)
+        present("Data", shown_command(), text, arguments.write)
     finally:
         shutil.rmtree(folder)
 

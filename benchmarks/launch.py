@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from report import GOAL_HEAD, goal, present, table
+from report import GOAL_HEAD, goal, present, shown_command, table
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE / "peers"
@@ -179,7 +179,7 @@ def main() -> None:
         "the number of ranks, oversubscribed on these cores (seconds, medians of "
         f"n = {WARM_CALLS} warm calls, and where they go):\n\n{growth}"
     )
-    present("Launch", "python benchmarks/launch.py --write", text, arguments.write)
+    present("Launch", shown_command(), text, arguments.write)
 
 
 if __name__ == "__main__":

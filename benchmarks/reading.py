@@ -21,7 +21,6 @@ import io
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,7 +31,7 @@ import numpy as np
 import pyarrow.fs
 from peers import petastorm_environment as petastorm
 from peers.static_store import static_store
-from report import present, table
+from report import present, shown_command, table
 
 BATCH = 256
 WIDE = 4096
@@ -270,8 +269,7 @@ def main() -> None:
         "which gives out files late and does nothing else, runs on the same cores.\n\n"
         f"{table(columns, rows)}\n\n{tell_lost(lost)}"
     )
-    command = " ".join(["python benchmarks/reading.py", *sys.argv[1:]])
-    present("Reading", command, text, arguments.write)
+    present("Reading", shown_command(), text, arguments.write)
 
 
 if __name__ == "__main__":
