@@ -76,6 +76,7 @@ def run_suite(*options: str) -> tuple[dict[str, Result], str]:
                 **os.environ,
                 "KERAS_BACKEND": "tensorflow",
                 "KERAS_SUITE_RESULTS": str(results),
+                "TMPDIR": folder,  # MPI leaves a folder there
                 "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             },
             capture_output=True,
