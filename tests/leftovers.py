@@ -17,6 +17,8 @@ import psutil
 
 MARK = "TEST_RUN_ID"
 NAMES = ("launch.worker", "launch/shim.py", "launch/sweeper.py", "prterun", "prted", "mpirun")
+# What `leftovers` judges, and what TensorFlow deletes when the tests' own process ends.
+OTHERS = ("hsr-", "__autograph_generated_file")
 # Of a slot, and of an MPI whose temporary folder is nobody's.
 OURS = ("hsr-", "prte.", "ompi.", "pmix-")
 # These stay for the next run, as long as their executor does.
@@ -87,7 +89,7 @@ def inventory() -> frozenset[str]:
     """
     allowed = _session()
     temporary = Path(os.environ["TMPDIR"]).iterdir()
-    found = [*leftovers(), *(str(path) for path in temporary if not path.name.startswith("hsr-"))]
+    found = [*leftovers(), *(str(path) for path in temporary if not path.name.startswith(OTHERS))]
     for process in {*marked_processes(), *psutil.Process().children(recursive=True)} - allowed:
         with contextlib.suppress(psutil.NoSuchProcess):
             command = " ".join(process.cmdline())
