@@ -46,8 +46,10 @@ class Reader:
     def tell(self, name: str, counted: tuple[int, int, float]) -> None:
         """Print the seconds per epoch, and the rows that are missing."""
         seen, timed, seconds = counted
-        lost = self.rows * self.epochs - seen
-        print(json.dumps({name: seconds * self.rows / timed, "lost": lost}), flush=True)
+        told: dict[str, float] = {"lost": self.rows * self.epochs - seen}
+        if timed:  # else all that came was one batch
+            told[name] = seconds * self.rows / timed
+        print(json.dumps(told), flush=True)
 
     def read(self, workers: int) -> None:
         """Time the readers: row by row, bare row groups, and batches made of row groups."""
