@@ -80,14 +80,14 @@ def read_model(directory: RunDirectory) -> StoredModel:
     Raises:
         RunDirectoryError: there is none, its signature is damaged, or it is of another run.
     """
-    if not directory.signature.exists():
-        raise RunDirectoryError(
-            f"{directory.location} holds no finished model ({directory.signature} is missing)"
-        )
     try:
         fields = unsealed(directory.signature.read_text())
         model = StoredModel(directory, fields["signature"], fields["sums"])
         trained_by, here = fields["run_id"], directory.run_id()
+    except FileNotFoundError as error:
+        raise RunDirectoryError(
+            f"{directory.location} holds no finished model ({directory.signature} is missing)"
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(f"{directory.signature} cannot be read: {error}") from error
     if None not in (trained_by, here) and trained_by != here:
