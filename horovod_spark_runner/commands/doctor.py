@@ -23,6 +23,7 @@ from typing import Any
 from .._version import __version__
 from ..errors import EnvironmentProblem
 from ..launch.command import clean_environment, transport_parameters
+from ..launch.node_runtime import BACKING_DIRECTORY
 from ..launch.processes import describe_exit, find_mpirun
 from ..launch.workspace import Workspace
 from .doctor_checks import (
@@ -145,13 +146,10 @@ def _probe() -> Probes:
 def _allreduce(mpirun: str) -> Finding:
     # What MPI leaves in temporary folders and shared memory if it is killed goes with this one.
     with contextlib.closing(Workspace(f"doctor-{uuid.uuid4().hex[:8]}")) as workspace:
-        parameters = transport_parameters(1)
-        if workspace.shared_memory is not None:
-            parameters["btl_sm_backing_directory"] = str(workspace.shared_memory)
         arguments = [mpirun, "--host", "localhost:2", "-n", "2", "--bind-to", "none"]
         if os.geteuid() == 0:
             arguments.append("--allow-run-as-root")
-        for name, value in parameters.items():
+        for name, value in transport_parameters(1).items():
             arguments += ["--mca", name, value]
         end, output = _output(
             [*arguments, *_PROBE, "allreduce"], ALLREDUCE_TIMEOUT, workspace=workspace
@@ -185,6 +183,8 @@ def _output(
     environment = {**clean_environment(os.environ), "TF_CPP_MIN_LOG_LEVEL": "2"}
     if workspace is not None:
         environment["TMPDIR"] = str(workspace.path)
+        if workspace.shared_memory is not None:
+            environment[BACKING_DIRECTORY] = str(workspace.shared_memory)
     with subprocess.Popen(
         list(arguments),
         env=environment,
