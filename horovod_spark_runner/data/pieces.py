@@ -11,22 +11,36 @@ import itertools
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ..errors import DataError
 from ..storage.arrays import Arrays
 from ..storage.filesystem import Location
 from .arrow_to_numpy import column_to_numpy
 from .manifest import Column, Manifest, RowGroup
+from .open_files import OpenFiles
 from .sharding import Piece
 
-READ_THREADS = 4
-# Row groups are read ahead as long as all that wait take no more than this, uncompressed; and one
-# of them in any case.
-READ_AHEAD_BYTES = 8 * 1024 * 1024
+
+@dataclass(frozen=True)
+class ReadAhead:
+    """How much is read before it is asked for.
+
+    Attributes:
+        threads: row groups that are read at a time.
+        size: bytes that all row groups that wait may take, uncompressed; one of them may be larger.
+    """
+
+    threads: int
+    size: int
+
+
+NEAR = ReadAhead(4, 8 * 1024 * 1024)
+# Most of the time is spent waiting for answers: 30 ms for 2 MB are 64 MB/s and thread.
+FAR = ReadAhead(16, 64 * 1024 * 1024)
 
 
 class PieceReader:
@@ -36,15 +50,21 @@ class PieceReader:
         manifest: the dataset.
         columns: the columns to read.
         keep_bytes: a dataset that takes no more memory than this is kept once it is read.
+        ahead: how much is read ahead; by default what suits the storage.
     """
 
-    def __init__(self, manifest: Manifest, columns: Iterable[Column], keep_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        columns: Iterable[Column],
+        keep_bytes: int = 0,
+        ahead: ReadAhead | None = None,
+    ) -> None:
         self._manifest = manifest
         self._columns = list(columns)
-        self._location = Location(manifest.url)
+        self._files = OpenFiles(manifest)
+        self._bound = ahead or (NEAR if Location(manifest.url).is_local else FAR)
         self._threads: ThreadPoolExecutor | None = None
-        # Open files that no thread is using, by number; a file may be open more than once.
-        self._idle: dict[int, list[pq.ParquetFile]] = {}
         self._announced: deque[int] = deque()
         self._ahead: list[tuple[int, Future[pa.Table]]] = []
         self._current: tuple[int, pa.Table] | None = None
@@ -82,7 +102,7 @@ class PieceReader:
     def describe(self, piece: Piece, row: int) -> str:
         """Return where ``row`` of ``piece`` lies, for a message."""
         group = self._manifest.row_groups[piece.row_group]
-        file = self._location.join(self._manifest.files[group.file])
+        file = self._files.location(group.file)
         return f"row {piece.start + row} of row group {group.index} of {file}"
 
     def close(self) -> None:
@@ -90,10 +110,7 @@ class PieceReader:
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
             self._threads = None
-        for files in self._idle.values():
-            for file in files:
-                file.close()
-        self._idle.clear()
+        self._files.close()
         self._kept.clear()
 
     def _forget(self) -> None:
@@ -136,13 +153,13 @@ class PieceReader:
         waiting = sum(self._group(number).size for number, _ in self._ahead)
         while self._announced:
             waiting += self._group(self._announced[0]).size
-            if self._ahead and waiting > READ_AHEAD_BYTES:
+            if self._ahead and waiting > self._bound.size:
                 return
             self._submit()
 
     def _submit(self) -> None:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(READ_THREADS, "hsr-row-groups")
+            self._threads = ThreadPoolExecutor(self._bound.threads, "hsr-row-groups")
         number = self._announced.popleft()
         self._ahead.append((number, self._threads.submit(self._read_group, number)))
 
@@ -151,29 +168,18 @@ class PieceReader:
 
     def _read_group(self, number: int) -> pa.Table:
         group = self._group(number)
-        idle = self._idle.setdefault(group.file, [])
-        try:
-            file = idle.pop()
-        except IndexError:
-            location = self._location.join(self._manifest.files[group.file])
-            # Over a network, few large requests are faster than many small ones. Writers like
-            # Spark's leave a sum of each page, by which a damaged one is known.
-            file = pq.ParquetFile(
-                location.open_input(),
-                pre_buffer=not location.is_local,
-                page_checksum_verification=True,
-            )
+        file = self._files.take(group.file)
         try:
             table = file.read_row_group(group.index, columns=[c.name for c in self._columns])
         except OSError as error:
             if "CRC" not in str(error):
                 raise
-            place = self._location.join(self._manifest.files[group.file])
+            file_place = self._files.location(group.file)
             raise DataError(
-                f"{place} is damaged ({error}); if it was materialized, delete its folder: the "
-                "rows are written again"
+                f"{file_place} is damaged ({error}); if it was materialized, delete its folder: "
+                "the rows are written again"
             ) from error
-        idle.append(file)
+        self._files.put_back(group.file, file)
         return table
 
     def _check_finite(self, values: np.ndarray, column: Column, piece: Piece) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from horovod_spark_runner.data import pieces as module
-from horovod_spark_runner.data.pieces import PieceReader
+from horovod_spark_runner.data.open_files import IDLE_FILES
+from horovod_spark_runner.data.pieces import PieceReader, ReadAhead
 from horovod_spark_runner.data.sharding import Piece, plan_epoch
 
 from .test_reader import dataset
@@ -36,6 +37,27 @@ def expected(piece: Piece) -> list[int]:
     return list(range(first + piece.start, first + piece.stop))
 
 
+def _open_in(folder: Path) -> list[str]:
+    """Return the files below ``folder`` that this process has open."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.append(str(link.readlink()))
+    return [path for path in found if path.startswith(str(folder))]
+
+
+def test_a_dataset_of_many_files_keeps_few_of_them_open(tmp_path: Path) -> None:
+    manifest = dataset(tmp_path, [[1]] * (3 * IDLE_FILES)).manifest
+    reader = PieceReader(manifest, manifest.columns)
+    pieces = [Piece(number, 0, 1) for number in range(len(manifest.row_groups))]
+    for _ in range(2):
+        reader.announce(pieces)
+        assert [int(reader.read(piece)["id"][0]) for piece in pieces] == list(range(len(pieces)))
+        assert 0 < len(_open_in(tmp_path)) <= IDLE_FILES + 4
+    reader.close()
+    assert not _open_in(tmp_path)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_pieces_asked_for_in_another_order_than_announced(reader: PieceReader, seed: int) -> None:
     order = random.Random(seed)
@@ -48,11 +70,10 @@ def test_pieces_asked_for_in_another_order_than_announced(reader: PieceReader, s
     reader.close()
 
 
-def test_what_is_read_ahead_is_bounded_by_bytes(
-    reader: PieceReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size = max(group.size for group in reader._manifest.row_groups)
-    monkeypatch.setattr(module, "READ_AHEAD_BYTES", 2 * size)
+def test_what_is_read_ahead_is_bounded_by_bytes(tmp_path: Path) -> None:
+    manifest = dataset(tmp_path, SIZES).manifest
+    size = max(group.size for group in manifest.row_groups)
+    reader = PieceReader(manifest, manifest.columns, ahead=ReadAhead(4, 2 * size))
     waiting = []
     reader.announce(all_pieces())
     for piece in all_pieces():
@@ -62,24 +83,23 @@ def test_what_is_read_ahead_is_bounded_by_bytes(
     reader.close()
 
 
-def test_a_row_group_larger_than_the_bound_is_still_read_ahead(
-    reader: PieceReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "READ_AHEAD_BYTES", 1)
+def test_a_row_group_larger_than_the_bound_is_still_read_ahead(tmp_path: Path) -> None:
+    manifest = dataset(tmp_path, SIZES).manifest
+    reader = PieceReader(manifest, manifest.columns, ahead=ReadAhead(4, 1))
     reader.announce(all_pieces())
     reader.read(all_pieces()[0])
     assert len(reader._ahead) == 1
     reader.close()
 
 
-def test_closing_ends_the_threads_and_closes_the_files(reader: PieceReader) -> None:
+def test_closing_ends_the_threads_and_closes_the_files(reader: PieceReader, tmp_path: Path) -> None:
     reader.announce(all_pieces())
     reader.read(all_pieces()[0])
     assert [t for t in threading.enumerate() if t.name.startswith("hsr-row-groups")]
-    assert reader._idle
+    assert _open_in(tmp_path)
     reader.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("hsr-row-groups")]
-    assert not reader._idle
+    assert not _open_in(tmp_path)
     assert reader.read(all_pieces()[-1])["id"].tolist() == expected(all_pieces()[-1])
     reader.close()
 
