@@ -36,16 +36,16 @@ from report import present, shown_command, table
 
 from horovod_spark_runner.config import LaunchOptions
 from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
-from horovod_spark_runner.data.sharding import plan_epoch
+from horovod_spark_runner.data.read.sharding import plan_epoch
 from horovod_spark_runner.errors import HorovodSparkError
-from horovod_spark_runner.launch.channel import FrameCodec
-from horovod_spark_runner.launch.control_server import ControlServer
-from horovod_spark_runner.launch.driver import run_job
-from horovod_spark_runner.launch.outcome import RankOutcome
-from horovod_spark_runner.launch.slot_link import SlotLink
-from horovod_spark_runner.launch.slot_plan import SlotPlan
-from horovod_spark_runner.launch.talk import Talk
-from horovod_spark_runner.launch.topology import SlotInfo, read_part
+from horovod_spark_runner.launch.driver.control_server import ControlServer
+from horovod_spark_runner.launch.driver.launch import run_job
+from horovod_spark_runner.launch.driver.talk import Talk
+from horovod_spark_runner.launch.shared.channel import FrameCodec
+from horovod_spark_runner.launch.shared.outcome import RankOutcome
+from horovod_spark_runner.launch.shared.slot_plan import SlotPlan
+from horovod_spark_runner.launch.shared.topology import SlotInfo, read_part
+from horovod_spark_runner.launch.slot.slot_link import SlotLink
 
 KEY = os.urandom(32)
 CLIENTS = 4

@@ -28,7 +28,7 @@ import numpy as np
 from model import SIDE, SKIP, make_arrays, make_cnn, make_frame
 from report import GOAL_HEAD, goal, present, shown_command, table
 
-from horovod_spark_runner.launch.command import transport_parameters
+from horovod_spark_runner.launch.shared.command import transport_parameters
 
 LOOP = Path(__file__).resolve().parent / "peers" / "training_loop.py"
 # What ranks on few cores need and mpirun does not set.

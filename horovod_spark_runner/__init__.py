@@ -31,18 +31,18 @@ from .errors import (
 if TYPE_CHECKING:
     from .api import run_training
     from .dataset import Dataset, prepare_dataset
-    from .launch.driver import RunResult
-    from .launch.reporting import report_progress
+    from .launch.driver.launch import RunResult
+    from .launch.worker.reporting import report_progress
     from .ml.transformer import TFTransformer
     from .runner import HorovodRunner
 
 _LAZY = {
     "Dataset": ".dataset",
     "HorovodRunner": ".runner",
-    "RunResult": ".launch.driver",
+    "RunResult": ".launch.driver.launch",
     "TFTransformer": ".ml.transformer",
     "prepare_dataset": ".dataset",
-    "report_progress": ".launch.reporting",
+    "report_progress": ".launch.worker.reporting",
     "run_training": ".api",
 }
 

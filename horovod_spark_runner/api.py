@@ -13,10 +13,10 @@ from .config import (
     LaunchOptions,
     RestartOptions,
 )
-from .data.decode import Transform
-from .data.prepare import DataOptions
+from .data.prepare.datasets import DataOptions
+from .data.read.decode import Transform
 from .ml.transformer import TFTransformer
-from .pipeline import ColumnNames, TrainingRequest, check_request, train_request
+from .run.pipeline import ColumnNames, TrainingRequest, check_request, train_request
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .config import check_count, check_flag
-from .data.decode import Transform
 from .data.manifest import Manifest
-from .data.prepare import DataOptions, check_data, data_folder, prepare_one, session_of
-from .data.reader import DatasetReader
-from .data.schema import Roles
-from .data.sharding import EpochPlan, plan_epoch
+from .data.prepare.datasets import DataOptions, check_data, data_folder, prepare_one, session_of
+from .data.prepare.schema import Roles
+from .data.read.decode import Transform
+from .data.read.reader import DatasetReader
+from .data.read.sharding import EpochPlan, plan_epoch
 from .data.store import delete_dataset
 from .errors import InvalidInputError
-from .session import runs_on_this_machine
+from .spark.session import runs_on_this_machine
 from .storage.arrays import Arrays
 from .storage.filesystem import Location
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from .config import AllreduceOptions, LaunchOptions
 from .errors import InvalidInputError
-from .launch.console import Console
-from .launch.driver import RunResult, launch
-from .session import active_session
+from .launch.driver.console import Console
+from .launch.driver.launch import RunResult, launch
+from .spark.session import active_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,13 +16,20 @@ from pathlib import Path
 import psutil
 
 MARK = "TEST_RUN_ID"
-NAMES = ("launch.worker", "launch/shim.py", "launch/sweeper.py", "prterun", "prted", "mpirun")
+NAMES = (
+    "launch.worker.main",
+    "launch/programs/shim.py",
+    "launch/programs/sweeper.py",
+    "prterun",
+    "prted",
+    "mpirun",
+)
 # What `leftovers` judges, and what TensorFlow deletes when the tests' own process ends.
 OTHERS = ("hsr-", "__autograph_generated_file")
 # Of a slot, and of an MPI whose temporary folder is nobody's.
 OURS = ("hsr-", "prte.", "ompi.", "pmix-")
 # These stay for the next run, as long as their executor does.
-READY = "launch.ready_process"
+READY = "launch.worker.ready_process"
 _SHARED_MEMORY = Path("/dev/shm")
 # What others left behind, killed together with what clears up after them, is none of ours.
 _THERE_BEFORE = frozenset(_SHARED_MEMORY.glob("hsr-*"))

@@ -10,7 +10,7 @@ import numpy as np
 
 from horovod_spark_runner.config import AllreduceOptions, CheckpointOptions, FitOptions
 from horovod_spark_runner.data.manifest import Column, Manifest
-from horovod_spark_runner.storage.run_directory import RunDirectory
+from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.training.spec import Binding, ModelSource, SavedModel, TrainingSpec
 
 

@@ -1,0 +1,1 @@
+"""The console program: a module for each of its commands."""

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from ..data.store import StoredDataset, clear_datasets, list_datasets
 from ..errors import InvalidInputError
+from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
-from ..storage.run_directory import RunDirectory
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PREFIXES = ("B", "KiB", "MiB", "GiB", "TiB")

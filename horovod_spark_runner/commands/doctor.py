@@ -22,10 +22,10 @@ from typing import Any
 
 from .._version import __version__
 from ..errors import EnvironmentProblem
-from ..launch.command import clean_environment, transport_parameters
-from ..launch.node_runtime import BACKING_DIRECTORY
-from ..launch.processes import describe_exit, find_mpirun
-from ..launch.workspace import Workspace
+from ..launch.shared.command import clean_environment, transport_parameters
+from ..launch.shared.processes import describe_exit, find_mpirun
+from ..launch.slot.node_runtime import BACKING_DIRECTORY
+from ..launch.slot.workspace import Workspace
 from .doctor_checks import (
     Probes,
     check_allreduce,

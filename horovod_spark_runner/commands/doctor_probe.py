@@ -37,7 +37,7 @@ def _mpi4py() -> dict[str, Any]:
 
 
 def _petastorm() -> dict[str, Any]:
-    from ..data.petastorm_compat import check_import
+    from ..data.prepare.petastorm_compat import check_import
 
     check_import()
     return {}

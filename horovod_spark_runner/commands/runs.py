@@ -12,11 +12,11 @@ from typing import Any
 
 from ..config import CheckpointOptions
 from ..errors import InvalidInputError
-from ..launch.restart import FINISHED, RUNNING, Attempt, describe_attempts, steps_lost
-from ..storage.checkpoint import CheckpointInfo, best_step, verify_checkpoint
+from ..rundir.attempt import FINISHED, RUNNING, Attempt, describe_attempts, steps_lost
+from ..rundir.checkpoint import CheckpointInfo, best_step, verify_checkpoint
+from ..rundir.directory import RunDirectory
+from ..rundir.lock import read_lock, seems_held
 from ..storage.filesystem import Location
-from ..storage.lock import read_lock, seems_held
-from ..storage.run_directory import RunDirectory
 
 INTERRUPTED, UNFINISHED = "interrupted", "not finished"
 

@@ -1,0 +1,1 @@
+"""What a materialized dataset is, and where it lies."""

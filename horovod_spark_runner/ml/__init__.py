@@ -1,0 +1,1 @@
+"""The trained model as Spark knows it."""

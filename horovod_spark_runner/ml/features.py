@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..data.columns import Source, expression, sizes
 from ..data.manifest import Column
-from ..data.schema import quote_all
+from ..data.prepare.columns import Source, expression, sizes
+from ..data.prepare.schema import quote_all
 from ..errors import DataError
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..data.arrow_to_numpy import column_to_numpy
-from ..data.decode import RowDecoder, UndecodableRow
 from ..data.manifest import Column
+from ..data.read.arrow_to_numpy import column_to_numpy
+from ..data.read.decode import RowDecoder, UndecodableRow
 from ..errors import DataError, ModelError
 from ..training.spec import OutputSpec
 from .loading import Model, Recipe, describe_outputs, load_model

@@ -9,8 +9,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from ..data.decode import Transform
 from ..data.manifest import Column, Manifest
+from ..data.read.decode import Transform
 from ..errors import ModelError
 from ..quiet import quiet_imports
 from ..storage.arrays import load_arrays

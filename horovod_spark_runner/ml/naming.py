@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..data.schema import quote_all
+from ..data.prepare.schema import quote_all
 from ..errors import DataError, InvalidInputError
 
 # One name, a prefix, or names by output or in their order; None for the default.

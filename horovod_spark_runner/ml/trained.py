@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..data.decode import Transform
-from ..data.schema import quote_all
+from ..data.prepare.schema import quote_all
+from ..data.read.decode import Transform
 from ..errors import DataError, InvalidInputError, ModelError, RunDirectoryError
-from ..serialize import check_picklable, dumps
-from ..storage.model_folder import (
+from ..rundir.directory import RunDirectory
+from ..rundir.model_folder import (
     ARCHIVE_FILE,
     SAMPLE_FILE,
     WEIGHTS_FILE,
     StoredModel,
     read_model,
 )
-from ..storage.run_directory import RunDirectory
+from ..serialize import check_picklable, dumps
 from ..training.archive import LAMBDA, CustomPart, custom_parts, read_config
 from ..training.signature import Signature
 from ..training.spec import ModelSource, SavedModel, check_objects

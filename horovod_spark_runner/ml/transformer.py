@@ -13,14 +13,14 @@ import cloudpickle
 from pyspark.ml import Transformer
 
 from ..config import check_choice, check_count
-from ..data.columns import sources_of_features
-from ..data.decode import Transform
+from ..data.prepare.columns import sources_of_features
+from ..data.read.decode import Transform
 from ..errors import InvalidInputError, ModelError
-from ..launch.restart import Attempt
-from ..launch.topology import RankPlacement
+from ..launch.shared.topology import RankPlacement
+from ..rundir.attempt import Attempt
+from ..rundir.directory import RunDirectory
 from ..serialize import dumps
-from ..session import classic_context, use_own_python
-from ..storage.run_directory import RunDirectory
+from ..spark.session import classic_context, use_own_python
 from ..training.signature import output_from
 from .features import check_once, feature_argument
 from .inference import (
@@ -69,7 +69,7 @@ class TFTransformer(Transformer):  # type: ignore[misc]
             see `RunResult`) and ``load``; in all ``total``. Of ``function``, on rank 0: ``build``,
             ``epochs``, ``save``; of ``epochs``, in training steps: ``train``. Besides, training
             steps' ``samples_per_second``. Empty if loaded from a run directory.
-        attempts: the attempts the run took, as `horovod_spark_runner.launch.restart.Attempt`;
+        attempts: the attempts the run took, as `horovod_spark_runner.rundir.attempt.Attempt`;
             empty if loaded from a run directory.
     """
 

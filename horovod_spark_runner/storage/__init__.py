@@ -1,0 +1,1 @@
+"""Files in local and shared storage."""

@@ -13,10 +13,10 @@ import keras
 import numpy as np
 
 from ..errors import CheckpointError
+from ..rundir.directory import RunDirectory
+from ..rundir.model_folder import ARCHIVE_FILE, SAMPLE_FILE, WEIGHTS_FILE, ModelWriter
 from ..serialize import dumps
 from ..storage.arrays import dump_arrays
-from ..storage.model_folder import ARCHIVE_FILE, SAMPLE_FILE, WEIGHTS_FILE, ModelWriter
-from ..storage.run_directory import RunDirectory
 from .archive import custom_parts, read_config, with_named_lambdas
 from .custom_objects import find_objects, name_lambdas, only_keras, revivable
 from .keras_state import fresh_keras_state, keras_state, using_keras_state

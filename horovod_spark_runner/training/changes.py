@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import FitOptions
 from ..errors import RunDirectoryError
-from ..storage.checkpoint import CheckpointInfo
+from ..rundir.checkpoint import CheckpointInfo
 
 _SHOWN = 3
 _LONGEST = 80

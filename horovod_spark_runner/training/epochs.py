@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ..config import FitOptions
 from ..data.manifest import Manifest
-from ..data.reader import Batch, DatasetReader
-from ..data.sharding import EpochPlan, plan_epoch
+from ..data.read.reader import Batch, DatasetReader
+from ..data.read.sharding import EpochPlan, plan_epoch
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelError
-from ..launch.reporting import notify
+from ..launch.worker.reporting import notify
+from ..rundir.checkpoint import VARIABLES_FILE
 from ..storage.arrays import load_arrays
-from ..storage.checkpoint import VARIABLES_FILE
 from .model import finalize_layers
 from .optimizers import find_optimizers
 from .spec import WarmStart

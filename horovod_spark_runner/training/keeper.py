@@ -13,18 +13,18 @@ from typing import Any
 from mpi4py import MPI
 
 from ..errors import InvalidInputError, RunDirectoryError
-from ..launch.reporting import notify, send
-from ..storage.arrays import Arrays
-from ..storage.checkpoint import (
+from ..launch.worker.reporting import notify, send
+from ..rundir.checkpoint import (
     RANKS_FILE,
     VARIABLES_FILE,
     CheckpointInfo,
     load_checkpoint,
     newest_readable,
 )
+from ..rundir.checkpoint_writer import CheckpointWriter
+from ..rundir.directory import RunDirectory
+from ..storage.arrays import Arrays
 from ..storage.filesystem import Location
-from ..storage.run_directory import RunDirectory
-from ..storage.writer import CheckpointWriter
 from .architecture import describe_model
 from .callback_state import CallbackStates
 from .changes import compare_models

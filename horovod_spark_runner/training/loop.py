@@ -18,10 +18,10 @@ import tensorflow as tf
 from mpi4py import MPI
 
 from ..data.manifest import Manifest
-from ..data.reader import DatasetReader
+from ..data.read.reader import DatasetReader
 from ..errors import ModelError
-from ..launch.reporting import report_progress
-from ..storage.run_directory import RunDirectory
+from ..launch.worker.reporting import report_progress
+from ..rundir.directory import RunDirectory
 from .agreement import check_ranks_agree
 from .artifact import save_model
 from .build import BuiltModel

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from ..errors import ModelError
-from ..launch.reporting import notify
+from ..launch.worker.reporting import notify
 from .metrics import metric_variables
 from .outputs import unchanged
 

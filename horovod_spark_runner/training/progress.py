@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..launch.reporting import send
+from ..launch.worker.reporting import send
 from .metrics import numbers, plain
 
 PROGRESS_SECONDS = 0.2

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import AllreduceOptions, CheckpointOptions, FitOptions
-from ..data.decode import Transform
 from ..data.manifest import Manifest
+from ..data.read.decode import Transform
 from ..errors import InvalidInputError, ModelError
 from ..storage.filesystem import Location
 

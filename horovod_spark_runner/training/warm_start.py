@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ModelError
-from ..storage.checkpoint import VARIABLES_FILE, CheckpointInfo, newest_readable, read_file
+from ..rundir.checkpoint import VARIABLES_FILE, CheckpointInfo, newest_readable, read_file
+from ..rundir.directory import RunDirectory
+from ..rundir.model_folder import WEIGHTS_FILE, read_model
 from ..storage.filesystem import Location
-from ..storage.model_folder import WEIGHTS_FILE, read_model
-from ..storage.run_directory import RunDirectory
 from .spec import WarmStart
 
 ARRAYS, KERAS, SAVED_MODEL = "arrays", "keras", "saved_model"

@@ -19,7 +19,7 @@ from typing import Any
 from sessions import make_session
 
 from horovod_spark_runner import HorovodRunner
-from horovod_spark_runner.launch import rendezvous
+from horovod_spark_runner.launch.shared import rendezvous
 
 
 def where() -> dict[str, Any]:

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from horovod_spark_runner.data.manifest import Manifest
-from horovod_spark_runner.data.materialize import DataRequest
-from horovod_spark_runner.data.parquet import open_parquet
-from horovod_spark_runner.data.reader import DatasetReader
-from horovod_spark_runner.data.schema import Roles
-from horovod_spark_runner.data.sharding import plan_epoch
+from horovod_spark_runner.data.prepare.materialize import DataRequest
+from horovod_spark_runner.data.prepare.parquet import open_parquet
+from horovod_spark_runner.data.prepare.schema import Roles
+from horovod_spark_runner.data.read.reader import DatasetReader
+from horovod_spark_runner.data.read.sharding import plan_epoch
 from horovod_spark_runner.storage.filesystem import Location
 
 from .case import Case, columns_in

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from horovod_spark_runner.launch.workspace import Workspace
+from horovod_spark_runner.launch.slot.workspace import Workspace
 
 from .case import Case
 from .data import write_once

@@ -22,9 +22,9 @@ from horovod_spark_runner.ml.trained import (
     read_finished_run,
     read_trained_model,
 )
-from horovod_spark_runner.pipeline import _binding
+from horovod_spark_runner.run.pipeline import _binding
+from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.run_directory import RunDirectory
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.spec import ModelSource, TrainingSpec
 

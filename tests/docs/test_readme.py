@@ -73,6 +73,6 @@ def test_every_promise_has_a_test_that_exists() -> None:
 
 def test_the_architecture_names_every_module() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
-    for path in (ROOT / "horovod_spark_runner").glob("*/*.py"):
+    for path in (ROOT / "horovod_spark_runner").glob("*/**/*.py"):
         if path.stem != "__init__":
             assert f"`{path.stem}`" in text, path

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovod_spark_runner.storage.checkpoint import MANIFEST_FILE, VARIABLES_FILE
+from horovod_spark_runner.rundir.checkpoint import MANIFEST_FILE, VARIABLES_FILE
+from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.run_directory import RunDirectory
 from tests.leftovers import own_task
 
 from .injection import await_file, find_mpirun, note_path

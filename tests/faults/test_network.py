@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.launch.restart import FINISHED, KILLED
+from horovod_spark_runner.rundir.attempt import FINISHED, KILLED
 from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import Hosts
 

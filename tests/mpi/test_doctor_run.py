@@ -13,7 +13,7 @@ import pytest
 
 from horovod_spark_runner.commands import doctor
 from horovod_spark_runner.commands.doctor_rules import PROBLEM
-from horovod_spark_runner.launch.processes import find_mpirun
+from horovod_spark_runner.launch.shared.processes import find_mpirun
 from tests.leftovers import await_nothing_left, marked_processes
 
 pytestmark = pytest.mark.mpi

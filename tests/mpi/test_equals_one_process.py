@@ -11,8 +11,8 @@ import pytest
 
 from horovod_spark_runner import AllreduceOptions, RanksDivergedError, run_training
 from horovod_spark_runner.data.manifest import Manifest
-from horovod_spark_runner.data.reader import DatasetReader
-from horovod_spark_runner.data.sharding import plan_epoch
+from horovod_spark_runner.data.read.reader import DatasetReader
+from horovod_spark_runner.data.read.sharding import plan_epoch
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 

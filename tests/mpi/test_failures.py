@@ -24,7 +24,7 @@ from horovod_spark_runner import (
     RunCancelledError,
     StalledError,
 )
-from horovod_spark_runner.launch.control_server import ControlServer
+from horovod_spark_runner.launch.driver.control_server import ControlServer
 from tests.leftovers import await_nothing_left, leftovers, own_task
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -318,7 +318,7 @@ def test_a_rank_out_of_memory(spark: Any) -> None:
 
 def grandchildren(folder: str) -> None:
     """Start a process that would outlive this rank, then be killed."""
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "launch.worker"])
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "launch.worker.main"])
     allreduce_forever(folder)
 
 

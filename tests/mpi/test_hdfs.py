@@ -16,9 +16,9 @@ from horovod_spark_runner import (
     TFTransformer,
     prepare_dataset,
 )
+from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.rundir.lock import RunLock
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.lock import RunLock
-from horovod_spark_runner.storage.run_directory import RunDirectory
 from tests.faults.injection import Fault
 from tests.faults.training import make_frame, train
 from tests.hdfs_server import hdfs_server

@@ -13,8 +13,8 @@ import pytest
 
 from horovod_spark_runner import RunDirectoryError, TFTransformer
 from horovod_spark_runner.config import CheckpointOptions
-from horovod_spark_runner.storage import lock as lock_module
-from horovod_spark_runner.storage.checkpoint import (
+from horovod_spark_runner.rundir import lock as lock_module
+from horovod_spark_runner.rundir.checkpoint import (
     CheckpointInfo,
     load_checkpoint,
     newest_checkpoint,
@@ -22,9 +22,9 @@ from horovod_spark_runner.storage.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
+from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.rundir.lock import RunLock
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.lock import RunLock
-from horovod_spark_runner.storage.run_directory import RunDirectory
 from tests.faults.injection import Fault
 from tests.faults.training import make_frame, train
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import RunDirectoryError, TFTransformer, run_training
-from horovod_spark_runner.storage.model_folder import read_model
-from horovod_spark_runner.storage.run_directory import RunDirectory
+from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.rundir.model_folder import read_model
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 

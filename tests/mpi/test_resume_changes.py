@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import ModelError, RunDirectoryError
-from horovod_spark_runner.storage.checkpoint import read_info
+from horovod_spark_runner.rundir.checkpoint import read_info
 from horovod_spark_runner.storage.filesystem import Location
 from tests.faults.injection import Fault, callbacks_for
 from tests.runs import assert_same_weights

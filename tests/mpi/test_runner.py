@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from horovod_spark_runner import AllreduceOptions, HorovodRunner, RankFailedError, RunFailedError
-from horovod_spark_runner.launch import rendezvous
-from horovod_spark_runner.launch.phases import PHASES
-from horovod_spark_runner.launch.rendezvous import Rendezvous
+from horovod_spark_runner.launch.driver.phases import PHASES
+from horovod_spark_runner.launch.shared import rendezvous
+from horovod_spark_runner.launch.shared.rendezvous import Rendezvous
 from tests.leftovers import await_nothing_left, own_task
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]

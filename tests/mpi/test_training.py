@@ -18,7 +18,7 @@ from horovod_spark_runner import (
     TFTransformer,
     run_training,
 )
-from horovod_spark_runner.launch.phases import PHASES
+from horovod_spark_runner.launch.driver.phases import PHASES
 from tests.runs import assert_same_weights
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]

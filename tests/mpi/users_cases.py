@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras import layers, ops
 from mpi4py import MPI
 
-from horovod_spark_runner.storage.run_directory import RunDirectory
+from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.metrics import epoch_logs
 from horovod_spark_runner.training.optimizers import find_optimizers, leaf_optimizers

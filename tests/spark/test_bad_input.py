@@ -28,7 +28,7 @@ def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     def launched(*args: Any, **kwargs: Any) -> None:
         pytest.fail("the run was launched")
 
-    monkeypatch.setattr("horovod_spark_runner.attempts.launch", launched)
+    monkeypatch.setattr("horovod_spark_runner.run.attempts.launch", launched)
 
 
 @pytest.fixture(scope="module")

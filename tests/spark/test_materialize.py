@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import DataError, prepare_dataset
-from horovod_spark_runner.data.fingerprint import source_fingerprint
 from horovod_spark_runner.data.manifest import Manifest
-from horovod_spark_runner.data.materialize import DataRequest, materialize
-from horovod_spark_runner.data.parquet import open_parquet
-from horovod_spark_runner.data.reader import DatasetReader
-from horovod_spark_runner.data.schema import Roles
+from horovod_spark_runner.data.prepare.fingerprint import source_fingerprint
+from horovod_spark_runner.data.prepare.materialize import DataRequest, materialize
+from horovod_spark_runner.data.prepare.parquet import open_parquet
+from horovod_spark_runner.data.prepare.schema import Roles
+from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.storage.filesystem import Location
 
 pytestmark = pytest.mark.spark
@@ -248,7 +248,7 @@ def test_one_file_is_a_dataset(spark: Any, source: str, tmp_path: Path) -> None:
 
 
 def test_what_new_data_are_cast_to(spark: Any) -> None:
-    from horovod_spark_runner.data.columns import expression, sources_of_features
+    from horovod_spark_runner.data.prepare.columns import expression, sources_of_features
 
     frame = spark.createDataFrame([(1, 0.5, "7", 1, 2)], "i int, f double, s string, q int, Q int")
     for name, dtype, message in (
@@ -381,9 +381,9 @@ def test_another_process_reuses(spark: Any, source: str, tmp_path: Path) -> None
     assert first.manifest.source  # so its plan tells, not a look at its rows
     code = f"""
 from pyspark.sql import SparkSession
-from horovod_spark_runner.data.fingerprint import source_fingerprint
-from horovod_spark_runner.data.materialize import DataRequest, materialize
-from horovod_spark_runner.data.schema import Roles
+from horovod_spark_runner.data.prepare.fingerprint import source_fingerprint
+from horovod_spark_runner.data.prepare.materialize import DataRequest, materialize
+from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.storage.filesystem import Location
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 frame = spark.read.parquet({source!r}).filter("id < 500").withColumnRenamed("a", "x")
@@ -449,7 +449,7 @@ def test_faults_in_parquet_files_are_named(spark: Any, tmp_path: Path) -> None:
 
 def test_a_petastorm_dataset_is_read_without_its_unischema(spark: Any, tmp_path: Path) -> None:
     """Rows as Petastorm's codecs encode them; the schema, a pickle, is left alone."""
-    from horovod_spark_runner.data import petastorm_compat
+    from horovod_spark_runner.data.prepare import petastorm_compat
 
     with petastorm_compat._missing_names():
         from petastorm.codecs import CompressedNdarrayCodec, NdarrayCodec
@@ -482,7 +482,7 @@ def test_a_petastorm_dataset_is_read_without_its_unischema(spark: Any, tmp_path:
 
 def test_where_data_are_kept_and_for_how_long(spark: Any, source: str, tmp_path: Path) -> None:
     from horovod_spark_runner import RankFailedError, prepare_dataset
-    from horovod_spark_runner.data.prepare import DATA_DIR_SETTING, DataOptions, prepared
+    from horovod_spark_runner.data.prepare.datasets import DATA_DIR_SETTING, DataOptions, prepared
 
     frame = spark.read.parquet(source)
     cache, own = tmp_path / "cache é", Location(tmp_path / "run" / "data")
@@ -527,7 +527,7 @@ def test_where_data_are_kept_and_for_how_long(spark: Any, source: str, tmp_path:
 
 
 def test_a_stratified_split_keeps_proportions(spark: Any) -> None:
-    from horovod_spark_runner.data.split import split_rows
+    from horovod_spark_runner.data.prepare.split import split_rows
 
     rows = [(float(n), "abc"[min(n % 10, 2)], n % 4) for n in range(1000)]
     frame = spark.createDataFrame(rows, "a double, kind string, y int").repartition(5)
@@ -551,7 +551,7 @@ def test_a_stratified_split_keeps_proportions(spark: Any) -> None:
 
 
 def test_null_in_a_validation_column_is_an_error(spark: Any) -> None:
-    from horovod_spark_runner.data.split import split_rows
+    from horovod_spark_runner.data.prepare.split import split_rows
 
     frame = spark.createDataFrame([(1.0, 0, 1), (2.0, 1, None)], "a double, y int, held int")
     with (

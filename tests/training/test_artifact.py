@@ -19,13 +19,13 @@ from horovod_spark_runner.ml.trained import (
     read_signature,
     read_trained_model,
 )
-from horovod_spark_runner.storage.model_folder import (
+from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.rundir.model_folder import (
     ARCHIVE_FILE,
     SAMPLE_FILE,
     WEIGHTS_FILE,
     read_model,
 )
-from horovod_spark_runner.storage.run_directory import RunDirectory
 from horovod_spark_runner.training.keras_state import keras_state, using_keras_state
 from horovod_spark_runner.training.outputs import output_specs
 

@@ -13,7 +13,7 @@ import pytest
 
 from horovod_spark_runner.config import FitOptions
 from horovod_spark_runner.errors import RunDirectoryError
-from horovod_spark_runner.storage.checkpoint import CheckpointInfo
+from horovod_spark_runner.rundir.checkpoint import CheckpointInfo
 from horovod_spark_runner.training.architecture import describe_model
 from horovod_spark_runner.training.changes import (
     check_same_data,

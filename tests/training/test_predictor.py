@@ -15,7 +15,7 @@ from horovod_spark_runner.errors import DataError
 from horovod_spark_runner.ml import inference
 from horovod_spark_runner.ml.inference import Predictor
 from horovod_spark_runner.ml.trained import read_finished_run
-from horovod_spark_runner.storage.run_directory import RunDirectory
+from horovod_spark_runner.rundir.directory import RunDirectory
 
 from ..runs import save_run
 

@@ -12,11 +12,11 @@ import pytest
 import tensorflow as tf
 
 from horovod_spark_runner import Dataset, InvalidInputError
-from horovod_spark_runner.data.arrow_to_numpy import empty_rows
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.data.materialize import DataRequest
-from horovod_spark_runner.data.parquet import open_parquet
-from horovod_spark_runner.data.schema import Roles
+from horovod_spark_runner.data.prepare.materialize import DataRequest
+from horovod_spark_runner.data.prepare.parquet import open_parquet
+from horovod_spark_runner.data.prepare.schema import Roles
+from horovod_spark_runner.data.read.arrow_to_numpy import empty_rows
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.training.tensors import as_tensor
 

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner import attempts as attempts_module
-from horovod_spark_runner.attempts import Attempts
 from horovod_spark_runner.config import (
     AllreduceOptions,
     CheckpointOptions,
@@ -26,11 +24,13 @@ from horovod_spark_runner.errors import (
     RankFailedError,
     RunFailedError,
 )
-from horovod_spark_runner.launch.driver import RunResult
-from horovod_spark_runner.launch.restart import Attempt, steps_lost
-from horovod_spark_runner.storage.checkpoint import CheckpointInfo, save_checkpoint
-from horovod_spark_runner.storage.lock import RunLock, holds
-from horovod_spark_runner.storage.run_directory import RunDirectory
+from horovod_spark_runner.launch.driver.launch import RunResult
+from horovod_spark_runner.run import attempts as attempts_module
+from horovod_spark_runner.run.attempts import Attempts
+from horovod_spark_runner.rundir.attempt import Attempt, steps_lost
+from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
+from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.rundir.lock import RunLock, holds
 from horovod_spark_runner.training.spec import (
     Binding,
     ModelSource,
@@ -233,7 +233,7 @@ def test_an_attempt_that_went_on_from_earlier_than_thought_says_so(
 
 
 def test_columns_are_recorded_as_they_were_given() -> None:
-    from horovod_spark_runner.pipeline import _binding, _recorded
+    from horovod_spark_runner.run.pipeline import _binding, _recorded
 
     for given in (
         ["x", "y"],

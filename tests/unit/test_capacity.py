@@ -8,8 +8,8 @@ import pytest
 
 from horovod_spark_runner.config import LaunchOptions
 from horovod_spark_runner.errors import NotEnoughSlotsError
-from horovod_spark_runner.launch import capacity as capacity_module
-from horovod_spark_runner.launch.capacity import (
+from horovod_spark_runner.spark import capacity as capacity_module
+from horovod_spark_runner.spark.capacity import (
     REGISTRATION_SECONDS,
     REPLACEMENT_SECONDS,
     check_slots,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_spark_runner.launch.channel import (
+from horovod_spark_runner.launch.shared.channel import (
     MAC_BYTES,
     MAX_BODY_BYTES,
     ChannelError,

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from horovod_spark_runner.config import AllreduceOptions, LaunchOptions
-from horovod_spark_runner.launch.command import (
+from horovod_spark_runner.launch.shared.command import (
     SHIM,
     clean_environment,
     daemon_environment,
     mpirun_command,
     worker_environment,
 )
-from horovod_spark_runner.launch.topology import Node, SlotInfo, arrange
+from horovod_spark_runner.launch.shared.topology import Node, SlotInfo, arrange
 
 
 def nodes_of(*nodes: str) -> tuple[Node, ...]:

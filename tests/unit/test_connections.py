@@ -19,17 +19,20 @@ import pytest
 
 from horovod_spark_runner.config import LaunchOptions
 from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, LaunchError
-from horovod_spark_runner.launch import driver, driver_link, peer, slot_link
-from horovod_spark_runner.launch.channel import NONCE_BYTES, FrameCodec
-from horovod_spark_runner.launch.control_server import ControlServer
-from horovod_spark_runner.launch.driver_link import DriverLink
-from horovod_spark_runner.launch.json_door import JsonDoor
-from horovod_spark_runner.launch.mailbox import Mailbox
-from horovod_spark_runner.launch.node_door import NodeDoor, send_to_node
-from horovod_spark_runner.launch.slot_link import SlotLink, StoppedError
-from horovod_spark_runner.launch.slot_plan import SlotPlan
-from horovod_spark_runner.launch.topology import Node
-from horovod_spark_runner.launch.workspace import Workspace
+from horovod_spark_runner.launch.driver import launch as driver
+from horovod_spark_runner.launch.driver import peer
+from horovod_spark_runner.launch.driver.control_server import ControlServer
+from horovod_spark_runner.launch.driver.mailbox import Mailbox
+from horovod_spark_runner.launch.programs import shim
+from horovod_spark_runner.launch.shared.channel import NONCE_BYTES, FrameCodec
+from horovod_spark_runner.launch.shared.slot_plan import SlotPlan
+from horovod_spark_runner.launch.shared.topology import Node
+from horovod_spark_runner.launch.slot import driver_link, slot_link
+from horovod_spark_runner.launch.slot.driver_link import DriverLink
+from horovod_spark_runner.launch.slot.json_door import JsonDoor
+from horovod_spark_runner.launch.slot.node_door import NodeDoor, send_to_node
+from horovod_spark_runner.launch.slot.slot_link import SlotLink, StoppedError
+from horovod_spark_runner.launch.slot.workspace import Workspace
 
 KEY = b"k" * 32
 
@@ -377,7 +380,7 @@ def test_all_slots_are_served_by_one_thread() -> None:
 
 EXHAUSTED_DRIVER = """
 import errno, os, resource, socket, sys, time
-from horovod_spark_runner.launch.control_server import ControlServer
+from horovod_spark_runner.launch.driver.control_server import ControlServer
 
 refused, accept = [], socket.socket.accept
 
@@ -491,14 +494,14 @@ def test_a_host_that_cannot_be_reached_is_named() -> None:
 def test_a_small_program_is_released_with_the_code_it_is_told(tmp_path: Path) -> None:
     brought: list[Any] = []
     door = JsonDoor(tmp_path / "door", lambda caller, message: brought.append((caller, message)))
-    program = Path(sys.modules[JsonDoor.__module__].__file__ or "").with_name("shim.py")
+    program = shim.__file__
     environment = {
         "HSR_DOORS": f'["/none", "{door.path}"]',
         "OMPI_COMM_WORLD_LOCAL_RANK": "1",
         "PMIX_RANK": "7",
         "SECRET": "kept",
     }
-    process = subprocess.Popen([sys.executable, "-S", "-E", str(program)], env=environment)
+    process = subprocess.Popen([sys.executable, "-S", "-E", program], env=environment)
     serve(door, lambda: brought)
     caller, message = brought[0]
     assert message == {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "PMIX_RANK": "7"}
@@ -509,7 +512,7 @@ def test_a_small_program_is_released_with_the_code_it_is_told(tmp_path: Path) ->
 
 OWNER = """
 import subprocess, sys, time
-from horovod_spark_runner.launch.workspace import Workspace
+from horovod_spark_runner.launch.slot.workspace import Workspace
 workspace = Workspace("unit")
 sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
 child = subprocess.Popen(sleep, start_new_session=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from horovod_spark_runner.launch.console import Console
+from horovod_spark_runner.launch.driver.console import Console
 
 PROGRESS = {
     "type": "progress",

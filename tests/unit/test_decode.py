@@ -15,14 +15,14 @@ import pytest
 from PIL import Image
 
 from horovod_spark_runner import DataError, Dataset
-from horovod_spark_runner.data.arrow_to_numpy import column_to_numpy, empty_rows
-from horovod_spark_runner.data.decode import RowDecoder, UndecodableRow, decode_value
-from horovod_spark_runner.data.images import _bits, _formats, decode_image, image_dtype
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.data.materialize import DataRequest
-from horovod_spark_runner.data.parquet import open_parquet
-from horovod_spark_runner.data.schema import Roles
-from horovod_spark_runner.data.signatures import encoding_of
+from horovod_spark_runner.data.prepare.materialize import DataRequest
+from horovod_spark_runner.data.prepare.parquet import open_parquet
+from horovod_spark_runner.data.prepare.schema import Roles
+from horovod_spark_runner.data.prepare.signatures import encoding_of
+from horovod_spark_runner.data.read.arrow_to_numpy import column_to_numpy, empty_rows
+from horovod_spark_runner.data.read.decode import RowDecoder, UndecodableRow, decode_value
+from horovod_spark_runner.data.read.images import _bits, _formats, decode_image, image_dtype
 from horovod_spark_runner.storage.filesystem import Location
 
 DEEP = np.linspace(0, 65535, 48, dtype=np.uint16).reshape(6, 8)

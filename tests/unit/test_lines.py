@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from horovod_spark_runner.launch.lines import MAX_LINE_BYTES, LineSplitter
+from horovod_spark_runner.launch.shared.lines import MAX_LINE_BYTES, LineSplitter
 
 
 def test_characters_cut_between_reads_stay_whole() -> None:

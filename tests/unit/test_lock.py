@@ -17,9 +17,9 @@ import pytest
 
 from horovod_spark_runner.errors import RunDirectoryError
 from horovod_spark_runner.machine import process_start
-from horovod_spark_runner.storage import lock as lock_module
-from horovod_spark_runner.storage.lock import Holder, RunLock, holder_of, holds, seems_held
-from horovod_spark_runner.storage.run_directory import RunDirectory
+from horovod_spark_runner.rundir import lock as lock_module
+from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.rundir.lock import Holder, RunLock, holder_of, holds, seems_held
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def test_a_killed_process_leaves_a_lock_that_is_taken_over(
     directory: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     code = (
-        "import os, sys; from horovod_spark_runner.storage.lock import RunLock;"
-        "from horovod_spark_runner.storage.run_directory import RunDirectory;"
+        "import os, sys; from horovod_spark_runner.rundir.lock import RunLock;"
+        "from horovod_spark_runner.rundir.directory import RunDirectory;"
         "RunLock(RunDirectory(sys.argv[1])).__enter__(); os.kill(os.getpid(), 9)"
     )
     place = str(directory.location)

@@ -15,8 +15,8 @@ from horovod_spark_runner.errors import (
     RankFailedError,
     RanksDivergedError,
 )
-from horovod_spark_runner.launch.driver import explain_spark_error, unpickle_exception
-from horovod_spark_runner.launch.outcome import (
+from horovod_spark_runner.launch.driver.launch import explain_spark_error, unpickle_exception
+from horovod_spark_runner.launch.shared.outcome import (
     ABORTED,
     DIED,
     LAUNCH,
@@ -28,7 +28,7 @@ from horovod_spark_runner.launch.outcome import (
     is_telling,
     root_cause,
 )
-from horovod_spark_runner.launch.topology import RankPlacement
+from horovod_spark_runner.launch.shared.topology import RankPlacement
 
 
 def outcome(rank: int, failure: Failure | None = None) -> RankOutcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod_spark_runner.launch.phases import PHASES, Phases
+from horovod_spark_runner.launch.driver.phases import PHASES, Phases
 
 
 def test_phases_end_with_the_last_and_take_all_the_time() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from horovod_spark_runner.data.open_files import IDLE_FILES
-from horovod_spark_runner.data.pieces import PieceReader, ReadAhead
-from horovod_spark_runner.data.sharding import Piece, plan_epoch
+from horovod_spark_runner.data.read.open_files import IDLE_FILES
+from horovod_spark_runner.data.read.pieces import PieceReader, ReadAhead
+from horovod_spark_runner.data.read.sharding import Piece, plan_epoch
 
 from .test_reader import dataset
 

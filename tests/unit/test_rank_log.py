@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.launch import rank_log
-from horovod_spark_runner.launch.rank_log import RankLog
+from horovod_spark_runner.launch.slot import rank_log
+from horovod_spark_runner.launch.slot.rank_log import RankLog
 
 
 @pytest.fixture

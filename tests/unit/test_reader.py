@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_spark_runner import DataError, Dataset, InvalidInputError
-from horovod_spark_runner.data import reader
-from horovod_spark_runner.data.footers import read_footers
 from horovod_spark_runner.data.manifest import Column, Manifest
-from horovod_spark_runner.data.materialize import DataRequest
-from horovod_spark_runner.data.parquet import open_parquet
-from horovod_spark_runner.data.schema import Roles
-from horovod_spark_runner.data.sharding import plan_epoch
+from horovod_spark_runner.data.prepare.footers import read_footers
+from horovod_spark_runner.data.prepare.materialize import DataRequest
+from horovod_spark_runner.data.prepare.parquet import open_parquet
+from horovod_spark_runner.data.prepare.schema import Roles
+from horovod_spark_runner.data.read import reader
+from horovod_spark_runner.data.read.sharding import plan_epoch
 from horovod_spark_runner.storage.filesystem import Location
 
 HOSTILE = "a b'c\"d\né%20#?"

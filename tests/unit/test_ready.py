@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from horovod_spark_runner.launch import rank_process, ready, worker_handle
-from horovod_spark_runner.launch.rank_process import RankProcess
-from horovod_spark_runner.launch.workspace import Workspace
+from horovod_spark_runner.launch.slot import rank_process, ready, worker_handle
+from horovod_spark_runner.launch.slot.rank_process import RankProcess
+from horovod_spark_runner.launch.slot.workspace import Workspace
 from horovod_spark_runner.machine import process_start
 
 REQUEST = {"directory": "d", "payload": "p"}

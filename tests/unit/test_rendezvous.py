@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod_spark_runner.launch.rendezvous import GATHER_AFTER, Rendezvous
-from horovod_spark_runner.launch.topology import SlotInfo, read_part, refusal
+from horovod_spark_runner.launch.shared.rendezvous import GATHER_AFTER, Rendezvous
+from horovod_spark_runner.launch.shared.topology import SlotInfo, read_part, refusal
 
 
 def info(slot: int, gpu: str = "") -> dict[str, Any]:

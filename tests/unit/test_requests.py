@@ -13,9 +13,9 @@ from horovod_spark_runner.config import (
     LaunchOptions,
     RestartOptions,
 )
-from horovod_spark_runner.data.prepare import DataOptions
+from horovod_spark_runner.data.prepare.datasets import DataOptions
 from horovod_spark_runner.errors import InvalidInputError
-from horovod_spark_runner.pipeline import TrainingRequest
+from horovod_spark_runner.run.pipeline import TrainingRequest
 from horovod_spark_runner.training.spec import check_given_callbacks, check_objects
 
 

@@ -18,7 +18,7 @@ from horovod_spark_runner.errors import (
     RunCancelledError,
     StalledError,
 )
-from horovod_spark_runner.launch.restart import (
+from horovod_spark_runner.rundir.attempt import (
     FINISHED,
     KILLED,
     LOST,

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.commands.cli import main
-from horovod_spark_runner.launch.restart import Attempt
-from horovod_spark_runner.storage.checkpoint import CheckpointInfo, save_checkpoint
-from horovod_spark_runner.storage.lock import RunLock
-from horovod_spark_runner.storage.run_directory import RunDirectory
+from horovod_spark_runner.rundir.attempt import Attempt
+from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
+from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.rundir.lock import RunLock
 
 
 def make_run(place: Path, *endings: str, **settings: Any) -> RunDirectory:

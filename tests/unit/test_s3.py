@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from horovod_spark_runner import Dataset
-from horovod_spark_runner.data.footers import read_footers
 from horovod_spark_runner.data.manifest import Column, Manifest
+from horovod_spark_runner.data.prepare.footers import read_footers
 from horovod_spark_runner.data.store import (
     clear_datasets,
     delete_dataset,
@@ -21,8 +21,8 @@ from horovod_spark_runner.data.store import (
     new_folder,
     publish,
 )
+from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.run_directory import RunDirectory
 
 BUCKET = "s3://bucket"
 HOSTILE = "a b'c é%20#+"

@@ -8,14 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner.data.checks import Footer, Layout, _faults, check_values
-from horovod_spark_runner.data.columns import Source
-from horovod_spark_runner.data.fingerprint import is_reproducible
-from horovod_spark_runner.data.layout import columns_of
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.data.places import Place
-from horovod_spark_runner.data.prepare import DataOptions
-from horovod_spark_runner.data.schema import Roles, check_named, check_roles, check_shapes, quoted
+from horovod_spark_runner.data.prepare.checks import Footer, Layout, _faults, check_values
+from horovod_spark_runner.data.prepare.columns import Source
+from horovod_spark_runner.data.prepare.datasets import DataOptions
+from horovod_spark_runner.data.prepare.fingerprint import is_reproducible
+from horovod_spark_runner.data.prepare.layout import columns_of
+from horovod_spark_runner.data.prepare.places import Place
+from horovod_spark_runner.data.prepare.schema import (
+    Roles,
+    check_named,
+    check_roles,
+    check_shapes,
+    quoted,
+)
 from horovod_spark_runner.errors import DataError, InvalidInputError
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_spark_runner.data.sharding import (
+from horovod_spark_runner.data.read.sharding import (
     EpochPlan,
     contiguous_share,
     lane_count,

@@ -15,9 +15,7 @@ import pytest
 
 from horovod_spark_runner.config import CheckpointOptions
 from horovod_spark_runner.errors import CheckpointError, InvalidInputError, RunDirectoryError
-from horovod_spark_runner.storage import patience
-from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
-from horovod_spark_runner.storage.checkpoint import (
+from horovod_spark_runner.rundir.checkpoint import (
     CheckpointInfo,
     best_step,
     load_checkpoint,
@@ -28,8 +26,10 @@ from horovod_spark_runner.storage.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
+from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.storage import patience
+from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.run_directory import RunDirectory
 from horovod_spark_runner.storage.sums import sealed, unsealed
 
 HOSTILE = "a b'c\"d\né%20#?"

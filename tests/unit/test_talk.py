@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from horovod_spark_runner.config import LaunchOptions
-from horovod_spark_runner.launch import rendezvous, talk
-from horovod_spark_runner.launch.console import Console
-from horovod_spark_runner.launch.control_server import ControlServer
-from horovod_spark_runner.launch.slot_link import SlotLink
-from horovod_spark_runner.launch.slot_plan import SlotPlan
-from horovod_spark_runner.launch.talk import Talk
-from horovod_spark_runner.launch.topology import SlotInfo, read_part
-from horovod_spark_runner.launch.watch import Verdict
+from horovod_spark_runner.launch.driver import talk
+from horovod_spark_runner.launch.driver.console import Console
+from horovod_spark_runner.launch.driver.control_server import ControlServer
+from horovod_spark_runner.launch.driver.talk import Talk
+from horovod_spark_runner.launch.driver.watch import Verdict
+from horovod_spark_runner.launch.shared import rendezvous
+from horovod_spark_runner.launch.shared.slot_plan import SlotPlan
+from horovod_spark_runner.launch.shared.topology import SlotInfo, read_part
+from horovod_spark_runner.launch.slot.slot_link import SlotLink
 
 KEY = b"k" * 32
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from horovod_spark_runner.errors import LaunchError
-from horovod_spark_runner.launch.topology import (
+from horovod_spark_runner.launch.shared.topology import (
     SlotInfo,
     arrange,
     format_placement,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from horovod_spark_runner.config import LaunchOptions
-from horovod_spark_runner.launch.outcome import ABORTED, DIED, LOST, is_telling
-from horovod_spark_runner.launch.watch import (
+from horovod_spark_runner.launch.driver.watch import (
     FAILED_GRACE,
     TASK_START_SECONDS,
     RunWatch,
     Verdict,
 )
+from horovod_spark_runner.launch.shared.outcome import ABORTED, DIED, LOST, is_telling
 
 
 def watch(slots: int = 2, **options: Any) -> RunWatch:

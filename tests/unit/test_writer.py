@@ -20,9 +20,9 @@ import pytest
 
 from horovod_spark_runner.config import CheckpointOptions
 from horovod_spark_runner.errors import CheckpointError, InvalidInputError, RunDirectoryError
-from horovod_spark_runner.storage.checkpoint import CheckpointInfo, newest_checkpoint
-from horovod_spark_runner.storage.run_directory import RunDirectory
-from horovod_spark_runner.storage.writer import CheckpointWriter
+from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, newest_checkpoint
+from horovod_spark_runner.rundir.checkpoint_writer import CheckpointWriter
+from horovod_spark_runner.rundir.directory import RunDirectory
 
 
 def info(step: int) -> CheckpointInfo:
@@ -108,9 +108,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 logging.basicConfig(format="%(message)s")
 from horovod_spark_runner.config import CheckpointOptions
-from horovod_spark_runner.storage.checkpoint import CheckpointInfo, newest_checkpoint
-from horovod_spark_runner.storage.run_directory import RunDirectory
-from horovod_spark_runner.storage.writer import CheckpointWriter
+from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, newest_checkpoint
+from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.rundir.checkpoint_writer import CheckpointWriter
 place, ballast = sys.argv[1], Path(sys.argv[1], "ballast")
 directory = RunDirectory(place)
 directory.lock.write_text(json.dumps({"token": "ours"}))

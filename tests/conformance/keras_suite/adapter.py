@@ -14,8 +14,8 @@ import keras
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
 from horovod_spark_runner.config import AllreduceOptions, CheckpointOptions, FitOptions
-from horovod_spark_runner.storage.lock import RunLock
-from horovod_spark_runner.storage.run_directory import RunDirectory
+from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.rundir.lock import RunLock
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.spec import Binding, ModelSource, TrainingSpec
 

@@ -17,9 +17,9 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from horovod_spark_runner.data.manifest import Manifest
-from horovod_spark_runner.data.materialize import DataRequest
-from horovod_spark_runner.data.parquet import open_parquet
-from horovod_spark_runner.data.schema import Roles
+from horovod_spark_runner.data.prepare.materialize import DataRequest
+from horovod_spark_runner.data.prepare.parquet import open_parquet
+from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.storage.filesystem import Location
 
 # Batches that stand for data without an end, where the training is stopped long before it.

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from horovod_spark_runner.data.reader import DatasetReader
-from horovod_spark_runner.data.sharding import plan_epoch
+from horovod_spark_runner.data.read.reader import DatasetReader
+from horovod_spark_runner.data.read.sharding import plan_epoch
 
 from .rows import NotRowsError, rows_of, write_rows
 

@@ -1,0 +1,1 @@
+"""DataFrame to Parquet and manifest, on the driver."""

@@ -1,0 +1,335 @@
+"""What is wrong with the values of a DataFrame, and in which row first.
+
+The rows are watched while they are written, at almost no cost: Spark observes sizes, and the
+Parquet footers tell nulls and what is not finite. Only if these show something is the DataFrame
+read once more, to say what it is and where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...errors import DataError
+from .columns import SPARK_TYPES, Source, elements, sizes
+from .places import locate
+from .schema import quoted
+from .signatures import HEAD_BYTES, SIGNATURES, TITLES
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame
+
+_FLOAT32_MAX = 3.4028234663852886e38
+
+
+@dataclass(frozen=True)
+class Footer:
+    """What the footers of a dataset tell of one column.
+
+    Attributes:
+        nulls: null values, null elements and empty arrays; ``None`` if unknown.
+        finite: whether all its values are known to be finite.
+        infinite: whether some are known not to be.
+        minimum: the smallest value, or a smaller one; ``None`` if unknown.
+    """
+
+    nulls: int | None
+    finite: bool = True
+    infinite: bool = False
+    minimum: float | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a column's values lie in the Parquet files.
+
+    Attributes:
+        sizes: sizes of a row's value, nested arrays from the outside in; ``()`` for a scalar.
+        encoding: how bytes are to be understood: ``"image"``, ``"npy"``, ``"npz"``, ``"raw"``;
+            ``""`` for numbers and strings.
+    """
+
+    sizes: tuple[int, ...] = ()
+    encoding: str = ""
+
+
+def observations(sources: Sequence[Source]) -> list[SparkColumn]:
+    """Return what to observe of ``sources`` in their stored form."""
+    from pyspark.sql import functions as F
+
+    columns = []
+    for number, source in enumerate(sources):
+        column = F.col(quoted(source.name))
+        if source.kind == "binary":
+            columns += [
+                F.min(F.length(column)).alias(f"min{number}_1"),
+                F.max(F.length(column)).alias(f"max{number}_1"),
+                # Footers leave out what they know of columns of long values.
+                F.count_if(column.isNull()).alias(f"null{number}"),
+            ]
+            columns += [
+                F.count_if(_begins(column, encoding)).alias(f"{encoding}{number}")
+                for encoding in SIGNATURES
+            ]
+        elif levels(source) == 1:
+            columns += [
+                F.min(F.size(column)).alias(f"min{number}_1"),
+                F.max(F.size(column)).alias(f"max{number}_1"),
+            ]
+        if source.is_text:  # likewise
+            columns.append(F.count_if(_holds_null(source)).alias(f"null{number}"))
+        if source.weight:
+            columns.append(F.count_if(column < 0).alias(f"negative{number}"))
+    return columns
+
+
+def _holds_null(source: Source) -> SparkColumn:
+    """Return whether a stored value is null, or an array with a null element."""
+    from pyspark.sql import functions as F
+
+    column = F.col(quoted(source.name))
+    if source.kind != "array":
+        return column.isNull()
+    return F.coalesce(F.exists(column, lambda value: value.isNull()), F.lit(True))
+
+
+def nested_observations(sources: Sequence[Source]) -> list[SparkColumn]:
+    """Return what to observe of nested arrays among ``sources``, as they are given."""
+    from pyspark.sql import functions as F
+
+    columns = []
+    for number, source in enumerate(sources):
+        if levels(source) > 1:
+            for level in range(1, levels(source) + 1):
+                found = sizes(source, level)
+                columns += [
+                    F.min(F.array_min(found)).alias(f"min{number}_{level}"),
+                    F.max(F.array_max(found)).alias(f"max{number}_{level}"),
+                ]
+    return columns
+
+
+def levels(source: Source) -> int:
+    """Return how many levels of arrays the column has."""
+    return {"array": source.depth, "vector": 1}.get(source.kind, 0)
+
+
+def check_values(
+    sources: Sequence[Source],
+    facts: Mapping[str, Any],
+    footers: Mapping[str, Footer],
+    frame: DataFrame | None,
+    *,
+    allow_nan: bool = False,
+) -> dict[str, Layout]:
+    """Return how the values of every column lie.
+
+    Args:
+        sources: the columns.
+        facts: what was observed while they were written.
+        footers: what the footers tell of each.
+        frame: the DataFrame, to find the first faulty row in.
+        allow_nan: let NaN and infinite values pass.
+
+    Raises:
+        DataError: there are no rows, nulls, values that are not finite or do not fit their type,
+            negative sample weights, or arrays of differing sizes.
+    """
+    if not facts["rows"]:
+        raise DataError("there are no rows, so nothing to train on")
+    for number, source in enumerate(sources):
+        footer = footers[source.name]
+        nulls = facts.get(f"null{number}", footer.nulls)
+        negative = facts.get(f"negative{number}", 0)
+        if nulls != 0 or negative or not (footer.finite or allow_nan):
+            for fault in _faults(source, allow_nan):
+                _raise_if_found(frame, source, fault)
+    return {
+        source.name: _layout(number, source, facts, frame) for number, source in enumerate(sources)
+    }
+
+
+def _layout(
+    number: int, source: Source, facts: Mapping[str, Any], frame: DataFrame | None
+) -> Layout:
+    if source.kind == "binary":
+        encoding = _encoding(number, source, facts, frame)
+        size = facts[f"min{number}_1"]
+        if encoding == "raw" and size != facts[f"max{number}_1"]:
+            what = "byte strings"
+            raise _ragged(number, source, facts, frame, 1, what)
+        return Layout((size,) if encoding == "raw" else (), encoding)
+    for level in range(1, levels(source) + 1):
+        if facts[f"min{number}_{level}"] != facts[f"max{number}_{level}"]:
+            nested = "nested " if level > 1 else ""
+            what = nested + ("vectors" if source.kind == "vector" else "arrays")
+            raise _ragged(number, source, facts, frame, level, what)
+    return Layout(tuple(facts[f"min{number}_{k}"] for k in range(1, levels(source) + 1)))
+
+
+def _encoding(
+    number: int, source: Source, facts: Mapping[str, Any], frame: DataFrame | None
+) -> str:
+    rows = facts["rows"]
+    for encoding in SIGNATURES:
+        count = facts[f"{encoding}{number}"]
+        if count == rows:
+            return encoding
+        if count and 2 * count > rows:  # it is meant to be, but some are not
+            fault = _Fault(
+                f"values that are no {TITLES[encoding]}, as {count} rows are,",
+                "leave those rows out",
+                _NotEncoded(encoding),
+            )
+            _raise_if_found(frame, source, fault)
+    return "raw"
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """A fault that values of a column may have.
+
+    Attributes:
+        title: what they are, after "has 3 …".
+        advice: what to do.
+        condition: true for rows that have it.
+    """
+
+    title: str
+    advice: str
+    condition: Callable[[Source], SparkColumn]
+
+
+def _faults(source: Source, allow_nan: bool) -> Iterator[_Fault]:
+    # df.fillna and df.dropna do not look into arrays, nor does df.fillna make any.
+    repair = f"leave those rows out (df.filter) or repair the {source.kind}s"
+    filled = "fill them (df.fillna) or " if source.kind == "scalar" else ""
+    yield _Fault("null values", f"{filled}leave those rows out (df.dropna)", _is_null)
+    if source.kind == "array":
+        yield _Fault("arrays with null elements", repair, _has_inner_null)
+        yield _Fault("empty arrays", "all rows need the same number of elements", _is_empty)
+    if source.kind != "binary" and not source.is_text:
+        wider = "float64" if source.dtype.startswith("float") else "int64"
+        title = f"values that are too large for {source.dtype}"
+        advice = f"keep them with dtypes={{{source.name!r}: '{wider}'}}, or scale them"
+        yield _Fault(title, advice, _overflows)
+        if not allow_nan:
+            if source.kind == "scalar":
+                repair = "fill them or leave those rows out (df.filter)"
+            advice = f"{repair}, or let them pass with allow_nan=True"
+            yield _Fault("values that are NaN or infinite", advice, _is_not_finite)
+    if source.weight:
+        advice = "a sample weight is at least 0; leave those rows out"
+        yield _Fault("negative sample weights", advice, _is_negative)
+
+
+def _is_null(source: Source) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    return F.col(quoted(source.name)).isNull()
+
+
+def _has_inner_null(source: Source) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    values = elements(source)  # null if an inner array is
+    return F.coalesce(F.exists(values, lambda value: value.isNull()), F.lit(True))
+
+
+def _is_empty(source: Source) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    return F.size(elements(source)) == 0
+
+
+def _overflows(source: Source) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    return F.exists(elements(source), lambda value: _element_overflows(value, source.dtype))
+
+
+def _element_overflows(value: SparkColumn, dtype: str) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    if dtype == "float32":
+        number = F.abs(value.cast("double"))
+        return (number > F.lit(_FLOAT32_MAX)) & (number < F.lit(float("inf")))
+    return value.isNotNull() & value.try_cast(SPARK_TYPES[dtype]).isNull()
+
+
+def _is_not_finite(source: Source) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    infinite = F.lit(float("inf"))
+    return F.exists(elements(source), lambda v: F.abs(v.cast("double")) >= infinite)
+
+
+def _is_negative(source: Source) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    return F.col(quoted(source.name)) < 0
+
+
+@dataclass(frozen=True)
+class _NotEncoded:
+    encoding: str
+
+    def __call__(self, source: Source) -> SparkColumn:
+        from pyspark.sql import functions as F
+
+        return ~_begins(F.col(quoted(source.name)), self.encoding)
+
+
+def _begins(column: SparkColumn, encoding: str) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    head = F.hex(F.substring(column, 1, HEAD_BYTES))
+    return head.rlike(f"^(?:{SIGNATURES[encoding]})")
+
+
+def _byte_size(source: Source) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    return F.array(F.length(F.col(quoted(source.name))))
+
+
+def _ragged(
+    number: int,
+    source: Source,
+    facts: Mapping[str, Any],
+    frame: DataFrame | None,
+    level: int,
+    what: str,
+) -> DataError:
+    """Return the error for rows of differing sizes: the first that is not as the first row is."""
+    from pyspark.sql import functions as F
+
+    low, high = facts[f"min{number}_{level}"], facts[f"max{number}_{level}"]
+    unit = "bytes" if source.kind == "binary" else "elements"
+    where = ""
+    if frame is not None:
+        found = _byte_size(source) if source.kind == "binary" else sizes(source, level)
+        first = frame.select(found).first()
+        head = first[0] if first is not None else [low]
+        if min(head) != max(head):
+            where = f"; in row 0 alone, of {min(head)} to {max(head)}"
+        else:
+            place = locate(frame, F.exists(found, lambda size: size != F.lit(head[0])))
+            where = f"; row 0 has {head[0]}, {place.describe()} does not"
+    return DataError(
+        f"column {source.name!r} holds {what} of {low} to {high} {unit}{where}; all rows need the "
+        "same number (pad or cut them)"
+    )
+
+
+def _raise_if_found(frame: DataFrame | None, source: Source, fault: _Fault) -> None:
+    if frame is None:
+        raise DataError(f"column {source.name!r} has {fault.title}; {fault.advice}")
+    place = locate(frame, fault.condition(source))
+    if place.count:
+        raise DataError(
+            f"column {source.name!r} has {place.count} {fault.title} in {place.rows} rows, first "
+            f"in {place.describe()}; {fault.advice}"
+        )

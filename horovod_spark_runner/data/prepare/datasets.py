@@ -1,0 +1,288 @@
+"""From what `run_training` was given as data to the datasets the ranks read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...config import MATERIALIZERS, check_choice, check_flag
+from ...errors import DataError, EnvironmentProblem, InvalidInputError, RunFailedError
+from ...spark.session import active_session, classic_context
+from ...storage.filesystem import Location
+from ..manifest import Manifest
+from ..read.decode import Transform
+from ..store import delete_dataset, sweep_incomplete
+from .columns import sources_of
+from .footers import parquet_files, read_metadata
+from .materialize import DataRequest, materialize
+from .parquet import open_parquet
+from .schema import (
+    Roles,
+    check_dtype,
+    check_named,
+    check_shape,
+    check_transform,
+)
+from .split import check_validation, split_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Spark setting that names the cache directory where `data_dir` is not given.
+DATA_DIR_SETTING = "spark.horovod.dataDir"
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How data are prepared; `run_training`'s docstring explains each field.
+
+    Shapes become tuples, types their names.
+    """
+
+    shapes: Mapping[str, Any] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    transforms: Mapping[str, Transform] = field(default_factory=dict)
+    allow_nan: bool = False
+    validation: Any = None
+    stratify: str | None = None
+    materializer: str = "petastorm"
+    data_dir: str | None = None
+    keep_data: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("materializer", self.materializer, MATERIALIZERS)
+        object.__setattr__(self, "allow_nan", check_flag("allow_nan", self.allow_nan))
+        if self.keep_data is not None:
+            object.__setattr__(self, "keep_data", check_flag("keep_data", self.keep_data))
+        if self.data_dir == "":
+            raise InvalidInputError("data_dir is empty; give a folder or URL, or leave it out")
+        for name, check in (
+            ("shapes", check_shape),
+            ("dtypes", check_dtype),
+            ("transforms", check_transform),
+        ):
+            given = getattr(self, name)
+            if not isinstance(given, Mapping):
+                raise InvalidInputError(f"{name} must be a dictionary by column, got {given!r}")
+            checked = {column: check(column, value) for column, value in given.items()}
+            object.__setattr__(self, name, checked)
+        if isinstance(self.validation, Real) and not isinstance(self.validation, bool):
+            object.__setattr__(self, "validation", float(self.validation))
+
+    def request(self, roles: Roles, *, reuse: bool) -> DataRequest:
+        return DataRequest(
+            roles, self.shapes, self.materializer, self.dtypes, self.allow_nan, reuse
+        )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data that are ready to be read.
+
+    Attributes:
+        train: the training rows.
+        validation: the validation rows.
+        reused: whether rows were there already and nothing was written.
+    """
+
+    train: Manifest
+    validation: Manifest | None
+    reused: bool
+
+
+def _is_place(data: Any) -> bool:
+    return isinstance(data, (str, os.PathLike))
+
+
+def session_of(data: Any) -> SparkSession:
+    """Return the session of a DataFrame; for a path, the active one.
+
+    Raises:
+        DataError: it is neither.
+    """
+    if _is_place(data):
+        return active_session()
+    if not hasattr(data, "sparkSession"):
+        kind = f"{type(data).__module__}.{type(data).__qualname__}"
+        advice = "; spark.createDataFrame makes one of it" if kind.startswith("pandas.") else ""
+        raise DataError(
+            "the data must be a Spark DataFrame, or the path or URL of Parquet files (a folder, or "
+            f"one file), got an object of type {kind.removeprefix('builtins.')}{advice}"
+        )
+    return data.sparkSession
+
+
+def frame_of(data: Any) -> DataFrame:
+    """Return ``data``, a DataFrame or the place of Parquet files, as a DataFrame.
+
+    Raises:
+        DataError: there are no such files, or they cannot be read.
+    """
+    if not _is_place(data):
+        return data
+    from pyspark.errors import AnalysisException
+
+    place, spark = Location(data), active_session()
+    check_spark_reaches(spark, place)
+    folder, files = parquet_files(place)
+    if not files:
+        raise DataError(f"{place} holds no Parquet files")
+    read_metadata(folder.join(files[0].name))  # what Spark says of other files is long
+    try:
+        return spark.read.parquet(place.spark_url)
+    except AnalysisException as error:
+        raise DataError(f"the Parquet files in {place} cannot be read: {error}") from error
+
+
+def check_spark_reaches(spark: SparkSession, place: Location) -> None:
+    """Check that Spark's own side has the file system of ``place``; Python's side is another.
+
+    Raises:
+        EnvironmentProblem: it has not.
+    """
+    context = classic_context(spark)
+    if place.is_local or context is None:  # Spark Connect does not tell
+        return
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        path = context._jvm.org.apache.hadoop.fs.Path(place.spark_url)
+        path.getFileSystem(context._jsc.hadoopConfiguration())
+    except Py4JJavaError as error:
+        raise EnvironmentProblem(
+            f"Spark cannot reach {place}: {error.java_exception.toString()}. Its Hadoop needs the "
+            "module of that storage (for s3a: --packages org.apache.hadoop:hadoop-aws in the "
+            "version of Spark's own hadoop-client), and its settings (fs.s3a.…)"
+        ) from error
+
+
+def check_data(data: Any, roles: Roles, options: DataOptions) -> None:
+    """Check all that the schema shows.
+
+    Raises:
+        DataError: the columns cannot be trained on.
+    """
+    frame = frame_of(data)
+    sources_of(frame, roles, options.dtypes)
+    check_named("shapes", options.shapes, roles)
+    check_named("transforms", options.transforms, roles)
+    check_validation(frame, options.validation, roles, options.stratify)
+
+
+def data_folder(options: DataOptions, own: Location, spark: SparkSession) -> Location:
+    """Return where the data are kept: as given, by Spark's settings, or in the run directory."""
+    given = options.data_dir or spark.conf.get(DATA_DIR_SETTING, None)
+    folder = Location(given) if given else own
+    check_spark_reaches(spark, folder)
+    return folder
+
+
+@contextlib.contextmanager
+def prepared(
+    data: Any, roles: Roles, options: DataOptions, own: Location, seed: int
+) -> Iterator[Prepared]:
+    """Yield the datasets, written now or found; afterwards delete what is not to be kept.
+
+    In a cache directory, data stay for other runs until they are cleared, unless ``keep_data`` is
+    false. In the run directory (``own``) they stay until the run has succeeded, so that one that
+    failed goes on without writing them again.
+
+    Args:
+        data: a DataFrame, or the path of Parquet files.
+        roles: the columns and their parts.
+        options: how to prepare them.
+        own: folder of the run itself.
+        seed: seed of the split.
+
+    Raises:
+        DataError: the values cannot be trained on.
+    """
+    folder = data_folder(options, own, session_of(data))
+    shared = str(folder) != str(own)
+    keep = shared if options.keep_data is None else options.keep_data
+    # What is deleted at the end must not be another run's.
+    request = options.request(roles, reuse=keep or not shared)
+    made: list[Manifest] = []
+    if not shared:  # nobody else writes there: what lacks its manifest is of a call that was killed
+        sweep_incomplete(folder, float("-inf"), time.time())
+    try:
+        yield _prepare(data, roles, options, folder, request, seed, made)
+    except RunFailedError:
+        keep = keep or not shared
+        raise
+    finally:
+        if not keep:
+            for manifest in made:
+                delete_dataset(manifest)
+
+
+def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location) -> Manifest:
+    """Return the dataset of all rows, in ``folder`` or, for Parquet files, where they are.
+
+    Raises:
+        DataError: the values cannot be read.
+    """
+    request = options.request(roles, reuse=True)
+    direct = open_parquet(Location(data), request) if _is_place(data) else None
+    return direct or materialize(frame_of(data), request, folder).manifest
+
+
+def _prepare(
+    data: Any,
+    roles: Roles,
+    options: DataOptions,
+    folder: Location,
+    request: DataRequest,
+    seed: int,
+    made: list[Manifest],
+) -> Prepared:
+    direct = None
+    if _is_place(data) and not isinstance(options.validation, (str, int, float)):
+        direct = open_parquet(Location(data), request)
+    reused: list[bool] = []
+    parts: list[Manifest] = []
+    rows = split_rows(frame_of(data), options.validation, roles, seed, options.stratify)
+    with rows as frames:
+        for part, frame in zip(("train", "validation"), frames, strict=True):
+            if part == "train" and direct is not None:
+                parts.append(direct)
+            elif frame is not None:
+                found = _materialize_part(frame, request, folder, part, options.validation)
+                made.append(found.manifest)
+                parts.append(found.manifest)
+                reused.append(found.reused)
+    held_out = _like(parts[1], parts[0]) if len(parts) > 1 else None
+    return Prepared(parts[0], held_out, all(reused))
+
+
+def _materialize_part(
+    frame: DataFrame, request: DataRequest, folder: Location, part: str, validation: Any
+) -> Any:
+    try:
+        return materialize(frame, request, folder)
+    except DataError as error:
+        if validation is None:
+            raise
+        name = repr(validation) if isinstance(validation, (str, int, float)) else "a DataFrame"
+        raise DataError(f"{part} rows (validation={name}): {error}") from error
+
+
+def _like(held_out: Manifest, train: Manifest) -> Manifest:
+    """Return ``held_out`` if its columns are those of ``train``."""
+    for ours, theirs in zip(held_out.columns, train.columns, strict=True):
+        same = (ours.shape, ours.encoding) == (theirs.shape, theirs.encoding)
+        # Other sizes of numbers are read as those of the training rows, and have to fit.
+        fits = np.can_cast(ours.numpy_dtype, theirs.numpy_dtype, "same_kind")
+        if not same or not (fits or ours.is_encoded):
+            raise DataError(
+                f"the validation rows have column {ours.describe()}, the training rows "
+                + theirs.describe()
+            )
+    return replace(held_out, columns=train.columns)

@@ -1,0 +1,251 @@
+"""DataFrame to Parquet, checked on the way; or the same data of an earlier time again.
+
+One Spark job writes the rows and, while it does, counts them, measures arrays and sums up a
+checksum (``DataFrame.observe``), so that the data are computed once. What fails the checks is
+deleted and reported; what passes is described by a manifest, written last: a folder without a
+manifest is not a dataset.
+
+A dataset is used again if it was asked for in the same way and is known to hold the same rows:
+its plan and input files are the same, or, where plans cannot tell, its checksum is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ...errors import DataError, InvalidInputError
+from ...spark.session import classic_context
+from ...storage.filesystem import Location
+from ..manifest import FORMAT, Manifest, in_memory
+from ..store import find_datasets, mark_used, new_folder, publish, sweep_incomplete
+from . import petastorm_compat
+from .checks import check_values, nested_observations, observations
+from .columns import Source, expression, sources_of
+from .fingerprint import source_fingerprint
+from .footers import first_value, read_footers
+from .layout import columns_of
+from .schema import Roles, quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame
+
+logger = logging.getLogger(__name__)
+
+# What operating systems say through Java.
+_STORAGE_FAULTS = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "Read-only file system",
+    "Permission denied",
+    "Input/output error",
+    "Mkdirs failed to create",
+)
+
+# Small row groups shuffle well, and were measured to read faster than large ones.
+ROW_GROUP_BYTES = 2 * 1024 * 1024
+CODEC = "snappy"
+# What killed writers left is deleted by the next one after this time, in seconds.
+INCOMPLETE_AFTER = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """What to make of a DataFrame.
+
+    Attributes:
+        roles: the columns and their parts.
+        shapes: shapes of columns; as they are found where not given.
+        materializer: ``"petastorm"``, or ``"spark"``, which is what Spark Connect gets anyway.
+        dtypes: NumPy dtypes of columns, where the default is not wanted.
+        allow_nan: let NaN and infinite values pass.
+        reuse: use a dataset that is there already, and let others use this one.
+    """
+
+    roles: Roles
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    materializer: str = "petastorm"
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    allow_nan: bool = False
+    reuse: bool = True
+
+    def key(self, sources: Sequence[Source]) -> str:
+        """Return the identity of the request: which columns, in which types and shapes."""
+        shapes = {name: list(shape) for name, shape in self.shapes.items()}
+        wanted = [FORMAT, [asdict(s) for s in sources], shapes, self.allow_nan, ROW_GROUP_BYTES]
+        return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Materialized:
+    """A dataset that can be read.
+
+    Attributes:
+        manifest: what it is.
+        reused: whether it was there already.
+    """
+
+    manifest: Manifest
+    reused: bool
+
+
+def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Materialized:
+    """Return ``frame``'s columns as a dataset under ``folder``, written now or earlier.
+
+    Args:
+        frame: the data; every row is written once.
+        request: which columns, in which types and shapes.
+        folder: storage that the driver and all executors reach.
+
+    Raises:
+        DataError: the columns or values cannot be trained on; nothing is left behind.
+        InvalidInputError: ``folder`` cannot be written to.
+    """
+    sources = sources_of(frame, request.roles, request.dtypes)
+    # Nobody else may find what is deleted at the end of this run.
+    key = request.key(sources) if request.reuse else uuid.uuid4().hex[:16]
+    chosen = frame.select(*(quoted(source.name) for source in sources))
+    origin = source_fingerprint(chosen) if request.reuse else ""
+    prepared = frame.select(*(expression(source) for source in sources))
+    with _writing_to(folder):
+        folder.make_folder()
+    if request.reuse:
+        known = _find(folder, key, origin, prepared)
+        if known is not None:
+            mark_used(known)
+            return Materialized(known, reused=True)
+    sweep_incomplete(folder, INCOMPLETE_AFTER, time.time())
+    with _writing_to(folder):
+        target = new_folder(folder, key)
+    try:
+        with _writing_to(folder):
+            manifest = _write_dataset(frame, prepared, sources, request, target)
+            manifest = replace(manifest, source=origin)
+            publish(manifest)
+    except BaseException:
+        target.delete_folder()
+        raise
+    return Materialized(manifest, reused=False)
+
+
+@contextlib.contextmanager
+def _writing_to(folder: Location) -> Iterator[None]:
+    """Say what is wrong with ``folder`` if it cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInputError(
+            f"the rows cannot be written to {folder}: {error}; data_dir must be a folder that the "
+            "driver and all executors can write to"
+        ) from error
+    except Exception as error:
+        reason = _of_storage(error)
+        if reason is None:  # what computes the rows has failed, say, which Spark tells
+            raise
+        raise DataError(f"the rows cannot be written to {folder}: {reason}") from error
+
+
+def _of_storage(error: Exception) -> str | None:
+    """Return what the storage said, if that is why Spark could not write the rows."""
+    if not type(error).__module__.startswith(("py4j.", "pyspark.")):
+        return None
+    found = re.search(f"(?m)^.*?([^:\n]*(?:{'|'.join(_STORAGE_FAULTS)})[^\n]*)$", str(error))
+    return None if found is None else found[1].strip()
+
+
+def _find(folder: Location, key: str, origin: str, prepared: DataFrame) -> Manifest | None:
+    """Return the dataset in ``folder`` that holds the rows of ``prepared``."""
+    candidates = list(find_datasets(folder, key))
+    if not candidates:
+        return None
+    if origin:
+        return next((known for known in candidates if known.source == origin), None)
+    # The plan does not tell: compute the rows, but write them only if they are others.
+    row = prepared.agg(*_contents(prepared.columns)).first()
+    facts = {} if row is None else row.asDict()
+    return next((c for c in candidates if c.checksum == _checksum(facts)), None)
+
+
+def _write_dataset(
+    frame: DataFrame,
+    prepared: DataFrame,
+    sources: Sequence[Source],
+    request: DataRequest,
+    target: Location,
+) -> Manifest:
+    from pyspark.sql import Observation
+
+    observation = Observation(f"horovod_{uuid.uuid4().hex[:8]}")
+    nested = nested_observations(sources)
+    if nested:  # the sizes of inner arrays, before they are laid flat
+        inner = Observation(f"horovod_{uuid.uuid4().hex[:8]}")
+        frame_seen = frame.observe(inner, *nested)
+        prepared = frame_seen.select(*(expression(source) for source in sources))
+    watched = prepared.observe(observation, *_contents(prepared.columns), *observations(sources))
+    _write(watched, request.materializer, target)
+    facts = {**observation.get, **(inner.get if nested else {})}
+    footers = read_footers(target)
+    columns_facts = dict(zip((s.name for s in sources), footers.columns, strict=False))
+    layouts = check_values(sources, facts, columns_facts, frame, allow_nan=request.allow_nan)
+    first = functools.partial(first_value, footers)
+    columns = columns_of(sources, layouts, request.shapes, first)
+    return Manifest(
+        url=str(target),
+        files=tuple(file.name for file in footers.files),
+        columns=columns,
+        row_groups=in_memory(footers.row_groups, columns),
+        checksum=_checksum(facts),
+        file_sizes=tuple(file.size for file in footers.files),
+        allow_nan=request.allow_nan,
+    )
+
+
+def _write(frame: DataFrame, materializer: str, target: Location) -> None:
+    """Write ``frame`` into a folder of the writer's own below ``target``."""
+    connected = classic_context(frame.sparkSession) is None
+    if connected and materializer == "petastorm":
+        _say_who_writes()
+    elif materializer == "petastorm":
+        petastorm_compat.convert(
+            frame.sparkSession, frame, target.spark_url, ROW_GROUP_BYTES, CODEC
+        )
+        return
+    writer = frame.write.option("compression", CODEC)
+    writer = writer.option("parquet.block.size", ROW_GROUP_BYTES)
+    writer = writer.option("parquet.enable.dictionary", "false")
+    writer.parquet(target.join("rows").spark_url)
+
+
+@functools.cache  # once is enough
+def _say_who_writes() -> None:
+    logger.info(
+        "Spark Connect gives no access to the JVM that Petastorm's converter needs: Spark's own "
+        "writer writes the rows (materializer='spark')"
+    )
+
+
+def _contents(names: Sequence[str]) -> list[SparkColumn]:
+    """Return what tells the contents of a DataFrame, the same for every order of its rows."""
+    from pyspark.sql import functions as F
+
+    hashed = F.xxhash64(*(F.col(quoted(name)) for name in names))
+    return [
+        F.count(F.lit(1)).alias("rows"),
+        # The second tells doubled rows apart.
+        F.coalesce(F.bit_xor(hashed), F.lit(0)).alias("xor"),
+        F.coalesce(F.sum(F.pmod(hashed, F.lit(2**31))), F.lit(0)).alias("sum"),
+    ]
+
+
+def _checksum(facts: Mapping[str, Any]) -> str:
+    return f"{facts['rows']}.{facts['xor']:x}.{facts['sum']:x}"

@@ -1,0 +1,157 @@
+"""Parquet files that are trained on as they are, without writing them again.
+
+Their footers tell most of what materializing checks; what they do not tell (NaN, the length of
+every list) the reader checks, row group by row group.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...errors import DataError
+from ...storage.filesystem import Location
+from ..manifest import TEXT, Manifest, in_memory
+from .checks import Footer, Layout
+from .columns import Source
+from .footers import FooterFacts, first_value, read_footers
+from .layout import columns_of
+from .materialize import DataRequest
+from .signatures import encoding_of
+
+_DTYPES = {"bool": "int8", "halffloat": "float32", "float": "float32", "double": "float32"}
+
+
+def open_parquet(place: Location, request: DataRequest) -> Manifest | None:
+    """Return the manifest of Parquet files that can be read as they are.
+
+    Args:
+        place: a folder of files, or one file; a Petastorm dataset's codecs (images, ndarrays) are
+            understood.
+        request: which columns, in which types and shapes.
+
+    Returns:
+        ``None`` if Spark has to convert or check the columns first: decimals, nested lists,
+        vectors, partition columns, a type asked for, files without statistics.
+
+    Raises:
+        DataError: the files hold no rows, nulls, negative sample weights, or lists of differing
+            length.
+    """
+    facts = read_footers(place)
+    if not facts.row_groups:
+        raise DataError(f"{place} holds no rows: there is nothing to train on")
+    with facts.folder.join(facts.files[0].name).open_input() as stream:
+        schema = pq.read_schema(stream)
+    names = request.roles.columns
+    if any(name not in schema.names for name in names):
+        return None  # columns in the names of folders
+    weight = request.roles.weight
+    sources = [_source(schema.field(name), request.dtypes.get(name), weight) for name in names]
+    known = [source for source in sources if source is not None]
+    if len(known) < len(sources):
+        return None
+    leaves = _first_leaves(schema)
+    if not all(_has_statistics(source, facts.columns[leaves[source.name]]) for source in known):
+        return None
+    for source in known:
+        _check_leaf(source, facts.columns[leaves[source.name]], place, request.allow_nan)
+    first = functools.partial(first_value, facts)
+    layouts = {s.name: _layout(s, leaves[s.name], facts, first(s.name)) for s in known}
+    columns = columns_of(known, layouts, request.shapes, first)
+    return Manifest(
+        url=str(facts.folder),
+        files=tuple(file.name for file in facts.files),
+        columns=columns,
+        row_groups=in_memory(facts.row_groups, columns),
+        checksum=_identity(facts),
+        file_sizes=tuple(file.size for file in facts.files),
+        verified=request.allow_nan,
+        allow_nan=request.allow_nan,
+    )
+
+
+def _source(field: pa.Field, asked: str | None, weight: str | None) -> Source | None:
+    kind, element = "scalar", field.type
+    if pa.types.is_list(element) or pa.types.is_fixed_size_list(element):
+        kind, element = "array", element.value_type
+    if kind == "scalar" and pa.types.is_binary(element):
+        return Source(field.name, "binary", "binary", asked or "")
+    if pa.types.is_string(element) or pa.types.is_large_string(element):
+        return Source(field.name, kind, TEXT, TEXT, int(kind == "array"))
+    if asked is not None:
+        return None
+    if pa.types.is_signed_integer(element):
+        dtype = str(element)
+    elif str(element) in _DTYPES:
+        dtype = _DTYPES[str(element)]
+    else:
+        return None
+    depth = int(kind == "array")
+    return Source(field.name, kind, str(element), dtype, depth, weight=field.name == weight)
+
+
+def _has_statistics(source: Source, footer: Footer) -> bool:
+    """Tell whether the footers show all that has to be checked."""
+    return footer.nulls is not None and not (source.weight and footer.minimum is None)
+
+
+def _first_leaves(schema: pa.Schema) -> dict[str, int]:
+    """Return the number of each column's first leaf in the Parquet files."""
+    leaves, number = {}, 0
+    for field in schema:
+        leaves[field.name] = number
+        number += _leaf_count(field.type)
+    return leaves
+
+
+def _leaf_count(data_type: pa.DataType) -> int:
+    if data_type.num_fields == 0:
+        return 1
+    return sum(_leaf_count(data_type.field(i).type) for i in range(data_type.num_fields))
+
+
+def _check_leaf(source: Source, footer: Footer, place: Location, allow_nan: bool) -> None:
+    drop = "leave those rows out (read the files with Spark, df.filter, and train on the DataFrame)"
+    if footer.nulls:
+        what = "null values" if source.kind != "array" else "null values, null elements or empty"
+        raise DataError(f"column {source.name!r} has {footer.nulls} {what} in {place}; {drop}")
+    if footer.infinite and not allow_nan:
+        raise DataError(
+            f"column {source.name!r} has values that are NaN or infinite in {place}; fill them, "
+            "or let them pass with allow_nan=True"
+        )
+    if source.weight and footer.minimum is not None and footer.minimum < 0:
+        raise DataError(
+            f"column {source.name!r} has negative sample weights, down to {footer.minimum:g}, in "
+            f"{place}; a sample weight is at least 0; {drop}"
+        )
+
+
+def _layout(source: Source, leaf: int, facts: FooterFacts, value: Any) -> Layout:
+    if source.kind == "binary":
+        encoding = encoding_of(value)
+        return Layout((len(value),) if encoding == "raw" else (), encoding)
+    if source.kind == "scalar":
+        return Layout()
+    width = len(value)
+    for group, values in zip(facts.row_groups, facts.values[leaf], strict=True):
+        if values != group.rows * width:
+            raise DataError(
+                f"column {source.name!r} holds lists of differing length: {width} elements in the "
+                f"first row, {values} in the {group.rows} rows of row group {group.index} of "
+                f"{facts.files[group.file].name}; all rows need the same number"
+            )
+    return Layout((width,))
+
+
+def _identity(facts: FooterFacts) -> str:
+    """Return the identity of the files: their names, sizes and times."""
+    files: Sequence[Any] = [[f.name, f.size, f.changed] for f in facts.files]
+    return "files." + hashlib.sha256(json.dumps(files).encode()).hexdigest()[:32]

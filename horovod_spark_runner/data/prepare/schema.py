@@ -1,0 +1,224 @@
+"""Which columns play which part, and in which shapes. Pure."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...config import whole_number
+from ...errors import DataError
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which columns play which part; every tuple holds column names.
+
+    Attributes:
+        features: the model's inputs.
+        labels: what it is to predict; none if the model's loss needs none.
+        weight: weight of each row in the loss, if any.
+        labelled: whether columns have parts at all; if not, all are features.
+    """
+
+    features: tuple[str, ...]
+    labels: tuple[str, ...]
+    weight: str | None = None
+    labelled: bool = True
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All of them, each once, in the order of their first part."""
+        weight = (self.weight,) if self.weight else ()
+        return tuple(dict.fromkeys((*self.features, *self.labels, *weight)))
+
+
+def check_roles(roles: Roles, available: Sequence[str], *, case_sensitive: bool = False) -> None:
+    """Check that every column exists, under a name of its own. Pure.
+
+    Args:
+        roles: the columns and their parts; a column may have several.
+        available: the columns there are.
+        case_sensitive: whether Spark tells ``a`` and ``A`` apart.
+
+    Raises:
+        DataError: a column is missing or ambiguous, or a feature is named twice.
+    """
+    title = "feature_cols" if roles.labelled else "columns"
+    if not roles.features:
+        raise DataError(f"{title} names no column")
+    twice = sorted({name for name in roles.features if roles.features.count(name) > 1})
+    if twice:
+        raise DataError(f"{title} names {quote_all(twice)} more than once")
+    missing = [name for name in roles.columns if name not in available]
+    if missing:
+        raise DataError(
+            f"the DataFrame has no column {quote_all(missing)}; it has {quote_all(available)}"
+            + _field_hint(missing, available)
+        )
+    check_unambiguous(roles.columns, available, case_sensitive=case_sensitive)
+
+
+def _field_hint(missing: Sequence[str], available: Sequence[str]) -> str:
+    """Say how a field of a struct becomes a column."""
+    fields = [name for name in missing if name.partition(".")[0] in available]
+    if not fields:
+        return ""
+    name = fields[0]
+    return f'. A field of a struct is not a column: add it with df.withColumn("{name}", df.{name})'
+
+
+def check_unambiguous(
+    names: Sequence[str], available: Sequence[str], *, case_sensitive: bool = False
+) -> None:
+    """Check that Spark finds one column by each of ``names``. Pure.
+
+    Raises:
+        DataError: it finds several.
+    """
+    for name in names:
+        if list(available).count(name) > 1:
+            raise DataError(
+                f"the DataFrame has several columns named {name!r}; rename them so that each name "
+                "is there once"
+            )
+        alike = [other for other in available if other.lower() == name.lower()]
+        if len(alike) > 1 and not case_sensitive:
+            raise DataError(
+                f"the DataFrame has the columns {quote_all(alike)}, which Spark does not tell "
+                "apart; rename all but one of them, or set spark.sql.caseSensitive to true"
+            )
+
+
+def quoted(name: str) -> str:
+    """Return a column name that Spark does not read dots or spaces into."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def check_shape(name: str, shape: Any) -> tuple[int, ...]:
+    """Return what ``shapes`` gives column ``name`` as a shape. Pure.
+
+    Args:
+        name: the column.
+        shape: sizes, or one size.
+
+    Raises:
+        DataError: it is something else, or a size is not at least 1.
+    """
+    given = shape if isinstance(shape, (Sequence, np.ndarray)) else (shape,)
+    sizes = [whole_number(size) for size in given]
+    known = [size for size in sizes if size is not None and size > 0]
+    if isinstance(shape, str) or len(known) < len(sizes):
+        raise DataError(
+            f"shapes gives column {name!r} the shape {shape!r}; it must consist of whole numbers "
+            "of at least 1, such as (8, 8, 1), and leave out the rows"
+        )
+    return tuple(known)
+
+
+def check_dtype(name: str, dtype: Any) -> str:
+    """Return what ``dtypes`` gives column ``name`` as the name of a type. Pure.
+
+    Raises:
+        DataError: it names no type.
+    """
+    if isinstance(dtype, str):
+        return dtype
+    try:
+        if dtype is None:  # NumPy would take it for float64
+            raise TypeError
+        return "string" if dtype is str else str(np.dtype(dtype).name)
+    except TypeError as error:
+        raise DataError(
+            f"dtypes gives column {name!r} the type {dtype!r}; it must be the name of a NumPy "
+            "type, such as 'float32'; columns to be left as they are by default are left out"
+        ) from error
+
+
+def check_transform(name: str, transform: Any) -> Any:
+    """Return what ``transforms`` gives column ``name``. Pure.
+
+    Raises:
+        DataError: it is no function of two arguments.
+    """
+    meant = "it must be a function of a value and a random generator"
+    if not callable(transform):
+        raise DataError(f"transforms gives column {name!r} {transform!r}; {meant}")
+    try:
+        signature = inspect.signature(transform)
+    except (TypeError, ValueError):  # some functions written in C do not tell
+        return transform
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise DataError(
+            f"transforms gives column {name!r} a function with the arguments {signature}; {meant}"
+        ) from error
+    return transform
+
+
+def check_named(argument: str, given: Mapping[str, object], roles: Roles) -> None:
+    """Check that an argument by column speaks of columns that are read. Pure.
+
+    Args:
+        argument: its name, such as ``"shapes"``.
+        given: it.
+        roles: the columns and their parts.
+
+    Raises:
+        DataError: it does not.
+    """
+    unknown = [name for name in given if name not in roles.columns]
+    if unknown:
+        found = "neither feature nor label"
+        if not roles.labelled:
+            found = f"not among the columns {quote_all(roles.columns)}"
+        raise DataError(f"{argument} names {quote_all(unknown)}, which is {found}")
+
+
+def check_shape_names(shapes: Mapping[str, object], names: Sequence[str]) -> None:
+    """Check that ``shapes`` speaks of columns that are trained on. Pure.
+
+    Raises:
+        DataError: it does not.
+    """
+    unknown = [name for name in shapes if name not in names]
+    if unknown:
+        raise DataError(f"shapes names {quote_all(unknown)}, which is neither feature nor label")
+
+
+def check_shapes(
+    shapes: Mapping[str, tuple[int, ...]], widths: Mapping[str, int]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every column, as asked or flat. Pure.
+
+    Args:
+        shapes: shapes asked for, by column.
+        widths: elements per row, by column; 0 for a scalar.
+
+    Raises:
+        DataError: a shape names no column, or does not hold its column's elements.
+    """
+    check_shape_names(shapes, tuple(widths))
+    result: dict[str, tuple[int, ...]] = {}
+    for name, width in widths.items():
+        shape = shapes.get(name, (width,) if width else ())
+        elements = 1
+        for size in shape:
+            elements *= size
+        if elements != max(width, 1) or (shape and not width):
+            found = f"{width} elements" if width else "a single number"
+            raise DataError(
+                f"shapes gives column {name!r} the shape {shape} of {elements} elements, but its "
+                f"rows hold {found}"
+            )
+        result[name] = shape
+    return result
+
+
+def quote_all(names: Sequence[str]) -> str:
+    """Return names in quotes, for messages."""
+    return ", ".join(repr(name) for name in names)

@@ -1,0 +1,88 @@
+"""The Parquet files of a dataset that are open, a few at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+import pyarrow.parquet as pq
+
+from ...storage.filesystem import Location
+from ..manifest import Manifest
+
+# Kept open while no thread reads them; far below the 1,024 files that a process may have open.
+IDLE_FILES = 64
+# Kept of files of distant storage: without one, a request or two are made before the first row.
+FOOTERS = 512
+
+
+class OpenFiles:
+    """Opens a dataset's files and keeps those that were used last.
+
+    Args:
+        manifest: the dataset.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._location = Location(manifest.url)
+        self._lock = threading.Lock()
+        # By file and order of use; a file may be open more than once.
+        self._idle: list[tuple[int, pq.ParquetFile]] = []
+        self._footers: OrderedDict[int, pq.FileMetaData] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return how many wait for their next use."""
+        return len(self._idle)
+
+    def take(self, number: int) -> pq.ParquetFile:
+        """Return one of the dataset's files, which is nobody else's until it is put back."""
+        with self._lock:
+            for place in reversed(range(len(self._idle))):
+                if self._idle[place][0] == number:
+                    return self._idle.pop(place)[1]
+            footer = self._footers.get(number)
+        location = self.location(number)
+        # Over a network, few large requests are faster than many small ones. Writers like
+        # Spark's leave a sum of each page, by which a damaged one is known.
+        file = pq.ParquetFile(
+            location.open_input(),
+            metadata=footer,
+            pre_buffer=not location.is_local,
+            page_checksum_verification=True,
+        )
+        if not location.is_local:
+            self._keep(number, file.metadata)
+        return file
+
+    def put_back(self, number: int, file: pq.ParquetFile) -> None:
+        """Take a file that has been read from; one that has not been used for long is closed."""
+        oldest = None
+        with self._lock:
+            self._idle.append((number, file))
+            if len(self._idle) > IDLE_FILES:
+                _, oldest = self._idle.pop(0)
+        if oldest is not None:
+            _close(oldest)
+
+    def location(self, number: int) -> Location:
+        return self._location.join(self._manifest.files[number])
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+            self._footers.clear()
+        for _, file in idle:
+            _close(file)
+
+    def _keep(self, number: int, footer: pq.FileMetaData) -> None:
+        with self._lock:
+            self._footers[number] = footer
+            self._footers.move_to_end(number)
+            if len(self._footers) > FOOTERS:
+                self._footers.popitem(last=False)
+
+
+def _close(file: pq.ParquetFile) -> None:
+    """Close it and what it reads from, which it was given open."""
+    file.close(force=True)

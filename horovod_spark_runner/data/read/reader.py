@@ -1,0 +1,298 @@
+"""Row groups to NumPy batches.
+
+One thread gathers batches ahead, from row groups that others read (`pieces`). What it holds is
+bounded by one block per lane (the shuffle window) and four chunks of batches: two that wait, the
+one in the making and the one in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...errors import DataError
+from ...storage.arrays import Arrays
+from ..manifest import Column, Manifest
+from .arrow_to_numpy import empty_rows
+from .decode import RowDecoder, Transform, UndecodableRow
+from .pieces import PieceReader
+from .sharding import Block, EpochPlan, LaneSlice, Piece, contiguous_share
+
+# Rows gathered at once, unless they take more than CHUNK_BYTES: batches are views into such a
+# chunk, so that the cost per batch is small.
+CHUNK_ROWS = 4096
+CHUNK_BYTES = 8 * 1024 * 1024
+# Chunks the reading thread may be ahead.
+PREFETCH_CHUNKS = 2
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's part of a global batch.
+
+    Attributes:
+        step: step in the epoch, from 0.
+        rows: rows in this part; 0 if the last global batch has fewer rows than there are ranks.
+        arrays: values by column name, each of shape ``(rows, *column.shape)``.
+    """
+
+    step: int
+    rows: int
+    arrays: Arrays
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive batches of one rank, laid end to end.
+
+    Attributes:
+        step: step of the first batch.
+        counts: rows of each batch.
+        arrays: values by column name, of all batches.
+    """
+
+    step: int
+    counts: Sequence[int]
+    arrays: Arrays
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches, as views."""
+        offset = 0
+        for step, rows in enumerate(self.counts, self.step):
+            values = {name: array[offset : offset + rows] for name, array in self.arrays.items()}
+            yield Batch(step, rows, values)
+            offset += rows
+
+
+class DatasetReader:
+    """Reads a materialized dataset.
+
+    Args:
+        manifest: the dataset.
+        columns: names of the columns to read; all by default.
+        transforms: what to do with each row's value, by column.
+        keep_bytes: a dataset that takes no more memory than this, as it is stored, is read from
+            storage only once.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        columns: Sequence[str] | None = None,
+        transforms: Mapping[str, Transform] | None = None,
+        keep_bytes: int = 0,
+    ) -> None:
+        self._manifest = manifest
+        names = [c.name for c in manifest.columns] if columns is None else list(columns)
+        self._columns = [manifest.column(name) for name in dict.fromkeys(names)]
+        self._pieces = PieceReader(manifest, self._columns, keep_bytes)
+        self._decode = RowDecoder(self._columns, transforms or {}, manifest.allow_nan)
+        row_bytes = max(1, sum(column.size for column in self._columns))
+        self._chunk_rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
+
+    def epoch(
+        self, plan: EpochPlan, rank: int, world: int, first_step: int = 0
+    ) -> Generator[Batch, None, None]:
+        """Yield the batches of ``rank`` from ``first_step`` on, read ahead by a thread."""
+        return _split(self.chunks(plan, rank, world, first_step))
+
+    def chunks(
+        self, plan: EpochPlan, rank: int, world: int, first_step: int = 0
+    ) -> Generator[Chunk, None, None]:
+        """Yield the same as `epoch`, in chunks; the last step of the epoch is one by itself."""
+        return _read_ahead(lambda: self._epoch_chunks(plan, rank, world, first_step))
+
+    def share(self, rank: int, world: int, batch_size: int) -> Generator[Batch, None, None]:
+        """Yield this rank's contiguous share of all rows, in file order, for evaluation."""
+        groups = [group.rows for group in self._manifest.row_groups]
+        pieces = contiguous_share(groups, rank, world)
+        return _split(_read_ahead(lambda: self._share_chunks(pieces, batch_size)))
+
+    def close(self) -> None:
+        self._pieces.close()
+        self._decode.close()
+
+    def _epoch_chunks(
+        self, plan: EpochPlan, rank: int, world: int, first_step: int
+    ) -> Iterator[Chunk]:
+        lanes: dict[int, _Lane] = {}
+        self._pieces.announce(plan.pieces(first_step, rank, world))
+        steps = max(1, self._chunk_rows * world // plan.global_batch)
+        last = plan.steps - 1  # it may be partial, and is read by itself
+        for begin in range(first_step, last, steps):
+            yield self._gather(plan, lanes, rank, world, range(begin, min(begin + steps, last)))
+        if first_step <= last:
+            yield self._gather(plan, lanes, rank, world, range(last, plan.steps))
+
+    def _gather(
+        self, plan: EpochPlan, lanes: dict[int, _Lane], rank: int, world: int, steps: range
+    ) -> Chunk:
+        counts, wanted = plan.chunk(steps, rank, world)
+        chunk = {c.name: _room(sum(counts), c) for c in self._columns}
+        for lane, (positions, places) in wanted.items():
+            if lane not in lanes:
+                lanes[lane] = _Lane(plan.lane_blocks(lane), self._read_block)
+            lanes[lane].copy_rows(positions, chunk, places)
+        samples = np.concatenate([_sample_numbers(plan, s, rank, world) for s in steps])
+        random = functools.partial(_generator, plan.seed, plan.epoch, samples)
+        try:
+            chunk = self._decode(chunk, random)
+        except UndecodableRow as error:
+            slices = plan.rank_slices(steps[error.row // counts[0]], rank, world)
+            raise self._name_row(error, plan, slices, error.row % counts[0]) from error
+        return Chunk(steps.start, counts, chunk)
+
+    def _share_chunks(self, pieces: list[Piece], batch_size: int) -> Iterator[Chunk]:
+        step = 0
+        self._pieces.announce(pieces)
+        chunk_rows = max(1, self._chunk_rows // batch_size) * batch_size
+        for piece in pieces:
+            arrays = self._pieces.read(piece)
+            rows = piece.stop - piece.start
+            for first in range(0, rows, chunk_rows):
+                last = min(first + chunk_rows, rows)
+                part = {name: values[first:last] for name, values in arrays.items()}
+                try:
+                    part = self._decode(part)
+                except UndecodableRow as error:
+                    raise self._row_error(error, piece, first + error.row) from error
+                whole, rest = divmod(last - first, batch_size)
+                counts = [batch_size] * whole + [rest] * bool(rest)
+                yield Chunk(step, counts, part)
+                step += len(counts)
+
+    def _name_row(
+        self, error: UndecodableRow, plan: EpochPlan, slices: Sequence[LaneSlice], place: int
+    ) -> DataError:
+        for part in slices:
+            if place < part.stop - part.start:
+                piece, row = plan.locate(part.lane, part.start + place)
+                return self._row_error(error, piece, row)
+            place -= part.stop - part.start
+        raise AssertionError("a row that was not asked for") from error
+
+    def _row_error(self, error: UndecodableRow, piece: Piece, row: int) -> DataError:
+        return DataError(f"{error.cause} ({self._pieces.describe(piece, row)})")
+
+    def _read_block(self, block: Block) -> Arrays:
+        """Return the rows of a block as they are stored."""
+        if len(block.pieces) == 1:
+            arrays = self._pieces.read(block.pieces[0])
+            if block.rows == self._manifest.row_groups[block.pieces[0].row_group].rows:
+                return arrays
+            # A view of a part would keep the whole row group in memory.
+            return {name: values.copy() for name, values in arrays.items()}
+        arrays = {c.name: _room(block.rows, c) for c in self._columns}
+        offset = 0
+        for piece in block.pieces:
+            rows = piece.stop - piece.start
+            for name, values in self._pieces.read(piece).items():
+                arrays[name][offset : offset + rows] = values
+            offset += rows
+        return arrays
+
+
+class _Lane:
+    """Reads one lane front to back, one block at a time."""
+
+    def __init__(self, blocks: Sequence[Block], read: Callable[[Block], Arrays]) -> None:
+        self._blocks = blocks
+        self._read = read
+        self._number = -1
+        self._arrays: Arrays = {}
+        self._order = np.empty(0, np.int32)
+
+    def copy_rows(self, positions: np.ndarray, target: Arrays, places: np.ndarray) -> None:
+        """Copy the rows at ascending lane ``positions`` to ``places`` of ``target``."""
+        done = 0
+        while done < len(positions):
+            block = self._load(int(positions[done]))
+            end = int(np.searchsorted(positions, block.first + block.rows))
+            # The shuffle happens here: a row is moved once from where it was read.
+            rows = self._order[positions[done:end] - block.first]
+            for name, values in target.items():
+                values[places[done:end]] = np.take(self._arrays[name], rows, axis=0)
+            done = end
+
+    def _load(self, position: int) -> Block:
+        number = max(self._number, 0)
+        while position >= self._blocks[number].first + self._blocks[number].rows:
+            number += 1
+        block = self._blocks[number]
+        if number != self._number:
+            self._arrays = {}  # released before the next is read
+            self._arrays = self._read(block)
+            self._order = block.order().astype(np.int32)
+            self._number = number
+        return block
+
+
+def _room(rows: int, column: Column) -> np.ndarray:
+    """Return an array to fill with values of ``column`` as they are stored."""
+    if column.is_encoded:
+        return np.empty(rows, object)
+    return empty_rows(rows, column)
+
+
+def _sample_numbers(plan: EpochPlan, step: int, rank: int, world: int) -> np.ndarray:
+    """Return the numbers, in the whole epoch, of the samples that ``rank`` takes at ``step``."""
+    total = plan.batch_rows(step)
+    first = step * plan.global_batch
+    return np.arange(first + total * rank // world, first + total * (rank + 1) // world)
+
+
+def _generator(seed: int, epoch: int, samples: np.ndarray, row: int) -> np.random.Generator:
+    """Return the random generator of one sample: the same on any number of ranks."""
+    entropy = np.random.SeedSequence((seed, epoch, int(samples[row])))
+    return np.random.Generator(np.random.Philox(entropy))
+
+
+_END = object()
+
+
+def _split(chunks: Generator[Chunk, None, None]) -> Generator[Batch, None, None]:
+    with contextlib.closing(chunks):
+        for chunk in chunks:
+            yield from chunk.batches()
+
+
+def _read_ahead(chunks: Callable[[], Iterator[Chunk]]) -> Generator[Chunk, None, None]:
+    """Yield ``chunks()``, which runs in a thread of its own."""
+    ready: queue.Queue[Any] = queue.Queue(PREFETCH_CHUNKS)
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=_produce, args=(chunks, ready, stop), name="hsr-reader", daemon=True
+    )
+    thread.start()
+    try:
+        while (item := ready.get()) is not _END:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stop.set()
+        while thread.is_alive():  # it may be waiting for room in the queue
+            try:
+                ready.get_nowait()
+            except queue.Empty:
+                thread.join(0.01)
+
+
+def _produce(
+    chunks: Callable[[], Iterator[Chunk]], ready: queue.Queue[Any], stop: threading.Event
+) -> None:
+    try:
+        for chunk in chunks():
+            ready.put(chunk)
+            if stop.is_set():
+                return
+        ready.put(_END)
+    except BaseException as error:  # raised where the batches are used
+        ready.put(error)

@@ -1,0 +1,80 @@
+"""Frameworks are imported on the executors while the driver still prepares the data."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from ...config import LaunchOptions
+from ...spark.session import classic_context, use_own_python
+from ...spark.stage_resources import TaskShape
+from ..shared.command import worker_environment
+from ..slot.ready import ask_to_import
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class HeadStart:
+    """The function given to ``mapInArrow``: has its executor's ready process import."""
+
+    options: LaunchOptions
+    ranks: int
+    modules: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        context = TaskContext.get()
+        assert context is not None
+        environment = worker_environment(
+            os.environ,
+            self.options,
+            gpus=(),
+            cpus=max(1, context.cpus() // self.ranks),
+            python_path=sys.path,
+            temporary="",
+        )
+        ask_to_import(environment, self.modules, self.options.worker_idle_timeout)
+
+
+def import_meanwhile(
+    spark: SparkSession, options: LaunchOptions, shape: TaskShape, modules: Sequence[str]
+) -> None:
+    """Have the executors import what ranks will need; returns at once.
+
+    It is an advantage only: what goes wrong will show when the ranks are started.
+
+    Args:
+        spark: session to run in.
+        options: how the ranks will be started.
+        shape: what each task of theirs will hold.
+        modules: what they will import.
+    """
+    if not options.worker_idle_timeout:
+        return
+    use_own_python(spark)
+    slots = options.num_workers // shape.ranks
+    task = HeadStart(options, shape.ranks, tuple(modules))
+
+    def run() -> None:
+        profile = {} if shape.profile is None else {"profile": shape.profile}
+        with contextlib.suppress(Exception):
+            spark.range(0, slots, 1, slots).mapInArrow(task, "id long", **profile).collect()
+
+    kind = threading.Thread
+    if classic_context(spark) is not None:
+        from pyspark import InheritableThread
+
+        kind = InheritableThread  # takes the caller's Spark properties along
+    thread = kind(target=run, name="hsr-head-start")
+    thread.daemon = True
+    thread.start()

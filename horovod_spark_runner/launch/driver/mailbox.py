@@ -1,0 +1,74 @@
+"""Messages on their way from the thread that receives them to the driver's own."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+
+from ..shared.channel import Message
+
+# Characters of log lines that may wait to be shown. Above it they are dropped, and counted: a slow
+# terminal must neither slow the run nor fill the driver's memory.
+MAX_LOG_CHARACTERS = 4 * 1024 * 1024
+
+
+class Mailbox:
+    """A queue that holds every message, but of log lines only so many.
+
+    Args:
+        limit: characters of log lines that may wait.
+    """
+
+    def __init__(self, limit: int = MAX_LOG_CHARACTERS) -> None:
+        self._limit = limit
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._dropped = 0
+
+    def put(self, message: Message) -> None:
+        """Take ``message``, or count its lines if too many wait."""
+        if message.get("type") == "log":
+            size = _characters(message)
+            with self._lock:
+                if self._waiting + size > self._limit:
+                    self._dropped += len(message["lines"])
+                    return
+                self._waiting += size
+        self._messages.put(message)
+
+    def get(self, timeout: float) -> Message:
+        """Wait for a message and return it.
+
+        Raises:
+            queue.Empty: there was none for ``timeout`` seconds.
+        """
+        message = self._messages.get(timeout=timeout)
+        self._took(message)
+        return message
+
+    def drain(self) -> list[Message]:
+        """Return what is there now; what comes meanwhile is for the next time."""
+        messages = []
+        with contextlib.suppress(queue.Empty):
+            for _ in range(self._messages.qsize()):
+                messages.append(self._messages.get_nowait())
+                self._took(messages[-1])
+        with self._lock:
+            dropped, self._dropped = self._dropped, 0
+        if dropped:
+            messages.append({"type": "dropped", "lines": dropped})
+        return messages
+
+    def empty(self) -> bool:
+        return self._messages.empty()
+
+    def _took(self, message: Message) -> None:
+        if message.get("type") == "log":
+            with self._lock:
+                self._waiting -= _characters(message)
+
+
+def _characters(message: Message) -> int:
+    return sum(map(len, message["lines"]))

@@ -1,0 +1,105 @@
+"""The Spark job that carries a run, from a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ...spark.session import classic_context, is_stopped
+from ..shared.outcome import RankOutcome
+from ..shared.slot_plan import SlotPlan
+from ..slot.barrier import OUTCOME_SCHEMA, SlotTask, decode_outcomes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SparkJob:
+    """One barrier stage.
+
+    The job runs in a thread so that the driver's own thread stays free for messages and Ctrl-C.
+
+    Args:
+        spark: session to run in.
+        plan: what the slots are told.
+        profile: Spark's ``ResourceProfile`` of the stage, if not the session's own settings.
+    """
+
+    def __init__(self, spark: SparkSession, plan: SlotPlan, profile: Any = None) -> None:
+        self._spark = spark
+        self._plan = plan
+        self._profile = profile
+        self._tag = f"horovod-{plan.run_id}"
+        self._rows: Iterable[Any] | None = None
+        self._cancelled = False
+        self.error: BaseException | None = None
+        self._thread = self._make_thread()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, timeout: float | None = None) -> None:
+        self._thread.join(timeout)
+
+    def outcomes(self) -> list[RankOutcome]:
+        """Return what the slots returned; empty while the job runs or if it failed."""
+        return decode_outcomes(tuple(row) for row in self._rows or ())
+
+    @property
+    def cancelled_elsewhere(self) -> bool:
+        """Whether someone else, at Spark's UI or through its API, cancelled the job."""
+        return not self._cancelled and "SPARK_JOB_CANCELLED" in str(self.error)
+
+    @property
+    def failed_by_itself(self) -> bool:
+        """Whether Spark ended the job, for reasons of its own."""
+        return self.error is not None and not self._cancelled
+
+    @property
+    def session_stopped(self) -> bool:
+        """Whether the session, or its connection, was stopped meanwhile."""
+        return self.error is not None and is_stopped(self._spark)
+
+    def cancel(self) -> None:
+        """Make Spark kill the job's tasks."""
+        self._cancelled = True
+        context = classic_context(self._spark)
+        if context is not None:
+            context.cancelJobGroup(self._tag)
+        else:
+            self._spark.interruptTag(self._tag)
+
+    def _make_thread(self) -> threading.Thread:
+        context = classic_context(self._spark)
+        if context is None:
+            return threading.Thread(target=self._run_tagged, name=self._tag, daemon=True)
+        from pyspark import InheritableThread
+
+        # Takes the caller's Spark properties (pool, description, tags) along.
+        thread: threading.Thread = InheritableThread(target=self._run_grouped, name=self._tag)
+        thread.daemon = True
+        return thread
+
+    def _run_grouped(self) -> None:
+        description = f"Horovod on {self._plan.options.num_workers} ranks ({self._plan.run_id})"
+        self._spark.sparkContext.setJobGroup(self._tag, description, interruptOnCancel=True)
+        self._collect()
+
+    def _run_tagged(self) -> None:
+        self._spark.addTag(self._tag)
+        self._collect()
+
+    def _collect(self) -> None:
+        size = self._plan.slots
+        profile = {} if self._profile is None else {"profile": self._profile}
+        try:
+            frame = self._spark.range(0, size, 1, size)
+            self._rows = frame.mapInArrow(
+                SlotTask(self._plan), OUTCOME_SCHEMA, barrier=True, **profile
+            ).collect()
+        except BaseException as error:  # handed to the driver's thread, which raises
+            self.error = error

@@ -1,0 +1,110 @@
+"""What the driver and the slots of a run say to each other while it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import time
+from typing import Protocol
+
+from ..shared.channel import Message
+from ..shared.rendezvous import Rendezvous
+from ..shared.slot_plan import SlotPlan
+from .control_server import ControlServer
+from .phases import Phases
+from .watch import RunWatch, Verdict
+
+logger = logging.getLogger(__name__)
+
+# Seconds between looks at what only time tells.
+LOOK_SECONDS = 1.0
+# A loop that was held up for so long says nothing about the slots: the driver was stopped.
+HELD_UP = 3.0
+
+
+class Observer(Protocol):
+    """Shows a run to people while it goes on."""
+
+    def on_message(self, message: Message) -> None:
+        """Take one message of a slot."""
+
+    def close(self) -> None:
+        """The run has ended."""
+
+
+class Talk:
+    """What the driver hears of its slots, what it concludes, and what it answers.
+
+    Args:
+        plan: what the slots were told.
+        server: their connections.
+        observer: is shown what they tell.
+    """
+
+    def __init__(self, plan: SlotPlan, server: ControlServer, observer: Observer) -> None:
+        self._server = server
+        self._observer = observer
+        self._rendezvous = Rendezvous(plan.slots, share_gpus=plan.options.share_gpus)
+        self.watch = RunWatch(plan.slots, plan.options, time.monotonic())
+        self._warnings: set[str] = set()
+        self.phases = Phases(plan.slots, plan.options.num_workers, time.monotonic())
+        self._turned = self._looked = time.monotonic()
+
+    def go_on(self) -> Verdict:
+        """Wait a moment for messages, and see what is to be done."""
+        with contextlib.suppress(queue.Empty):
+            self._take(self._server.events.get(timeout=0.1))
+            self.take_rest()
+        now = time.monotonic()
+        if now - self._turned > HELD_UP:
+            self._server.hear_anew()
+            self.watch.hear_anew(now)
+        self._turned = now
+        if now - self._looked > LOOK_SECONDS:
+            self._looked = now
+            self._server.tell(self._rendezvous.look(now))
+            silence = self.watch.heartbeat_timeout
+            self.watch.take_silence(self._server.silent_slots(silence), now)
+        verdict = self.watch.decide(now)
+        if verdict is Verdict.ASK_FOR_STACKS:
+            self._server.broadcast({"type": "stall", "reason": self.watch.stall_reason})
+        return verdict
+
+    def take_rest(self) -> None:
+        """Take the messages that have come."""
+        for message in self._server.events.drain():
+            self._take(message)
+
+    def stop(self) -> None:
+        """Ask the slots to end their ranks, and themselves."""
+        self._server.broadcast({"type": "stop", "reason": "ended by the driver"})
+
+    def see_off(self, seconds: float) -> None:
+        """Wait, not longer than so, for slots whose executors are to be left to have ended."""
+        self.take_rest()
+        deadline = time.monotonic() + seconds
+        while self._server.has_any(self.watch.leaving) and time.monotonic() < deadline:
+            self.go_on()
+
+    def close(self) -> None:
+        """Take what has come, and show no more."""
+        self.take_rest()
+        self._observer.close()
+
+    def _take(self, message: Message) -> None:
+        now = time.monotonic()
+        self._observer.on_message(message)
+        self.phases.take(message, now)
+        if message.get("type") == "notice" and message.get("warn"):
+            self._warn(str(message["text"]))
+        self.watch.take(message, now)
+        waited = self._rendezvous.placed is None
+        self._server.tell(self._rendezvous.take(message, now))
+        if waited and self._rendezvous.placed is not None:
+            self._take(self._rendezvous.placed)
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warnings:  # many ranks may say the same
+            self._warnings.add(text)
+            logger.warning("%s", text)

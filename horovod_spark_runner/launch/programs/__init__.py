@@ -1,0 +1,1 @@
+"""Small programs that MPI and slots start; each runs alone, without this package."""

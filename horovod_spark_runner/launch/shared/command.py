@@ -1,0 +1,163 @@
+"""The mpirun command and the environments of what is started, as values. Pure."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+from ...config import AllreduceOptions, LaunchOptions
+from .affinity import CPUS
+from .topology import Node
+
+# What Open MPI, PMIx and PRRTE tell a process they started.
+MPI_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
+# An outer scheduler's variables would make mpirun ask that scheduler for hosts.
+_SCHEDULER_PREFIXES = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_", "PMI_", "FLUX_", "HYDRA_")
+# What mpirun starts for every rank. The paths differ from host to host (an unpacked archive, say),
+# so each host's daemon has them in its environment.
+SHIM = ("/bin/sh", "-c", 'exec "$HSR_PYTHON" -S -E "$HSR_SHIM"')
+_ALGORITHM_NUMBERS = {"recursive_doubling": "3", "ring": "4", "segmented_ring": "5"}
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environment`` without the traces of an outer MPI job or scheduler.
+
+    Open MPI does not start without a home folder, which containers may not name.
+    """
+    dropped = MPI_PREFIXES + _SCHEDULER_PREFIXES
+    kept = {k: v for k, v in environment.items() if not k.startswith(dropped)}
+    home = os.path.expanduser("~")  # the account's, where the variable is not set
+    return {"HOME": home if os.path.isabs(home) else "/", **kept}
+
+
+def allreduce_parameters(options: AllreduceOptions) -> dict[str, str]:
+    """Return the Open MPI parameters that force ``options.algorithm``; none for ``"auto"``.
+
+    Open MPI's ``han`` component, preferred for several ranks on one host, has no such choice; it
+    is left out so that ``tuned``, which has, is the one in use.
+    """
+    if options.algorithm == "auto":
+        return {}
+    parameters = {
+        "coll": "^han",
+        "coll_tuned_use_dynamic_rules": "1",
+        "coll_tuned_allreduce_algorithm": _ALGORITHM_NUMBERS[options.algorithm],
+    }
+    if options.segment_bytes:
+        parameters["coll_tuned_allreduce_algorithm_segmentsize"] = str(options.segment_bytes)
+    return parameters
+
+
+def transport_parameters(nodes: int) -> dict[str, str]:
+    """Return the Open MPI parameters for a world on ``nodes`` hosts.
+
+    Looking for libfabric devices takes Open MPI a second of every start, for one-sided messages
+    that Horovod does not send. On one host nothing but shared memory is needed.
+    """
+    return {"pml": "ob1", "btl": "self,sm"} if nodes == 1 else {"btl": "^ofi"}
+
+
+def mpirun_command(
+    mpirun: str,
+    nodes: Sequence[Node],
+    options: LaunchOptions,
+    *,
+    agent: str | None,
+    as_root: bool,
+) -> list[str]:
+    """Return the argv that starts one shim per rank.
+
+    Args:
+        mpirun: path of the program.
+        nodes: of the world; the first is the one this command runs on.
+        options: the run's settings.
+        agent: program that starts MPI's daemons on the other hosts; none on one host.
+        as_root: whether the user is root, whom Open MPI refuses unless told.
+    """
+    size = sum(len(node.ranks) for node in nodes)
+    if len(nodes) == 1:
+        # The literal name: no name look-up, and no network interface needs to be up.
+        hosts = f"localhost:{size}"
+    else:
+        hosts = ",".join(f"{node.name}:{len(node.ranks)}" for node in nodes)
+    command = [mpirun, "--host", hosts, "-n", str(size)]
+    # Spark's scheduling, not core numbers, says what a rank may use.
+    command += ["--bind-to", "none", "--map-by", "slot", "--leave-session-attached"]
+    if as_root:
+        command.append("--allow-run-as-root")
+    if agent is not None:
+        # All daemons are started from here: the others could not reach the agent's socket.
+        command += ["--prtemca", "plm_ssh_agent", agent, "--prtemca", "plm_ssh_no_tree_spawn", "1"]
+        command += ["--prtemca", "prte_do_not_resolve", "1"]
+    parameters = {
+        **transport_parameters(len(nodes)),
+        **allreduce_parameters(options.allreduce),
+        **options.mpi_parameters,
+    }
+    for name, value in sorted(parameters.items()):
+        command += ["--mca", name, value]
+    return [*command, *SHIM]
+
+
+def daemon_environment(
+    base: Mapping[str, str],
+    doors: Sequence[str],
+    temporary: str,
+    network: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the environment of mpirun or of its daemon on another host.
+
+    Args:
+        base: the slot's own environment.
+        doors: socket paths for the shims of this host's ranks, by local rank.
+        temporary: folder for its session files.
+        network: what keeps it on the chosen interface.
+    """
+    return {
+        **clean_environment(base),
+        **network,
+        "TMPDIR": temporary,
+        "HSR_DOORS": json.dumps(doors),
+    }
+
+
+def worker_environment(
+    base: Mapping[str, str],
+    options: LaunchOptions,
+    *,
+    gpus: Sequence[str],
+    cpus: int,
+    python_path: Sequence[str],
+    temporary: str,
+) -> dict[str, str]:
+    """Return the environment a rank's process starts with, before MPI's part is known.
+
+    Threads default to the task's cores: ranks that share a host would fight for them otherwise.
+    """
+    threads = str(max(1, cpus))
+    environment = {
+        "OMP_NUM_THREADS": threads,
+        "TF_NUM_INTRAOP_THREADS": threads,
+        # One that waits for the exchange, one that computes meanwhile (benchmarks/training.py).
+        "TF_NUM_INTEROP_THREADS": str(max(2, cpus)),
+        # Horovod's thread waits inside MPI, which polls: the threads that compute need the core.
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        **clean_environment(base),
+        CPUS: threads,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": ":".join(path for path in python_path if path),
+        # What frameworks leave in the temporary folder goes when the rank does.
+        "TMPDIR": temporary,
+        "HOROVOD_FUSION_THRESHOLD": str(options.allreduce.fusion_bytes),
+        "HOROVOD_CYCLE_TIME": str(options.allreduce.cycle_ms),
+    }
+    if options.gpus_per_worker:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        # Indices as nvidia-smi and the schedulers count them; CUDA's own order is by speed.
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    else:
+        # A CPU rank on a GPU machine must not take memory on its devices.
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    return {**environment, **options.env}

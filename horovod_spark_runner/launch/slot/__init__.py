@@ -1,0 +1,1 @@
+"""What runs inside one Spark barrier task."""

@@ -1,0 +1,129 @@
+"""The full log of one rank, in shared storage."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+from ...storage.filesystem import Location
+
+# Pieces of output that may wait for storage. Above it they are dropped, and counted: the run does
+# not wait.
+MAX_WAITING = 20_000
+# Seconds that storage may take for the last lines when the rank has ended.
+CLOSE_SECONDS = 10.0
+
+
+class RankLog:
+    """Appends a rank's output to ``FOLDER/rank-00000.log``, on a thread of its own.
+
+    On a file system the lines are there as they come; object stores take whole objects only, so
+    there the log is put when the rank has ended. A log that cannot be written, or storage that
+    hangs, never harms the run.
+
+    Args:
+        folder: where the logs of the run go; ``None`` to keep none.
+        spool: private folder, for logs bound for an object store.
+
+    Attributes:
+        problem: why the log, or the rest of it, is not kept; ``""`` if nothing is wrong.
+    """
+
+    def __init__(self, folder: str | None, spool: Path) -> None:
+        self._folder = None if folder is None else Location(folder)
+        self._spool = spool / "log"
+        self._early: list[str] = []
+        self._waiting: queue.Queue[list[str] | None] = queue.Queue(MAX_WAITING)
+        self._dropped = 0
+        self.problem = ""
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def open(self, rank: int, title: str) -> None:
+        """Start writing, now that the rank is known; ``title`` goes before what was said so far."""
+        if self._folder is None:
+            return
+        moment = time.strftime("%Y-%m-%d %H:%M:%S %z")
+        self._waiting.put([f"--- {moment} {title}", *self._early])
+        self._early = []
+        target = self._folder.join(f"rank-{rank:05d}.log")
+        self._thread = threading.Thread(
+            target=self._write_all, args=(target,), name="hsr-rank-log", daemon=True
+        )
+        self._thread.start()
+
+    def write(self, lines: list[str]) -> None:
+        """Append ``lines``; does not wait."""
+        if self._folder is None:
+            return
+        if self._thread is None:
+            self._early += lines
+            return
+        try:
+            self._waiting.put_nowait(lines)
+        except queue.Full:
+            self._dropped += len(lines)
+
+    def close(self) -> None:
+        """Let what waits be written, if storage takes it in time."""
+        if self._thread is None:
+            return
+        self._closed = True
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=CLOSE_SECONDS)
+            self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._give_up(TimeoutError("the storage does not answer"))
+
+    def _write_all(self, target: Location) -> None:
+        stream, told = self._open(target), 0
+        while (lines := self._next()) is not None:
+            if self._dropped > told:
+                dropped, told = self._dropped - told, self._dropped
+                lines = [f"--- {dropped:,} lines were dropped: the storage was too slow", *lines]
+            if stream is not None and not self._append(stream, lines):
+                with contextlib.suppress(OSError):
+                    stream.close()
+                stream = None
+        if stream is None:
+            return
+        with contextlib.suppress(OSError):
+            stream.close()
+        if not target.is_local:
+            try:
+                data = target.read_bytes() if target.exists() else b""
+                target.write_bytes(data + self._spool.read_bytes())
+            except Exception as error:  # of any storage: the log is not worth failing for
+                self._give_up(error)
+
+    def _next(self) -> list[str] | None:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._waiting.get(timeout=1.0)
+            if self._closed:  # while the storage hung, and the queue was full
+                return None
+
+    def _open(self, target: Location) -> IO[str] | None:
+        path = Path(str(target)) if target.is_local else self._spool
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("a", encoding="utf-8")
+        except OSError as error:
+            self._give_up(error)
+            return None
+
+    def _append(self, stream: IO[str], lines: list[str]) -> bool:
+        try:
+            stream.write("".join(f"{line}\n" for line in lines))
+            stream.flush()
+        except OSError as error:  # a full disk, say
+            self._give_up(error)
+            return False
+        return True
+
+    def _give_up(self, error: Exception) -> None:
+        self.problem = f"the full logs of ranks cannot be kept in {self._folder}: {error!r}"

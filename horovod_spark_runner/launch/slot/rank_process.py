@@ -1,0 +1,278 @@
+"""A slot's handle on the worker process of its rank."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..shared.lines import LineSplitter
+from ..shared.outcome import (
+    ABORTED,
+    CRASH_FILE,
+    CRASH_SIGNALS,
+    DIED,
+    LOG_TAIL_LINES,
+    LOST,
+    MAX_TRACEBACK,
+    OUTCOME_FILE,
+    RESULT_FILE,
+    STACKS_FILE,
+    STACKS_SIGNAL,
+    Failure,
+    shortened,
+)
+from ..shared.processes import ChildOutput, describe_exit
+from .worker_handle import StartedWorker, Worker, fork_worker
+from .workspace import SMALL_MEMORY, Workspace
+
+# PMIx ends a process that loses its daemon with this exit code (PMIX_ERR_LOST_CONNECTION, -61).
+MPI_LOST_EXIT = 195
+# How long a ready process may take to fork a worker, imports included.
+FORK_SECONDS = 60.0
+# How long a worker that has closed its connection may go on: without it, and without those of MPI,
+# which it has closed, too, it would wait for ever.
+HUNG_UP_SECONDS = 10.0
+# With which MPI ends a process that it cannot bring into its world.
+MPI_START_EXIT = 14
+
+
+class RankProcess:
+    """Starts the worker at once, lends it its MPI environment later, and reads its outcome.
+
+    Args:
+        payload: file that will hold the pickled call when the rank begins.
+        modules: modules to import ahead.
+        environment: the process's environment.
+        directory: private directory of the rank.
+        workspace: of the slot.
+        most_result_bytes: a larger result stays in its file.
+        idle_timeout: seconds a process that has imported them waits for further ranks; 0 for none.
+        on_report: takes the worker's reports.
+        on_lines: takes its output lines.
+    """
+
+    def __init__(
+        self,
+        payload: Path,
+        modules: Sequence[str],
+        environment: Mapping[str, str],
+        directory: Path,
+        workspace: Workspace,
+        *,
+        most_result_bytes: int,
+        idle_timeout: float,
+        on_report: Callable[[dict[str, Any]], None],
+        on_lines: Callable[[list[str]], None],
+    ) -> None:
+        self._payload = payload
+        self._modules = tuple(modules)
+        self._environment = dict(environment)
+        self._directory = directory
+        self._most_result_bytes = most_result_bytes
+        self._on_report = on_report
+        self._on_lines = on_lines
+        self._workspace = workspace
+        self._start_message: bytes | None = None
+        self._asked: signal.Signals | None = None
+        self.ended = False
+        forked = self._fork(idle_timeout) if idle_timeout and modules else None
+        self._take(forked or self._start())
+
+    def _fork(self, idle_timeout: float) -> Worker | None:
+        request = {"directory": str(self._directory), "payload": str(self._payload)}
+        return fork_worker(request, self._environment, self._modules, idle_timeout)
+
+    def _start(self) -> Worker:
+        arguments = [str(self._directory), str(self._payload), *self._modules]
+        return StartedWorker(arguments, self._environment)
+
+    def _take(self, worker: Worker) -> None:
+        self._worker = worker
+        self._since = time.monotonic()
+        self._hung_up: float | None = None  # since when
+        self._reports = LineSplitter(tail=0)
+        self._output = ChildOutput(worker.output, LOG_TAIL_LINES, self._on_lines)
+        if worker.pid is not None:
+            self._workspace.watch(worker.pid)
+        if self._start_message is not None:
+            self._say(self._start_message)
+
+    @property
+    def log_tail(self) -> tuple[str, ...]:
+        return self._output.tail
+
+    def handlers(self) -> dict[int, Callable[[], None]]:
+        """Return what to call when which descriptor can be read."""
+        handlers = self._output.handlers()
+        if not self.ended:
+            if self._hung_up is None:
+                handlers[self._worker.connection.fileno()] = self._on_connection
+            handlers.update(dict.fromkeys(self._worker.watched, self._look))
+        return handlers
+
+    def check(self) -> None:
+        """Notice an end that no descriptor has told of, or a ready process that does nothing."""
+        if self.ended:
+            return
+        if self._worker.pid is None and time.monotonic() - self._since > FORK_SECONDS:
+            self._start_instead()
+        if self._hung_up is not None and time.monotonic() - self._hung_up > HUNG_UP_SECONDS:
+            self._worker.end()
+        self._look()
+
+    def _start_instead(self) -> None:
+        """Start the worker that the ready process does not fork the plain way."""
+        self._output.close()
+        self._worker.close()
+        self._take(self._start())
+
+    def begin(self, environment: Mapping[str, str], rank: int, size: int) -> None:
+        """Let the worker join MPI as ``rank`` of ``size`` and run the function."""
+        message = {"environment": dict(environment), "rank": rank, "size": size}
+        self._start_message = json.dumps(message).encode() + b"\n"
+        self._say(self._start_message)
+
+    def kill(self) -> None:
+        """End the worker and what it started; safe to call again."""
+        self._worker.end()
+        if self._worker.pid is not None:
+            self._workspace.forget(self._worker.pid)
+        self._output.drain()
+        self.ended = True
+
+    def ask_to_end(self, why: signal.Signals) -> None:
+        """Pass on that this host is to be left soon; a training saves and ends by itself.
+
+        Args:
+            why: the signal that told the slot.
+        """
+        self._asked = why
+        self._worker.send_signal(signal.SIGTERM)
+
+    def dump_stacks(self) -> None:
+        """Have the worker write its Python stacks, for `stacks`."""
+        if (self._directory / STACKS_FILE).exists():
+            self._worker.send_signal(STACKS_SIGNAL)
+
+    def stacks(self) -> str:
+        """Return the stacks the worker has written, if it was asked to."""
+        path = self._directory / STACKS_FILE
+        return path.read_text(errors="replace").strip() if path.exists() else ""
+
+    def close(self) -> None:
+        self.kill()
+        self._output.close()
+        self._worker.close()
+
+    def told_failure(self) -> Failure | None:
+        """Return what the worker says it failed of; it may not have ended yet."""
+        return self._read_outcome()[0] if (self._directory / OUTCOME_FILE).exists() else None
+
+    def _read_outcome(self) -> tuple[Failure | None, dict[str, float]]:
+        with (self._directory / OUTCOME_FILE).open("rb") as stream:
+            told: tuple[Failure | None, dict[str, float]] = pickle.load(stream)
+        return told
+
+    def outcome(
+        self,
+    ) -> tuple[bytes | None, tuple[Path, int] | None, Failure | None, dict[str, float]]:
+        """Return what became of a worker that has ended by itself.
+
+        Returns:
+            The pickled result, or the file it is in and its size if it is large; the failure;
+            seconds spent per phase.
+        """
+        code = self._worker.poll()
+        assert code is not None
+        path = self._directory / OUTCOME_FILE
+        if not path.exists() and code == MPI_LOST_EXIT:
+            message = "MPI ended it, because another rank or mpirun was gone"
+            return None, None, Failure(ABORTED, time.time(), message), {}
+        if not path.exists() and code == -signal.SIGTERM and self._asked is not None:
+            message = (
+                f"its Spark task was killed or lost: its executor was asked to end, or has ended "
+                f"({self._asked.name})"
+            )
+            return None, None, Failure(LOST, time.time(), message, log_tail=self.log_tail), {}
+        if not path.exists():
+            message = f"its process {describe_exit(code)}{self._hint(code)}"
+            return None, None, self._died(message, self._crash(code)), {}
+        failure, timings = self._read_outcome()
+        if failure is None and code != 0 and not self._worker.guessed:
+            end = f"its process {describe_exit(code)} while it left the MPI world"
+            failure = self._died(f"{end}{self._hint(code)}")
+        if failure is not None:
+            return None, None, failure, timings
+        result = self._directory / RESULT_FILE
+        size = result.stat().st_size
+        if size > self._most_result_bytes:
+            return None, (result, size), None, timings
+        return result.read_bytes(), None, None, timings
+
+    def _hint(self, code: int) -> str:
+        if self._hung_up is not None:
+            return "; it had closed its connection to its slot (all file descriptors?)"
+        if code == MPI_START_EXIT:
+            room = self._workspace.shared_memory_left()
+            full = f": /dev/shm has {room / 2**20:.0f} MiB left" if room < SMALL_MEMORY else ""
+            return f"; MPI could not start, or mpirun was gone{full}"
+        return "; the system may have run out of memory" if code == -signal.SIGKILL else ""
+
+    def _died(self, message: str, stacks: str = "") -> Failure:
+        return Failure(DIED, time.time(), message, traceback=stacks, log_tail=self.log_tail)
+
+    def _crash(self, code: int) -> str:
+        """Return the Python stacks of a worker that ended with ``code``, if it wrote them."""
+        path = self._directory / CRASH_FILE
+        if -code not in CRASH_SIGNALS or not path.exists():
+            return ""
+        lines = path.read_text(errors="replace").splitlines()
+        told = [line for line in lines if not line.startswith("Extension modules:")]
+        self._on_lines(told)  # so that they are in the rank's log, too
+        return shortened("\n".join(told).strip(), MAX_TRACEBACK)
+
+    def _say(self, message: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has just died, which the loop notices
+            self._worker.connection.sendall(message)
+
+    def _on_connection(self) -> None:
+        try:
+            data = self._worker.connection.recv(65536)
+        except ConnectionError:
+            data = b""
+        self._read(data)
+        if not data:
+            self._hung_up = time.monotonic()
+            self._worker.hang_up()
+            if self._worker.pid is None:
+                self._start_instead()
+                return
+        self._look()
+
+    def _read(self, data: bytes) -> None:
+        for line in self._reports.feed(data):
+            try:
+                report = json.loads(line)
+            except ValueError:  # half a report of a worker that was killed
+                continue
+            if self._worker.take(report):
+                if report["type"] == "forked":
+                    self._workspace.watch(report["pid"])
+                    if self._asked is not None:  # meanwhile
+                        self._worker.send_signal(signal.SIGTERM)
+            else:
+                self._on_report(report)
+
+    def _look(self) -> None:
+        """Notice the end of the process itself: what it forked may keep everything else open."""
+        if self._worker.poll() is None:
+            return
+        self._read(self._worker.read_rest())
+        self._output.drain()
+        self.ended = True

@@ -1,0 +1,264 @@
+"""Processes that have imported a framework already and lend every rank a copy of themselves.
+
+Importing TensorFlow takes seconds; a forked copy of a process that has done so takes milliseconds.
+Each executor keeps one such process for each environment its ranks are started with: the first
+slot that needs one starts it, the slots and runs that follow find it at a Unix socket in a
+directory of this user's. It ends with its executor, and when nobody has asked for a while
+(``worker_idle_timeout``). It imports installed packages only and never runs a user's code, so a
+rank finds what it would find in a new process.
+
+A slot connects, sends one request with the pipe for the rank's output, and keeps the connection:
+the rank talks over it as a worker that was started talks over its socket, and the ready process
+adds the rank's exit code. Where there is no such process and none can be started, a rank's worker
+is started the plain way.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...machine import process_start
+from .driver_link import receive_exactly
+from .workspace import is_private, short_temporary
+
+MODULE = "horovod_spark_runner.launch.worker.ready_process"
+# What differs from rank to rank or run to run, and is read by no import.
+PER_RANK = ("TMPDIR", "CUDA_VISIBLE_DEVICES")
+_LENGTH = struct.Struct("!I")
+_MAX_REQUEST = 16 * 1024 * 1024
+# Those that this process has started: their exits are collected here.
+_started: list[subprocess.Popen[bytes]] = []
+
+
+def ask_for_worker(
+    request: Mapping[str, Any],
+    output: int,
+    environment: Mapping[str, str],
+    modules: Sequence[str],
+    idle_timeout: float,
+) -> socket.socket | None:
+    """Ask this executor's ready process for a worker; start that process if there is none.
+
+    Args:
+        request: what the worker is told at its start.
+        output: descriptor that takes the worker's output.
+        environment: of the worker.
+        modules: what it is to have imported.
+        idle_timeout: seconds a ready process waits for the next request.
+
+    Returns:
+        The connection to the worker to be; ``None`` if a ready process cannot be had here.
+    """
+    own = {name: environment[name] for name in PER_RANK if name in environment}
+    whole = {**request, "environment": own, "modules": [*modules], "idle": idle_timeout}
+    try:
+        connection = _reach(environment, modules, idle_timeout)
+        write_request(connection, whole, output)
+    except OSError:
+        return None
+    return connection
+
+
+def ask_to_import(
+    environment: Mapping[str, str], modules: Sequence[str], idle_timeout: float
+) -> None:
+    """Have this executor's ready process import ``modules``, if it can be had; does not wait.
+
+    Args:
+        environment: of the workers to be.
+        modules: what they will need.
+        idle_timeout: seconds a ready process waits for the next request.
+    """
+    with contextlib.suppress(OSError), _reach(environment, modules, idle_timeout) as connection:
+        write_request(connection, {"modules": [*modules], "idle": idle_timeout})
+
+
+def _reach(
+    environment: Mapping[str, str], modules: Sequence[str], idle_timeout: float
+) -> socket.socket:
+    """Return a connection to this executor's ready process; start that if there is none."""
+    shared = {name: text for name, text in environment.items() if name not in PER_RANK}
+    _started[:] = [process for process in _started if process.poll() is None]
+    directory = _directory()
+    with _locked(directory):
+        path = directory / f"{_key(shared, modules)}.socket"
+        return _connect(path) or _start(path, shared, idle_timeout)
+
+
+def write_request(connection: socket.socket, request: Mapping[str, Any], *files: int) -> None:
+    """Send ``request`` and descriptors."""
+    data = json.dumps(request).encode()
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
+    connection.sendmsg([_LENGTH.pack(len(data))], rights)
+    connection.sendall(data)
+
+
+def read_request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Return a request and its descriptors; what follows it stays unread.
+
+    Raises:
+        OSError: the connection has ended or brought something else.
+    """
+    head, files, _, _ = socket.recv_fds(connection, _LENGTH.size, 4)
+    try:
+        size = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
+        if size > _MAX_REQUEST:
+            raise OSError(f"a request of {size} bytes")
+        request = json.loads(receive_exactly(connection, size))
+        if not isinstance(request, dict):
+            raise OSError("no request")
+    except (OSError, ValueError) as error:
+        for file in files:
+            os.close(file)
+        raise OSError(str(error)) from error
+    return request, list(files)
+
+
+def remove_if_over(path: Path, is_over: Callable[[], bool]) -> bool:
+    """Take the socket at ``path`` away, and the directory with the last one.
+
+    Args:
+        path: of the socket.
+        is_over: is asked once no slot can be about to connect.
+
+    Returns:
+        Whether it was done; not while a slot looks for it.
+    """
+    try:
+        with _locked(path.parent, fcntl.LOCK_NB):
+            if not is_over():
+                return False
+            path.unlink(missing_ok=True)
+            if not any(path.parent.glob("*.socket")):
+                shutil.rmtree(path.parent, ignore_errors=True)
+    except BlockingIOError:
+        return False
+    except OSError:  # the directory is gone already
+        pass
+    return True
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, how: int = 0) -> Iterator[None]:
+    """Hold the lock of a directory, which is made if it is not there."""
+    lock = directory / "lock"
+    while True:
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        _check_private(directory)
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(lock.open("w"))
+                fcntl.flock(file, fcntl.LOCK_EX | how)
+                if os.fstat(file.fileno()).st_ino != lock.stat().st_ino:
+                    continue
+            except FileNotFoundError:  # whoever was last took it away just now
+                continue
+            yield
+            return
+
+
+def _check_private(directory: Path) -> None:
+    if not is_private(directory):
+        raise PermissionError(f"{directory} is not this user's own")
+
+
+def _owner() -> int:
+    # Spark's Python daemon: all Python workers of an executor are its children, one like another.
+    parent = os.getppid()
+    return parent if parent > 1 else os.getpid()
+
+
+def _prefix() -> str:
+    # Numbers of processes mean something within one name space only.
+    space = os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    return f"hsr-ready-{os.getuid()}-{space}-"
+
+
+def _directory() -> Path:
+    """Return where the ready processes of this executor are found."""
+    owner = _owner()
+    return Path(short_temporary(32)) / f"{_prefix()}{owner}-{process_start(owner)}"
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what executors left behind that were killed together with all they had started."""
+    for other in directory.parent.glob(f"{_prefix()}*"):
+        owner, _, began = other.name.removeprefix(_prefix()).partition("-")
+        with contextlib.suppress(OSError, ValueError):
+            if process_start(int(owner)) != began:
+                _check_private(other)
+                shutil.rmtree(other)
+
+
+def _key(environment: Mapping[str, str], modules: Sequence[str]) -> str:
+    """Return a short name of everything that an import may depend on."""
+    places = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    facts = {
+        "environment": dict(environment),
+        "frameworks": sorted({"torch" if "torch" in module else "" for module in modules}),
+        "python": sys.executable,
+        "directory": os.getcwd(),
+        # Changes when a package is installed, removed or replaced.
+        "installed": [(path, os.stat(path).st_mtime_ns) for path in filter(os.path.isdir, places)],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _connect(path: Path) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(path))
+    except OSError:  # none there, or one that has died
+        connection.close()
+        return None
+    return connection
+
+
+def _start(path: Path, environment: Mapping[str, str], idle_timeout: float) -> socket.socket:
+    """Start the ready process that listens at ``path`` and return a connection to it."""
+    _sweep(path.parent)
+    _retire_others(path)
+    path.unlink(missing_ok=True)
+    owner = _owner()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen(128)
+        arguments = [listener.fileno(), path, owner, process_start(owner), idle_timeout]
+        _started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", MODULE, *map(str, arguments)],
+                env={**environment, "TMPDIR": str(path.parent)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(listener.fileno(),),
+                start_new_session=True,
+            )
+        )
+        connection = _connect(path)
+    if connection is None:
+        raise ConnectionError(f"nothing listens at {path}")
+    return connection
+
+
+def _retire_others(path: Path) -> None:
+    """Ask the ready processes of other environments to end when their ranks have."""
+    for other in path.parent.glob("*.socket"):
+        connection = None if other == path else _connect(other)
+        if connection is not None:
+            with connection, contextlib.suppress(OSError):
+                write_request(connection, {"idle": 0.0})

@@ -1,0 +1,213 @@
+"""A slot's hold on a worker process, whichever way it came to be."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from ...machine import exit_code_of
+from ..shared.processes import end_group, signal_group, start_tethered
+from .ready import ask_for_worker
+
+WORKER_MODULE = "horovod_spark_runner.launch.worker.main"
+# How long after a worker's end its exit code may take to come: the ready process may be busy.
+_CODE_SECONDS = 30.0
+# After which the kernel is asked: the ready process may have been stopped.
+_OWN_LOOK_SECONDS = 2.0
+# How long a process that has closed its connection may take to end.
+_END_SECONDS = 1.0
+
+
+class Worker(abc.ABC):
+    """A worker process.
+
+    Attributes:
+        connection: its reports come and its start message goes this way.
+        output: what it prints.
+        watched: further descriptors that can be read once it has ended.
+        pid: its number and that of its process group, once it is known.
+        guessed: whether its exit code is not known, and only taken for that of SIGKILL.
+    """
+
+    connection: socket.socket
+    output: IO[bytes]
+    watched: tuple[int, ...] = ()
+    pid: int | None = None
+    guessed = False
+
+    @abc.abstractmethod
+    def take(self, report: Mapping[str, Any]) -> bool:
+        """Take a report if it is about the process and not by it; tell whether it was."""
+
+    @abc.abstractmethod
+    def hang_up(self) -> None:
+        """Take note that nothing more comes by the connection."""
+
+    @abc.abstractmethod
+    def poll(self) -> int | None:
+        """Return the exit code, that of a signal being negative; ``None`` while it runs."""
+
+    @abc.abstractmethod
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, if there is still a process to take it."""
+
+    @abc.abstractmethod
+    def end(self) -> None:
+        """End it and what it started; safe to call again."""
+
+    def read_rest(self) -> bytes:
+        """Return what an ended worker has left in the connection."""
+        rest = b""
+        self.connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            while data := self.connection.recv(65536):
+                rest += data
+        return rest
+
+    def unwatch(self) -> None:
+        """Close what tells of its end."""
+        for descriptor in self.watched:
+            os.close(descriptor)
+        self.watched = ()
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self.connection.close()
+        self.unwatch()
+
+
+class StartedWorker(Worker):
+    """A child process of this one.
+
+    Args:
+        arguments: of the worker program, after the descriptor.
+        environment: of the process.
+    """
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.connection, other = socket.socketpair()
+        with other:
+            self._process = start_tethered(
+                [sys.executable, "-m", WORKER_MODULE, str(other.fileno()), *arguments],
+                environment,
+                directory=os.getcwd(),
+                inherit=(other.fileno(),),
+            )
+        assert self._process.stdout is not None
+        self.output = self._process.stdout
+        self.pid = self._process.pid
+        self.watched = _watch(self._process.pid)
+
+    def take(self, report: Mapping[str, Any]) -> bool:
+        return False
+
+    def hang_up(self) -> None:
+        # The process may have closed it; whether it has ended is seen by itself.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def end(self) -> None:
+        end_group(self._process, grace=0)
+
+
+class ForkedWorker(Worker):
+    """A child of this executor's ready process, which tells its number and its exit code.
+
+    Args:
+        connection: to the ready process and, later, to the worker.
+        output: what the worker prints.
+    """
+
+    def __init__(self, connection: socket.socket, output: IO[bytes]) -> None:
+        self.connection = connection
+        self.output = output
+        self._code: int | None = None
+        self._gone_since: float | None = None
+
+    def take(self, report: Mapping[str, Any]) -> bool:
+        if report["type"] == "forked":
+            self.pid = int(report["pid"])
+            self.watched = _watch(self.pid)
+        elif report["type"] == "exit":
+            self._code = int(report["code"])
+        return report["type"] in ("forked", "exit")
+
+    def hang_up(self) -> None:
+        if self.pid is not None and self._code is None:
+            # The ready process has died, and its workers with it.
+            self._code, self.guessed = -signal.SIGKILL, True
+
+    def poll(self) -> int | None:
+        if self._code is None and self.watched and select.select(self.watched, [], [], 0)[0]:
+            self._gone_since = time.monotonic()
+            self.unwatch()
+        gone = 0.0 if self._gone_since is None else time.monotonic() - self._gone_since
+        if self._code is None and gone > _OWN_LOOK_SECONDS and self.pid is not None:
+            self._code = exit_code_of(self.pid)
+        if self._code is None and gone > _CODE_SECONDS:
+            # Without a code for so long, the ready process has died as well, or hangs.
+            self._code, self.guessed = -signal.SIGKILL, True
+        return self._code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.pid is not None and self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def end(self) -> None:
+        if self.pid is not None:
+            signal_group(self.pid, signal.SIGKILL)
+            if self._code is None:
+                self._code = -signal.SIGKILL
+        # Where it has no number yet, the ready process ends it once the connection is closed.
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+
+def _watch(pid: int) -> tuple[int, ...]:
+    """Return a descriptor that can be read once the process has ended, where the kernel has it."""
+    try:
+        return (os.pidfd_open(pid),)
+    except (AttributeError, OSError):
+        return ()
+
+
+def fork_worker(
+    request: Mapping[str, Any],
+    environment: Mapping[str, str],
+    modules: Sequence[str],
+    idle_timeout: float,
+) -> ForkedWorker | None:
+    """Return a worker forked by this executor's ready process; ``None`` if none can be had.
+
+    Args:
+        request: what the worker is told at its start.
+        environment: of the process.
+        modules: modules it is to have imported.
+        idle_timeout: seconds a ready process waits for the next request.
+    """
+    reading, writing = os.pipe()
+    try:
+        connection = ask_for_worker(request, writing, environment, modules, idle_timeout)
+    finally:
+        os.close(writing)
+    output = os.fdopen(reading, "rb", buffering=0)
+    if connection is None:
+        output.close()
+        return None
+    return ForkedWorker(connection, output)

@@ -1,0 +1,1 @@
+"""A training on the driver: request, attempts, evaluation."""

@@ -1,0 +1,203 @@
+"""A training as a series of attempts: each goes on from the newest checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ..config import LaunchOptions, RestartOptions
+from ..errors import (
+    CheckpointError,
+    HorovodSparkError,
+    NotEnoughSlotsError,
+    PreemptedError,
+    RunFailedError,
+)
+from ..launch.driver.console import Console
+from ..launch.driver.launch import RunResult, launch
+from ..launch.shared.channel import Message
+from ..rundir.attempt import (
+    FINISHED,
+    RUNNING,
+    Attempt,
+    classify,
+    decide,
+    describe_attempts,
+)
+from ..rundir.checkpoint import newest_checkpoint
+from ..rundir.directory import RunDirectory
+from ..rundir.lock import RunLock
+from ..spark.capacity import REPLACEMENT_SECONDS, check_slots
+from ..training.entry import MODULES, train_rank
+from ..training.spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class StepObserver:
+    """Shows a run on the console and notes how far it came."""
+
+    console: Console
+    first_step: int = 0
+
+    def __post_init__(self) -> None:
+        self.last_step = self.first_step
+
+    def on_message(self, message: Message) -> None:
+        if message.get("type") == "resumed":  # perhaps earlier than the driver thought
+            self.first_step = self.last_step = int(message["run_step"])
+        if message.get("type") == "progress":
+            self.last_step = int(message.get("run_step", self.last_step))
+        self.console.on_message(message)
+
+    def reached(self, attempt: Attempt) -> Attempt:
+        """Return ``attempt`` with the steps it really began with and came to."""
+        return replace(attempt, first_step=self.first_step, last_step=self.last_step)
+
+    def close(self) -> None:
+        self.console.close()
+
+
+@dataclass
+class Attempts:
+    """Runs one training until it is finished or may not be started again.
+
+    Attributes:
+        spark: session to run in.
+        launching: how to start the ranks.
+        restarts: what to do when they are cut short.
+        directory: the run directory.
+        lock: its lock, held.
+        done: the attempts of this call so far.
+    """
+
+    spark: SparkSession
+    launching: LaunchOptions
+    restarts: RestartOptions
+    directory: RunDirectory
+    lock: RunLock
+    pause: Callable[[float], None] = time.sleep
+    done: list[Attempt] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._earlier = self.directory.read_attempts()
+
+    def run(self, spec: TrainingSpec) -> RunResult:
+        """Train as ``spec`` says and return the ranks' results.
+
+        Raises:
+            HorovodSparkError: the last attempt's error, with a line for each attempt.
+        """
+        while True:
+            try:
+                return self._attempt(spec)
+            except HorovodSparkError as error:
+                decision = decide(self.done, self.restarts, time.time())
+                if decision.restart_at is None:
+                    raise self._told(error) from error.__cause__
+                logger.warning("%s: %s", decision.reason, _first_line(error))
+                self.pause(max(0.0, decision.restart_at - time.time()))
+
+    def _attempt(self, spec: TrainingSpec) -> RunResult:
+        newest = self._newest(spec)
+        self.directory.sweep()
+        first_step = newest or 0
+        observer = StepObserver(Console(quiet=not self.launching.stream_logs), first_step)
+        attempt = self._begin(first_step)
+        try:
+            launching = self._fitting()
+            attempt = replace(attempt, workers=launching.num_workers)
+            self._write(attempt)
+            spec = replace(spec, checkpoint=newest, lock_token=self.lock.begin_attempt())
+            result = launch(
+                self.spark, launching, train_rank, (spec,), {}, observer, modules=MODULES
+            )
+            saved = result.result.preempted_at
+            if saved is not None:
+                observer.last_step = saved
+                raise PreemptedError(
+                    f"the run was asked to end (SIGTERM) and saved a checkpoint of step {saved} in "
+                    f"{self.directory.location}; the same call goes on from it, and with "
+                    "max_restarts it does so by itself"
+                )
+        except BaseException as error:
+            known = isinstance(error, HorovodSparkError)
+            self._close(
+                observer.reached(attempt),
+                classify(error) if isinstance(error, HorovodSparkError) else type(error).__name__,
+                _first_line(error) if known else repr(error),
+            )
+            raise
+        self._close(observer.reached(attempt), FINISHED)
+        return result
+
+    def _begin(self, first_step: int) -> Attempt:
+        return Attempt(
+            number=len(self._earlier) + len(self.done) + 1,
+            workers=self.launching.num_workers,
+            started=time.time(),
+            ended=time.time(),
+            first_step=first_step,
+            last_step=first_step,
+            ending=RUNNING,
+        )
+
+    def _newest(self, spec: TrainingSpec) -> int | None:
+        try:
+            newest = newest_checkpoint(self.directory, spec.run_id)
+            return None if newest is None else newest[1].step
+        except CheckpointError as error:
+            # An attempt, too: storage that stays away uses up the restarts.
+            first_step = self.done[-1].first_step if self.done else 0
+            self._close(self._begin(first_step), classify(error), _first_line(error))
+            raise
+
+    def _fitting(self) -> LaunchOptions:
+        """Return the settings for as many ranks as there are slots for now.
+
+        The first attempt takes what was asked for. A restart waits for the executors that replace
+        lost ones; then it may make do with fewer, and the next one asks for all again.
+        """
+        if not self.done:
+            return self.launching
+        patience = self.launching.start_timeout
+        launching = replace(
+            self.launching, start_timeout=REPLACEMENT_SECONDS if patience is None else patience
+        )
+        try:
+            check_slots(self.spark, launching)
+        except NotEnoughSlotsError as error:
+            ranks = launching.num_workers * error.found // error.asked
+            if ranks < (self.restarts.min_workers or launching.num_workers):
+                raise
+            logger.warning("going on with %d ranks instead of %d", ranks, launching.num_workers)
+            return replace(launching, num_workers=ranks)
+        return launching
+
+    def _close(self, attempt: Attempt, ending: str, cause: str = "") -> None:
+        self.done.append(replace(attempt, ended=time.time(), ending=ending, cause=cause))
+        self._write()
+
+    def _write(self, *current: Attempt) -> None:
+        lines = [asdict(attempt) for attempt in (*self.done, *current)]
+        try:
+            self.directory.write_attempts([*self._earlier, *lines])
+        except OSError as error:  # a record for people; the run does not depend on it
+            logger.warning("%s could not be written: %s", self.directory.attempts, error)
+
+    def _told(self, error: HorovodSparkError) -> HorovodSparkError:
+        """Add what was tried to the message."""
+        if len(self.done) > 1 and isinstance(error, RunFailedError):
+            error.args = (f"{error}\n\nAttempts:\n{describe_attempts(self.done)}",)
+        return error
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -1,0 +1,295 @@
+"""Saving and finding checkpoints; knows arrays and JSON, no framework.
+
+A checkpoint is a folder with some ``.npz`` files and ``checkpoint.json``. The latter holds the
+SHA-256 of the others and of itself and is written last, so a folder without it, or whose sums do
+not fit, is not a checkpoint: it is skipped, loudly, for the one before. The driver, which needs no
+arrays, reads ``checkpoint.json`` only; whoever needs the others checks their sums where it reads
+them. One that cannot be read now may be whole: it is tried again, and neither skipped nor deleted.
+On storage that can rename a folder, the whole folder appears in one step.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..config import CheckpointOptions
+from ..errors import RunDirectoryError
+from ..storage.arrays import Arrays, dump_arrays, load_arrays
+from ..storage.filesystem import Location
+from ..storage.patience import patiently
+from ..storage.sums import read_checked, sealed, sum_of, unsealed
+from .directory import RunDirectory
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 2
+VARIABLES_FILE = "variables.npz"
+RANKS_FILE = "ranks.npz"
+MANIFEST_FILE = "checkpoint.json"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """All of a checkpoint but its arrays.
+
+    Attributes:
+        step: steps of the whole run so far.
+        epoch: whole epochs so far.
+        history: metrics of each of those epochs.
+        data_fingerprint: identity of the training data.
+        variables: (name, path, shape, dtype) of the model's and optimizer's variables, in order.
+        epoch_step: steps of the epoch after those; 0 at the end of an epoch.
+        world: ranks that took part.
+        run_id: identity of the run.
+        order: what the order of samples follows from: global batch, seed, shuffle, window.
+        settings: what the run was started with.
+        state: small values that training goes on with, such as the unscaled learning rate.
+        rank_states: small values of each rank, such as the state of its callbacks.
+        model: the model's layers and what it was compiled with (``describe_model``), and by which
+            optimizer which weights are trained; empty in checkpoints of earlier versions.
+    """
+
+    step: int
+    epoch: int
+    history: list[dict[str, float]]
+    data_fingerprint: str
+    variables: list[list[Any]]
+    epoch_step: int = 0
+    world: int = 1
+    run_id: str = ""
+    order: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    rank_states: list[dict[str, Any]] = field(default_factory=list)
+    model: dict[str, Any] = field(default_factory=dict)
+
+
+class IncompleteCheckpoint(ValueError):
+    """The folder was left by a writer that did not come to its end."""
+
+
+def save_checkpoint(
+    directory: RunDirectory, info: CheckpointInfo, files: Mapping[str, Arrays]
+) -> Location:
+    """Write a checkpoint and return its folder; a reader sees all of it or nothing.
+
+    Args:
+        directory: the run directory.
+        info: what it is.
+        files: arrays by name, by file name.
+
+    Raises:
+        OSError: the storage does not take it; other checkpoints are untouched.
+    """
+    folder = directory.checkpoint(info.step)
+    if folder.renames_whole:
+        aside = directory.checkpoints.join(f".{folder.name}.{uuid.uuid4().hex[:8]}")
+        try:
+            _write(aside, info, files)
+            # The same step is saved twice when the end of its epoch follows: the later one counts.
+            folder.delete_folder()
+            aside.move_to(folder)
+        except BaseException:
+            _delete_quietly(aside)
+            raise
+    else:
+        if folder.exists():
+            folder.delete_folder()  # its manifest goes first or with it: never a mixture
+        _write(folder, info, files)
+    return folder
+
+
+def _write(folder: Location, info: CheckpointInfo, files: Mapping[str, Arrays]) -> None:
+    folder.make_folder()
+    sums = {}
+    for name, arrays in files.items():
+        data = dump_arrays(arrays)
+        sums[name] = sum_of(data)
+        folder.join(name).write_unseen(data)
+    facts = {item.name: getattr(info, item.name) for item in fields(info)}
+    text = json.dumps({"format": FORMAT, "sums": sums, **facts})
+    folder.join(MANIFEST_FILE).write_unseen(sealed(text).encode())
+
+
+def _delete_quietly(folder: Location) -> None:
+    try:
+        folder.delete_folder()
+    except OSError as error:
+        logger.warning("%s could not be deleted: %s", folder, error)
+
+
+def prune_checkpoints(directory: RunDirectory, newest: int, options: CheckpointOptions) -> None:
+    """Delete all but the ``options.keep`` newest whole checkpoints and the best.
+
+    Args:
+        directory: the run directory.
+        newest: step of the checkpoint just written. What claims to be later was damaged when
+            this run began; it does not count and is not touched.
+        options: how many to keep, and which metric tells the best.
+    """
+    whole: dict[int, CheckpointInfo] = {}
+    for step in directory.checkpoint_steps():
+        if step <= newest:
+            try:
+                whole[step] = read_info(directory.checkpoint(step))
+            except ValueError:
+                _delete_quietly(directory.checkpoint(step))
+            except OSError as error:  # it may be whole, and the best
+                logger.warning("checkpoint %s stays: %s", directory.checkpoint(step), error)
+    kept = {*list(whole)[: options.keep]}
+    best = best_step(whole, options)
+    for step in whole.keys() - kept - {best}:
+        _delete_quietly(directory.checkpoint(step))
+    for left in directory.checkpoints.list():
+        if left.name.startswith(".step-"):  # of a writer that was killed
+            _delete_quietly(left)
+
+
+def best_step(infos: Mapping[int, CheckpointInfo], options: CheckpointOptions) -> int | None:
+    """Return the step of the best checkpoint at the end of an epoch, the earliest of equals."""
+    metric = options.best_metric
+    if metric is None:
+        return None
+    values = {
+        step: info.history[-1][metric]
+        for step, info in sorted(infos.items())
+        if info.epoch_step == 0 and info.history and metric in info.history[-1]
+    }
+    numbers = {step: value for step, value in values.items() if value == value}
+    choose = max if options.best_is_highest else min
+    return choose(numbers, key=lambda step: numbers[step], default=None)
+
+
+def read_info(folder: Location) -> CheckpointInfo:
+    """Return what ``checkpoint.json`` in ``folder`` says.
+
+    Raises:
+        IncompleteCheckpoint: there is none.
+        ValueError: it is damaged.
+        OSError: the storage fails.
+    """
+    return _read_manifest(folder)[0]
+
+
+def verify_checkpoint(folder: Location) -> CheckpointInfo:
+    """Return what a checkpoint is, after every file of it was read and its sum checked.
+
+    Raises:
+        ValueError: it is not whole, or its contents have changed.
+        OSError: the storage fails.
+    """
+    info, sums = _read_manifest(folder)
+    for name in sums:
+        read_checked(folder, name, sums)
+    return info
+
+
+def load_checkpoint(folder: Location) -> tuple[CheckpointInfo, dict[str, dict[str, np.ndarray]]]:
+    """Return a checkpoint: what it is, and its arrays by name, by file name.
+
+    Raises:
+        ValueError: it is not whole, or its contents have changed.
+        OSError: the storage fails.
+    """
+    info, sums = _read_manifest(folder)
+    return info, {name: load_arrays(read_checked(folder, name, sums)) for name in sums}
+
+
+def read_file(folder: Location, name: str) -> tuple[CheckpointInfo, bytes]:
+    """Return a checkpoint: what it is, and one of its files, whose sum was checked.
+
+    Raises:
+        ValueError: there is no such file, or its contents have changed.
+        OSError: the storage fails.
+    """
+    info, sums = _read_manifest(folder)
+    return info, read_checked(folder, name, sums)
+
+
+def newest_checkpoint(
+    directory: RunDirectory,
+    run_id: str | None = None,
+    say: Callable[[str], None] = logger.warning,
+) -> tuple[Location, CheckpointInfo] | None:
+    """Return the newest checkpoint, by what the manifests say: no arrays are read.
+
+    Args:
+        directory: the run directory.
+        run_id: identity of the run; a checkpoint of another run is passed over.
+        say: takes a line about each that is skipped.
+
+    Raises:
+        RunDirectoryError: there are checkpoints, but none can be resumed from.
+        CheckpointError: the storage fails, again and again.
+    """
+    found = newest_readable(directory, lambda folder: (read_info(folder), None), run_id, say=say)
+    return None if found is None else found[:2]
+
+
+def newest_readable(
+    directory: RunDirectory,
+    read: Callable[[Location], tuple[CheckpointInfo, T]],
+    run_id: str | None = None,
+    *,
+    newest: int | None = None,
+    say: Callable[[str], None] = logger.warning,
+) -> tuple[Location, CheckpointInfo, T] | None:
+    """Return the newest checkpoint that can be read; tells of those that cannot.
+
+    Args:
+        directory: the run directory.
+        read: reads as much of it as is needed, such as `load_checkpoint`.
+        run_id: identity of the run; a checkpoint of another run is passed over.
+        newest: steps of the newest that counts.
+        say: takes a line about each that is skipped.
+
+    Raises:
+        RunDirectoryError: there are checkpoints, but none can be resumed from: starting anew would
+            in the end delete what may still be saved.
+        CheckpointError: the storage fails, again and again.
+    """
+    damaged = []
+    place = directory.checkpoints
+    for step in patiently(directory.checkpoint_steps, f"{place} cannot be read"):
+        if newest is not None and step > newest:
+            continue
+        folder = directory.checkpoint(step)
+        try:
+            info, contents = patiently(functools.partial(read, folder), f"{folder} cannot be read")
+            if run_id is not None and info.run_id != run_id:
+                raise ValueError(f"it belongs to another run ({info.run_id}, not {run_id})")
+        except ValueError as error:
+            say(f"checkpoint {folder} is skipped: {error}")
+            if not isinstance(error, IncompleteCheckpoint):
+                damaged.append(f"{folder.name}: {error}")
+            continue
+        return folder, info, contents
+    if damaged:
+        raise RunDirectoryError(
+            f"run_dir {directory.location} holds checkpoints, but none that can be resumed from "
+            f"({'; '.join(damaged)}). Repair them, or give another run_dir to train anew"
+        )
+    return None
+
+
+def _read_manifest(folder: Location) -> tuple[CheckpointInfo, dict[str, str]]:
+    try:
+        manifest = unsealed(folder.join(MANIFEST_FILE).read_text())
+        if manifest.pop("format") != FORMAT:
+            raise ValueError("it is of another format")
+        sums = manifest.pop("sums")
+        return CheckpointInfo(**manifest), sums
+    except FileNotFoundError as error:
+        raise IncompleteCheckpoint(f"it has no {MANIFEST_FILE}") from error
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{MANIFEST_FILE} cannot be read: {error}") from error

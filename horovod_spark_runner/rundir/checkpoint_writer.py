@@ -1,0 +1,98 @@
+"""Writes checkpoints one after the other in a thread, while the training goes on."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from ..config import CheckpointOptions
+from ..errors import CheckpointError
+from ..storage.arrays import Arrays
+from ..storage.patience import patiently
+from .checkpoint import CheckpointInfo, prune_checkpoints, save_checkpoint
+from .directory import RunDirectory
+from .lock import check_held
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointWriter:
+    """Writes checkpoints of one run.
+
+    Args:
+        directory: the run directory.
+        options: which to keep, and what an error means.
+        token: the lock that must be held by the run.
+        pause: how to wait; for tests.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        options: CheckpointOptions,
+        token: str,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._directory = directory
+        self._options = options
+        self._token = token
+        self._pause = pause
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="hsr-checkpoint")
+        self._pending: Future[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._pending is not None and not self._pending.done()
+
+    def submit(self, info: CheckpointInfo, files: Mapping[str, Arrays]) -> None:
+        """Write a checkpoint in the background; waits for the one before.
+
+        The arrays must not change any more.
+
+        Raises:
+            CheckpointError: the one before could not be written, and errors are to be raised.
+            RunDirectoryError: another run has taken the run directory over.
+        """
+        self.wait()
+        self._pending = self._pool.submit(self._write, info, files)
+
+    def poll(self) -> None:
+        """Raise what went wrong meanwhile, as `submit` does; never waits."""
+        if not self.busy:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written; raises as `submit` does."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except CheckpointError as error:
+            if self._options.on_error == "raise":
+                raise
+            logger.warning("%s. The training goes on", error)
+
+    def close(self) -> None:
+        """Let what is being written come to its end: also when the training has failed."""
+        self._pool.shutdown(wait=True)
+
+    def _write(self, info: CheckpointInfo, files: Mapping[str, Arrays]) -> None:
+        patiently(
+            functools.partial(self._write_once, info, files),
+            f"the checkpoint of step {info.step} could not be written to "
+            f"{self._directory.checkpoints}",
+            "Those before are untouched; once the storage takes files again, the same call goes on "
+            "from the newest. With on_checkpoint_error='warn' the training goes on without",
+            self._pause,
+        )
+
+    def _write_once(self, info: CheckpointInfo, files: Mapping[str, Arrays]) -> None:
+        check_held(self._directory, self._token)
+        save_checkpoint(self._directory, info, files)
+        self._directory.write_metrics(info.history)
+        prune_checkpoints(self._directory, info.step, self._options)

@@ -1,0 +1,166 @@
+"""The layout of a run directory; the one place that knows its names.
+
+::
+
+    RUN_DIR/
+        run.json                    identity of the run
+        lock.json                   who is writing here, while a run goes on
+        .lock                       empty; is locked while lock.json changes hands
+        config.json                 settings of the newest call
+        attempts.jsonl              one line per attempt: when, where from, how it ended
+        data/                       materialized rows, while they are needed
+        logs/rank-00000.log         all output of each rank
+        checkpoints/step-00000042/  variables.npz, ranks.npz, checkpoint.json (written last)
+        metrics.jsonl               one line per epoch
+        model/                      model.keras, weights.npz, signature.json (written last)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import RunDirectoryError
+from ..storage.filesystem import Location
+
+_STEP = re.compile(r"step-(\d{8,})")
+# What `Location.write_bytes` writes aside. The lock is left out: its holder writes it all the time.
+_ASIDE = re.compile(r"\.(?!lock\.).+\.[0-9a-f]{8}")
+
+
+class RunDirectory:
+    """A run directory in local or shared storage.
+
+    Args:
+        place: path or URL.
+    """
+
+    def __init__(self, place: str | Location) -> None:
+        self.location = place if isinstance(place, Location) else Location(place)
+
+    @property
+    def config(self) -> Location:
+        return self.location.join("config.json")
+
+    @property
+    def identity(self) -> Location:
+        return self.location.join("run.json")
+
+    @property
+    def lock(self) -> Location:
+        return self.location.join("lock.json")
+
+    @property
+    def guard(self) -> Location:
+        return self.location.join(".lock")
+
+    @property
+    def attempts(self) -> Location:
+        return self.location.join("attempts.jsonl")
+
+    @property
+    def data(self) -> Location:
+        return self.location.join("data")
+
+    @property
+    def checkpoints(self) -> Location:
+        return self.location.join("checkpoints")
+
+    @property
+    def logs(self) -> Location:
+        return self.location.join("logs")
+
+    @property
+    def metrics(self) -> Location:
+        return self.location.join("metrics.jsonl")
+
+    @property
+    def model(self) -> Location:
+        return self.location.join("model")
+
+    @property
+    def signature(self) -> Location:
+        return self.model.join("signature.json")
+
+    def checkpoint(self, step: int) -> Location:
+        """Return the folder of the checkpoint taken after ``step`` steps of the whole run."""
+        return self.checkpoints.join(f"step-{step:08d}")
+
+    def checkpoint_steps(self) -> list[int]:
+        """Return the steps of all checkpoint folders, newest first, whole or not."""
+        matches = (_STEP.fullmatch(folder.name) for folder in self.checkpoints.list())
+        return sorted((int(match[1]) for match in matches if match), reverse=True)
+
+    def run_id(self) -> str | None:
+        """Return the identity that checkpoints of this run carry; ``None`` before the first."""
+        try:
+            return str(json.loads(self.identity.read_text())["run_id"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunDirectoryError(f"{self.identity} cannot be read: {error}") from error
+
+    def write_run_id(self, run_id: str) -> None:
+        self.identity.write_text(json.dumps({"run_id": run_id}))
+
+    def check_writable(self) -> None:
+        """Make the directory and prove that a file can be written to it.
+
+        Raises:
+            RunDirectoryError: it cannot.
+        """
+        probe = self.location.join(f".probe-{uuid.uuid4().hex[:8]}")
+        try:
+            self.location.make_folder()
+            probe.write_text("probe")  # on a full disk an empty file still fits
+            probe.delete_file()
+        except OSError as error:
+            raise RunDirectoryError(
+                f"run_dir {self.location} is not writable: {error}. Give a folder that the driver "
+                "and all executors can write to"
+            ) from error
+
+    def sweep(self) -> None:
+        """Delete what writers that were killed have left half written; no one else may write."""
+        for folder in (self.location, self.model):
+            with contextlib.suppress(OSError):  # it takes room, and nothing else
+                for left in folder.list():
+                    if _ASIDE.fullmatch(left.name):
+                        left.delete_file()
+
+    def write_config(self, settings: dict[str, Any]) -> None:
+        self.config.write_text(json.dumps(settings, indent=1))
+
+    def write_metrics(self, epochs: list[dict[str, float]]) -> None:
+        """Write the metrics of all epochs so far, one JSON object per line."""
+        lines = (json.dumps({"epoch": number, **logs}) for number, logs in enumerate(epochs))
+        self.metrics.write_text("".join(f"{line}\n" for line in lines))
+
+    def read_metrics(self) -> list[dict[str, float]]:
+        """Return the metrics of each epoch; none if there is no file of them.
+
+        Raises:
+            RunDirectoryError: it is damaged.
+        """
+        try:
+            epochs = [json.loads(line) for line in self.metrics.read_text().splitlines()]
+            return [{k: v for k, v in epoch.items() if k != "epoch"} for epoch in epochs]
+        except FileNotFoundError:
+            return []
+        except (ValueError, AttributeError) as error:
+            raise RunDirectoryError(f"{self.metrics} is damaged: {error}") from error
+
+    def write_attempts(self, attempts: Sequence[Mapping[str, Any]]) -> None:
+        """Write what is known of all attempts of the run, one JSON object per line."""
+        self.attempts.write_text("".join(f"{json.dumps(attempt)}\n" for attempt in attempts))
+
+    def read_attempts(self) -> list[dict[str, Any]]:
+        """Return what `write_attempts` wrote; nothing if it is not there or damaged."""
+        try:
+            return [json.loads(line) for line in self.attempts.read_text().splitlines()]
+        except (OSError, ValueError):
+            return []

@@ -1,0 +1,1 @@
+"""What this package asks of Spark, and what differs between its kinds."""
