@@ -71,7 +71,7 @@ def measure(contender: str, ranks: int, calls: int) -> dict[str, Any]:
 
 def gloo_horovod() -> str:
     """Build a Horovod with Gloo, once, and return its wheel."""
-    build = [sys.executable, str(HERE.parent / "scripts" / "build_horovod.py"), "--gloo"]
+    build = [sys.executable, "-m", "horovod_spark_runner.commands.build_horovod", "--gloo"]
     return subprocess.run(build, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 

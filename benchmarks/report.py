@@ -128,7 +128,7 @@ def write_section(title: str, script: str, body: str) -> None:
     """Put ``body`` under the heading ``title``, in place of what an earlier run left there."""
     text = DOCUMENT.read_text() if DOCUMENT.exists() else HEAD
     head, *sections = text.split("\n## ")
-    kept = [section for section in sections if section.partition("\n")[0] != title]
-    new = f"{title}\n\n`{script}`: {conditions()}\n\n{body.strip()}\n"
-    parts = [head.rstrip(), *(section.rstrip() for section in kept), new.rstrip()]
+    by_title = {section.partition("\n")[0]: section for section in sections}
+    by_title[title] = f"{title}\n\n`{script}`: {conditions()}\n\n{body.strip()}\n"
+    parts = [part.rstrip() for part in (head, *by_title.values())]
     DOCUMENT.write_text("\n\n## ".join(parts) + "\n")

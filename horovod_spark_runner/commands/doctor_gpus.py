@@ -62,5 +62,5 @@ def check_driver(facts: Mapping[str, Any], driver: str) -> Finding | None:
         f"Horovod is built for CUDA {facts['cuda']}, which needs NVIDIA's driver {needed} or "
         f"newer, but this machine's is {driver}",
         "install a newer driver, or build Horovod with a CUDA 12 toolkit named in "
-        "HOROVOD_CUDA_HOME: python scripts/build_horovod.py --gpu --install",
+        "HOROVOD_CUDA_HOME: horovod-spark-runner install-horovod --gpu",
     )

@@ -123,7 +123,7 @@ RULES = (
         WARNING,
         {"horovod": "!=0.28.1"},
         "this package is tested with Horovod 0.28.1",
-        "build that version with scripts/build_horovod.py",
+        "horovod-spark-runner install-horovod",
     ),
 )
 

