@@ -11,14 +11,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..config import CheckpointOptions
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, RunDirectoryError
 from ..rundir.attempt import FINISHED, RUNNING, Attempt, describe_attempts, steps_lost
 from ..rundir.checkpoint import CheckpointInfo, best_step, verify_checkpoint
 from ..rundir.directory import RunDirectory
 from ..rundir.lock import read_lock, seems_held
+from ..rundir.model_folder import read_model
 from ..storage.filesystem import Location
 
 INTERRUPTED, UNFINISHED = "interrupted", "not finished"
+# Of a model: it is there, and no file of it is damaged.
+WHOLE = "whole"
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class RunSummary:
         checkpoints: newest first.
         attempts: oldest first.
         program: the script that started it; empty if unknown.
+        model: `WHOLE`, or why the trained model cannot be used; empty if there is none yet.
     """
 
     place: str
@@ -68,6 +72,7 @@ class RunSummary:
     checkpoints: tuple[CheckpointLine, ...]
     attempts: tuple[Attempt, ...]
     program: str
+    model: str
 
     @property
     def newest(self) -> CheckpointLine | None:
@@ -106,7 +111,20 @@ def read_run(directory: RunDirectory, now: float) -> RunSummary:
         checkpoints=tuple(_checkpoint_lines(directory, settings)),
         attempts=tuple(attempts),
         program=str(settings.get("program", "")),
+        model=_model_state(directory),
     )
+
+
+def _model_state(directory: RunDirectory) -> str:
+    if not directory.signature.exists():
+        return ""
+    try:
+        model = read_model(directory)
+        for name in model.sums:
+            model.read(name)
+    except (RunDirectoryError, OSError) as error:
+        return str(error)
+    return WHOLE
 
 
 def _ended_state(directory: RunDirectory, attempts: Sequence[Attempt]) -> str:
@@ -173,6 +191,8 @@ def describe_run(run: RunSummary) -> str:
         within = f" + {line.epoch_step} steps" if line.epoch_step else ""
         best = "  best" if line.best else ""
         lines.append(f"  {line.name}  epoch {line.epoch}{within}  {_metrics(line.metrics)}{best}")
+    if run.model:
+        lines.append("model       " + ("" if run.model == WHOLE else "damaged: ") + run.model)
     if run.attempts:
         lines.append(f"attempts, at least {steps_lost(run.attempts)} steps trained again")
         lines.append(describe_attempts(run.attempts))
@@ -180,7 +200,7 @@ def describe_run(run: RunSummary) -> str:
 
 
 def _resume_lines(run: RunSummary) -> list[str]:
-    if run.state in (RUNNING, FINISHED):
+    if run.state == RUNNING or (run.state == FINISHED and run.model == WHOLE):
         return []
     program = f"python {shlex.quote(run.program)}" if run.program else "your program"
     newest = run.newest

@@ -15,6 +15,7 @@ from horovod_spark_runner.rundir.attempt import Attempt
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.rundir.lock import RunLock
+from horovod_spark_runner.rundir.model_folder import ARCHIVE_FILE, ModelWriter
 
 
 def make_run(place: Path, *endings: str, **settings: Any) -> RunDirectory:
@@ -89,3 +90,22 @@ def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "is no run directory" in capsys.readouterr().err
     assert main(["runs", "list", str(tmp_path / "none")]) == 1
     assert "is no folder" in capsys.readouterr().err
+
+
+def test_a_finished_run_tells_whether_its_model_is_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = make_run(tmp_path / "run", "finished")
+    writer = ModelWriter(directory)
+    writer.write(ARCHIVE_FILE, b"the model")
+    writer.finish({"inputs": []})
+    main(["runs", "show", str(tmp_path / "run")])
+    text = capsys.readouterr().out
+    assert "model       whole\n" in text
+    assert "resume" not in text
+    (tmp_path / "run/model" / ARCHIVE_FILE).write_bytes(b"another")
+    main(["runs", "show", str(tmp_path / "run")])
+    text = capsys.readouterr().out
+    assert "model       damaged: " in text
+    assert f"{ARCHIVE_FILE} is damaged" in text
+    assert "goes on from step-00000024" in text
