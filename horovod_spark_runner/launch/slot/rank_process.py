@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import pickle
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..shared.lines import LineSplitter
+from ..shared.messages import (
+    WORKER_REPORTS,
+    Begin,
+    Forked,
+    ForkWorker,
+    ProcessReport,
+    RankReport,
+)
 from ..shared.outcome import (
     ABORTED,
     CRASH_FILE,
@@ -28,6 +34,7 @@ from ..shared.outcome import (
     shortened,
 )
 from ..shared.processes import ChildOutput, describe_exit
+from ..shared.typed_json import MessageError, parse, to_json
 from .worker_handle import StartedWorker, Worker, fork_worker
 from .workspace import SMALL_MEMORY, Workspace
 
@@ -53,7 +60,7 @@ class RankProcess:
         workspace: of the slot.
         most_result_bytes: a larger result stays in its file.
         idle_timeout: seconds a process that has imported them waits for further ranks; 0 for none.
-        on_report: takes the worker's reports.
+        on_report: takes the reports of the code that the worker runs.
         on_lines: takes its output lines.
     """
 
@@ -67,7 +74,7 @@ class RankProcess:
         *,
         most_result_bytes: int,
         idle_timeout: float,
-        on_report: Callable[[dict[str, Any]], None],
+        on_report: Callable[[RankReport], None],
         on_lines: Callable[[list[str]], None],
     ) -> None:
         self._payload = payload
@@ -78,15 +85,22 @@ class RankProcess:
         self._on_report = on_report
         self._on_lines = on_lines
         self._workspace = workspace
-        self._start_message: bytes | None = None
+        self._begin: Begin | None = None
         self._asked: signal.Signals | None = None
         self.ended = False
         forked = self._fork(idle_timeout) if idle_timeout and modules else None
         self._take(forked or self._start())
 
     def _fork(self, idle_timeout: float) -> Worker | None:
-        request = {"directory": str(self._directory), "payload": str(self._payload)}
-        return fork_worker(request, self._environment, self._modules, idle_timeout)
+        return fork_worker(
+            ForkWorker(
+                directory=str(self._directory),
+                payload=str(self._payload),
+                environment=self._environment,
+                modules=self._modules,
+                idle_timeout=idle_timeout,
+            )
+        )
 
     def _start(self) -> Worker:
         arguments = [str(self._directory), str(self._payload), *self._modules]
@@ -100,8 +114,8 @@ class RankProcess:
         self._output = ChildOutput(worker.output, LOG_TAIL_LINES, self._on_lines)
         if worker.pid is not None:
             self._workspace.watch(worker.pid)
-        if self._start_message is not None:
-            self._say(self._start_message)
+        if self._begin is not None:
+            self._say(self._begin)
 
     @property
     def log_tail(self) -> tuple[str, ...]:
@@ -134,9 +148,8 @@ class RankProcess:
 
     def begin(self, environment: Mapping[str, str], rank: int, size: int) -> None:
         """Let the worker join MPI as ``rank`` of ``size`` and run the function."""
-        message = {"environment": dict(environment), "rank": rank, "size": size}
-        self._start_message = json.dumps(message).encode() + b"\n"
-        self._say(self._start_message)
+        self._begin = Begin(dict(environment), rank, size)
+        self._say(self._begin)
 
     def kill(self) -> None:
         """End the worker and what it started; safe to call again."""
@@ -237,9 +250,9 @@ class RankProcess:
         self._on_lines(told)  # so that they are in the rank's log, too
         return shortened("\n".join(told).strip(), MAX_TRACEBACK)
 
-    def _say(self, message: bytes) -> None:
+    def _say(self, begin: Begin) -> None:
         with contextlib.suppress(OSError):  # it has just died, which the loop notices
-            self._worker.connection.sendall(message)
+            self._worker.connection.sendall(to_json(begin).encode() + b"\n")
 
     def _on_connection(self) -> None:
         try:
@@ -258,16 +271,20 @@ class RankProcess:
     def _read(self, data: bytes) -> None:
         for line in self._reports.feed(data):
             try:
-                report = json.loads(line)
-            except ValueError:  # half a report of a worker that was killed
+                report = parse(line, *WORKER_REPORTS)
+            except MessageError:  # half a report of a worker that was killed
                 continue
-            if self._worker.take(report):
-                if report["type"] == "forked":
-                    self._workspace.watch(report["pid"])
-                    if self._asked is not None:  # meanwhile
-                        self._worker.send_signal(signal.SIGTERM)
+            if isinstance(report, ProcessReport):
+                self._take_report(report)
             else:
                 self._on_report(report)
+
+    def _take_report(self, report: ProcessReport) -> None:
+        self._worker.take(report)
+        if isinstance(report, Forked):
+            self._workspace.watch(report.pid)
+            if self._asked is not None:  # meanwhile
+                self._worker.send_signal(signal.SIGTERM)
 
     def _look(self) -> None:
         """Notice the end of the process itself: what it forked may keep everything else open."""
