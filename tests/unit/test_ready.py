@@ -19,7 +19,7 @@ import pytest
 from horovod_spark_runner.launch.shared.messages import Exited, Forked, ForkWorker, ProcessReport
 from horovod_spark_runner.launch.shared.typed_json import to_json
 from horovod_spark_runner.launch.slot import rank_process, ready, worker_handle
-from horovod_spark_runner.launch.slot.rank_process import RankProcess
+from horovod_spark_runner.launch.slot.rank_process import RankProcess, WorkerEnd
 from horovod_spark_runner.launch.slot.workspace import Workspace
 from horovod_spark_runner.machine import process_start
 
@@ -178,7 +178,9 @@ def test_a_ready_process_that_is_stopped_need_not_tell_the_exit_code(
     with subprocess.Popen([sys.executable, "-c", "exit(3)"]) as worker, other:
         report(other, Forked(worker.pid))
         pump(process, lambda: process.ended)
-        assert "its process exited with code 3" in process.outcome()[2].message
+        failure = process.outcome().failure
+        assert failure is not None
+        assert "its process exited with code 3" in failure.message
 
 
 def test_a_result_is_kept_though_the_exit_code_never_comes(
@@ -191,7 +193,7 @@ def test_a_result_is_kept_though_the_exit_code_never_comes(
     (tmp_path / "result").write_bytes(b"the result")
     other.close()
     pump(process, lambda: process.ended)
-    assert process.outcome()[:3] == (b"the result", None, None)
+    assert process.outcome() == WorkerEnd(result=b"the result")
 
 
 def test_a_request_to_end_waits_for_the_process(
@@ -206,7 +208,7 @@ def test_a_request_to_end_waits_for_the_process(
         assert child.returncode == -signal.SIGTERM
         report(other, Exited(child.returncode))
         pump(process, lambda: process.ended)
-    failure = process.outcome()[2]
+    failure = process.outcome().failure
     assert failure is not None
     assert "its executor was asked to end, or has ended (SIGTERM)" in failure.message
     other.close()

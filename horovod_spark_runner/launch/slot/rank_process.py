@@ -7,6 +7,7 @@ import pickle
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..shared.lines import LineSplitter
@@ -47,6 +48,31 @@ FORK_SECONDS = 60.0
 HUNG_UP_SECONDS = 10.0
 # With which MPI ends a process that it cannot bring into its world.
 MPI_START_EXIT = 14
+
+
+@dataclass(frozen=True)
+class LargeResult:
+    """A result too large for the outcome: the file it is in and its size in bytes."""
+
+    path: Path
+    size: int
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """What became of a worker that has ended by itself.
+
+    Attributes:
+        failure: why there is no result; ``None`` if there is one.
+        result: the pickled result, unless it is large.
+        large: where it is, if it is large.
+        timings: seconds spent per phase of the start.
+    """
+
+    failure: Failure | None = None
+    result: bytes | None = None
+    large: LargeResult | None = None
+    timings: dict[str, float] = field(default_factory=dict)
 
 
 class RankProcess:
@@ -192,41 +218,34 @@ class RankProcess:
             told: tuple[Failure | None, dict[str, float]] = pickle.load(stream)
         return told
 
-    def outcome(
-        self,
-    ) -> tuple[bytes | None, tuple[Path, int] | None, Failure | None, dict[str, float]]:
-        """Return what became of a worker that has ended by itself.
-
-        Returns:
-            The pickled result, or the file it is in and its size if it is large; the failure;
-            seconds spent per phase.
-        """
+    def outcome(self) -> WorkerEnd:
+        """Return what became of a worker that has ended by itself."""
         code = self._worker.poll()
         assert code is not None
         path = self._directory / OUTCOME_FILE
         if not path.exists() and code == MPI_LOST_EXIT:
             message = "MPI ended it, because another rank or mpirun was gone"
-            return None, None, Failure(ABORTED, time.time(), message), {}
+            return WorkerEnd(Failure(ABORTED, time.time(), message))
         if not path.exists() and code == -signal.SIGTERM and self._asked is not None:
             message = (
                 f"its Spark task was killed or lost: its executor was asked to end, or has ended "
                 f"({self._asked.name})"
             )
-            return None, None, Failure(LOST, time.time(), message, log_tail=self.log_tail), {}
+            return WorkerEnd(Failure(LOST, time.time(), message, log_tail=self.log_tail))
         if not path.exists():
             message = f"its process {describe_exit(code)}{self._hint(code)}"
-            return None, None, self._died(message, self._crash(code)), {}
+            return WorkerEnd(self._died(message, self._crash(code)))
         failure, timings = self._read_outcome()
         if failure is None and code != 0 and not self._worker.guessed:
             end = f"its process {describe_exit(code)} while it left the MPI world"
             failure = self._died(f"{end}{self._hint(code)}")
         if failure is not None:
-            return None, None, failure, timings
+            return WorkerEnd(failure, timings=timings)
         result = self._directory / RESULT_FILE
         size = result.stat().st_size
         if size > self._most_result_bytes:
-            return None, (result, size), None, timings
-        return result.read_bytes(), None, None, timings
+            return WorkerEnd(large=LargeResult(result, size), timings=timings)
+        return WorkerEnd(result=result.read_bytes(), timings=timings)
 
     def _hint(self, code: int) -> str:
         if self._hung_up is not None:
