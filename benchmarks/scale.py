@@ -41,10 +41,22 @@ from horovod_spark_runner.errors import HorovodSparkError
 from horovod_spark_runner.launch.driver.control_server import ControlServer
 from horovod_spark_runner.launch.driver.launch import run_job
 from horovod_spark_runner.launch.driver.talk import Talk
-from horovod_spark_runner.launch.shared.channel import FrameCodec
-from horovod_spark_runner.launch.shared.outcome import RankOutcome
+from horovod_spark_runner.launch.shared.channel import Channel
+from horovod_spark_runner.launch.shared.messages import (
+    Assigned,
+    Dropped,
+    Failed,
+    Hello,
+    Instruction,
+    Located,
+    Log,
+    Started,
+    Stop,
+    Told,
+)
+from horovod_spark_runner.launch.shared.outcome import RAISED, Failure, RankOutcome
 from horovod_spark_runner.launch.shared.slot_plan import SlotPlan
-from horovod_spark_runner.launch.shared.topology import SlotInfo, read_part
+from horovod_spark_runner.launch.shared.topology import SlotInfo
 from horovod_spark_runner.launch.slot.slot_link import SlotLink
 
 KEY = os.urandom(32)
@@ -67,20 +79,20 @@ class Conduct:
 
 
 class Counting:
-    """A codec that counts what passes."""
+    """A channel that counts what passes."""
 
-    def __init__(self, codec: FrameCodec, counts: list[int]) -> None:
-        self._codec = codec
+    def __init__(self, channel: Channel[Instruction], counts: list[int]) -> None:
+        self._channel = channel
         self._counts = counts
 
-    def encode(self, message: dict[str, Any]) -> bytes:
-        frame = self._codec.encode(message)
+    def encode(self, told: Told) -> bytes:
+        frame = self._channel.encode(told)
         self._counts[0] += 1
         self._counts[1] += len(frame)
         return frame
 
     def feed(self, data: bytes) -> list[Any]:
-        messages = self._codec.feed(data)
+        messages = self._channel.feed(data)
         self._counts[0] += len(messages)
         self._counts[1] += len(data)
         return messages
@@ -95,8 +107,8 @@ def be_slots(plan: SlotPlan, slots: Sequence[int], conduct: Conduct, tell: Any) 
         link: Any = SlotLink(plan, slot)
         link.host = f"host-{node}"
         link.check()
-        link._codec = Counting(link._codec, counts)
-        link.tell({"type": "hello"})
+        link._channel = Counting(link._channel, counts)
+        link.tell(Hello())
         folder = f"/tmp/hsr-{slot:08d}"
         info = SlotInfo(
             slot,
@@ -108,7 +120,7 @@ def be_slots(plan: SlotPlan, slots: Sequence[int], conduct: Conduct, tell: Any) 
             (f"{folder}/rank-0/shim",),
             ((str(slot % PER_HOST),),),
         )
-        link.tell({"type": "info", "info": info.to_fields()})
+        link.tell(Located(info))
         links[link.fileno()] = link, slot
     ranks: dict[int, int] = {}
     poll = select.poll()
@@ -118,8 +130,9 @@ def be_slots(plan: SlotPlan, slots: Sequence[int], conduct: Conduct, tell: Any) 
         for descriptor, _ in poll.poll(100):
             link, slot = links[descriptor]
             for message in link.receive():
-                ranks[slot] = read_part(message["part"]).placements[0].rank
-                link.tell({"type": "started"}, ranks[slot])
+                assert isinstance(message, Assigned), message
+                ranks[slot] = message.part.placements[0].rank
+                link.tell(Started(), ranks[slot])
         for link, _ in links.values():
             link.beat()
     tell.send(("placed", time.time()))
@@ -130,14 +143,14 @@ def be_slots(plan: SlotPlan, slots: Sequence[int], conduct: Conduct, tell: Any) 
             failing = False
             link, slot = list(links.values())[-1]
             failed = time.time()
-            link.tell({"type": "failed", "kind": "raised", "message": "gone wrong"}, ranks[slot])
+            link.tell(Failed.of(Failure(RAISED, failed, "gone wrong")), ranks[slot])
             tell.send(("failed", failed))
         if conduct.chatty:
             for link, slot in links.values():
                 link.tell_lines(["x" * 80] * 100, ranks[slot])
         for descriptor, _ in poll.poll(0 if conduct.chatty else 100):
             link, _ = links[descriptor]
-            stopped |= any(message["type"] == "stop" for message in link.receive())
+            stopped |= any(isinstance(message, Stop) for message in link.receive())
             stopped |= link.fileno() is None
         for link, _ in links.values():
             link.beat()
@@ -148,7 +161,7 @@ class Slots:
     """Stands in for the Spark job: the clients' processes."""
 
     error: BaseException | None = None
-    cancelled_elsewhere = failed_by_itself = False
+    cancelled_elsewhere = failed_by_itself = session_stopped = False
 
     def __init__(self, plan: SlotPlan, conduct: Conduct, observer: Recorder) -> None:
         context = multiprocessing.get_context("spawn")
@@ -211,17 +224,18 @@ class Recorder:
         self.last_cpu = self.failed = 0.0
         self.memory = self.threads = self.descriptors = 0
 
-    def on_message(self, message: dict[str, Any]) -> None:
+    def on_message(self, told: Told) -> None:
         self.messages += 1
         if self.first is None:  # the clients' own start is not the driver's
             self.first = time.monotonic(), time.process_time()
-        if message["type"] == "log":
-            self.lines += len(message["lines"])
-        elif message["type"] == "dropped":
-            self.dropped += message["lines"]
-        elif message["type"] == "failed":
-            self.failed = time.time()
-            self.look()
+        match told.message:
+            case Log(lines):
+                self.lines += len(lines)
+            case Dropped(lines):
+                self.dropped += lines
+            case Failed():
+                self.failed = time.time()
+                self.look()
 
     def all_placed(self) -> None:
         self.placed = time.monotonic(), time.process_time()
@@ -294,7 +308,7 @@ def take_calls(hosts: int, per_host: int, megabytes: int) -> dict[str, Any]:
         counts = [[0, 0] for _ in links]
         for slot, link in enumerate(links):
             Path(folder, str(slot)).mkdir()
-            link._codec = Counting(link._codec, counts[slot])  # type: ignore[assignment]
+            link._channel = Counting(link._channel, counts[slot])  # type: ignore[assignment]
         began, cpu = time.monotonic(), time.process_time()
         takers = [
             threading.Thread(

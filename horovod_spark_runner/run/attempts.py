@@ -18,7 +18,7 @@ from ..errors import (
 )
 from ..launch.driver.console import Console
 from ..launch.driver.launch import RunResult, launch
-from ..launch.shared.channel import Message
+from ..launch.shared.messages import Progress, Resumed, Told
 from ..rundir.attempt import (
     FINISHED,
     RUNNING,
@@ -50,12 +50,13 @@ class StepObserver:
     def __post_init__(self) -> None:
         self.last_step = self.first_step
 
-    def on_message(self, message: Message) -> None:
-        if message.get("type") == "resumed":  # perhaps earlier than the driver thought
-            self.first_step = self.last_step = int(message["run_step"])
-        if message.get("type") == "progress":
-            self.last_step = int(message.get("run_step", self.last_step))
-        self.console.on_message(message)
+    def on_message(self, told: Told) -> None:
+        match told.message:
+            case Resumed(run_step):  # perhaps earlier than the driver thought
+                self.first_step = self.last_step = run_step
+            case Progress(run_step=run_step):
+                self.last_step = run_step
+        self.console.on_message(told)
 
     def reached(self, attempt: Attempt) -> Attempt:
         """Return ``attempt`` with the steps it really began with and came to."""

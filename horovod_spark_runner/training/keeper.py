@@ -13,6 +13,7 @@ from typing import Any
 from mpi4py import MPI
 
 from ..errors import InvalidInputError, RunDirectoryError
+from ..launch.shared.messages import Resumed
 from ..launch.worker.reporting import notify, send
 from ..rundir.checkpoint import (
     RANKS_FILE,
@@ -101,7 +102,7 @@ class Keeper:
                 f"checkpoint {self._directory.checkpoint(newest)} is gone, which the run was to go "
                 "on from"
             )
-        send({"type": "resumed", "run_step": found[1].step})
+        send(Resumed(found[1].step))
         return found
 
     def _check_model(self, folder: Location, info: CheckpointInfo) -> Sequence[str]:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..launch.shared.messages import Progress as ProgressReport
 from ..launch.worker.reporting import send
 from .metrics import numbers, plain
 
@@ -59,7 +60,7 @@ class ProgressReporter:
         """Tell of the epoch just completed, at ``rate`` samples per second."""
         self._last = time.monotonic()
         logs = numbers(progress.history[-1])
-        self._send(progress.epoch - 1, progress, steps, steps, logs, samples_per_second=rate)
+        self._send(progress.epoch - 1, progress, steps, steps, logs, rate)
 
     def _send(
         self,
@@ -68,20 +69,19 @@ class ProgressReporter:
         step: int,
         steps: int,
         logs: dict[str, float],
-        **more: Any,
+        rate: float | None = None,
     ) -> None:
         if not self._silent:
             send(
-                {
-                    "type": "progress",
-                    "epoch": epoch,
-                    "epochs": self._epochs,
-                    "step": step,
-                    "steps": steps,
-                    "run_step": progress.step,
-                    "metrics": logs,
-                    **more,
-                }
+                ProgressReport(
+                    epoch=epoch,
+                    epochs=self._epochs,
+                    step=step,
+                    steps=steps,
+                    run_step=progress.step,
+                    metrics=logs,
+                    samples_per_second=rate,
+                )
             )
 
 

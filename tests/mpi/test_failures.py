@@ -25,6 +25,8 @@ from horovod_spark_runner import (
     StalledError,
 )
 from horovod_spark_runner.launch.driver.control_server import ControlServer
+from horovod_spark_runner.launch.shared.messages import Silent, Told
+from tests.connections import cut as drop_connections
 from tests.leftovers import await_nothing_left, leftovers, own_task
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -198,7 +200,7 @@ def test_lost_connections_to_the_driver_harm_nothing(
         capfd.readouterr()
         lost.update(connections())
         for server in servers():
-            server.cut()
+            drop_connections(server)
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not (
             len(again) == 2 and all(again[slot] is not lost[slot] for slot in again)
@@ -291,7 +293,7 @@ def test_slots_that_cannot_reach_the_driver_say_where(
 
 def test_what_the_driver_knew_is_not_lost(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(server: ControlServer, seconds: float) -> list[Any]:
-        return [{"slot": p.slot, "host": p.host} for p in server._current() if p.rank == 1]
+        return [Told(p.slot, p.rank, p.host, Silent()) for p in server._current() if p.rank == 1]
 
     monkeypatch.setattr(ControlServer, "silent_slots", silent)
     with pytest.raises(RankFailedError, match="failed: no sign of life for 30 s"):

@@ -25,6 +25,7 @@ from horovod_spark_runner.errors import (
     RunFailedError,
 )
 from horovod_spark_runner.launch.driver.launch import RunResult
+from horovod_spark_runner.launch.shared.messages import Progress, Resumed, Told
 from horovod_spark_runner.run import attempts as attempts_module
 from horovod_spark_runner.run.attempts import Attempts
 from horovod_spark_runner.rundir.attempt import Attempt, steps_lost
@@ -96,7 +97,8 @@ class Cluster:
         if saved:
             info = CheckpointInfo(saved, 0, [], "abc", [], run_id="r")
             save_checkpoint(self.directory, info, {"variables.npz": {"a": np.zeros(1)}})
-        observer.on_message({"type": "progress", "run_step": reported})
+        progress = Progress(0, 1, 1, 2, reported, {})
+        observer.on_message(Told(0, 0, "h", progress))
         if isinstance(end, Exception):
             raise end
         return RunResult((TrainingReport([], 1.0, 1.0, end),), ())
@@ -224,7 +226,7 @@ def test_an_attempt_that_went_on_from_earlier_than_thought_says_so(
     resumed = Cluster(directory, [], [(0, None, None)])
 
     def launch(*args: Any, **options: Any) -> RunResult:
-        args[5].on_message({"type": "resumed", "run_step": 4})  # that of step 10 was damaged
+        args[5].on_message(Told(0, 0, "h", Resumed(4)))  # that of step 10 was damaged
         return RunResult((TrainingReport([], 1.0, 1.0, None),), ())
 
     resumed.launch = launch  # type: ignore[method-assign]

@@ -1,9 +1,8 @@
-"""Authentication and framing of control messages, fuzzed."""
+"""The handshake, authentication and framing of control messages, fuzzed."""
 
 from __future__ import annotations
 
 import hmac
-import json
 import random
 import struct
 
@@ -14,35 +13,53 @@ from hypothesis import strategies as st
 from horovod_spark_runner.launch.shared.channel import (
     MAC_BYTES,
     MAX_BODY_BYTES,
+    NONCE_BYTES,
+    Channel,
     ChannelError,
-    FrameCodec,
-    new_nonce,
 )
+from horovod_spark_runner.launch.shared.messages import (
+    INSTRUCTIONS,
+    Gather,
+    Instruction,
+    Log,
+    Notice,
+    Stop,
+    Told,
+)
+from horovod_spark_runner.launch.shared.typed_json import MessageError, to_json
 
 KEY = b"k" * 32
 HEADER_BYTES = 4
+Server = Channel[Told]
+Client = Channel[Instruction]
 
 
-def pair(key: bytes = KEY, other: bytes = KEY) -> tuple[FrameCodec, FrameCodec]:
-    server, client = new_nonce(), new_nonce()
-    return (
-        FrameCodec(key, server, client, is_server=True),
-        FrameCodec(other, server, client, is_server=False),
-    )
+def pair(key: bytes = KEY, other: bytes = KEY) -> tuple[Server, Client]:
+    server = Channel(key, Told, listened=True)
+    client: Client = Channel(other, *INSTRUCTIONS, listened=False)
+    assert server.feed(client.nonce) == client.feed(server.nonce) == []
+    return server, client
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=8,
+def log(*lines: str) -> Told:
+    return Told(1, 3, "h", Log(lines))
+
+
+messages = st.builds(
+    Told,
+    st.integers(),
+    st.integers(),
+    st.text(),
+    st.builds(Log, st.lists(st.text()).map(tuple)) | st.builds(Notice, st.text(), st.booleans()),
 )
 
 
 @settings(max_examples=50)
-@given(st.lists(st.dictionaries(st.text(), json_values), max_size=5), st.integers(0, 2**32))
-def test_messages_survive_any_split(messages: list[dict[str, object]], seed: int) -> None:
-    server, client = pair()
-    stream = b"".join(client.encode(message) for message in messages)
+@given(st.lists(messages, max_size=5), st.integers(0, 2**32))
+def test_messages_survive_any_split(messages: list[Told], seed: int) -> None:
+    server, client = Channel(KEY, Told, listened=True), Channel(KEY, Stop, listened=False)
+    client.feed(server.nonce)
+    stream = client.nonce + b"".join(client.encode(message) for message in messages)
     chance = random.Random(seed)
     received: list[object] = []
     while stream:
@@ -52,15 +69,33 @@ def test_messages_survive_any_split(messages: list[dict[str, object]], seed: int
     assert received == messages
 
 
+def test_each_side_hears_the_other() -> None:
+    server, client = pair()
+    assert server.feed(client.encode(log("text"))) == [log("text")]
+    told = [Gather(), Stop("enough")]
+    assert client.feed(b"".join(map(server.encode, told))) == told
+
+
+def test_a_channel_is_open_once_the_other_side_has_sent_its_bytes() -> None:
+    server, client = Channel(KEY, Told, listened=True), Channel(KEY, Stop, listened=False)
+    client.feed(server.nonce)
+    assert len(client.nonce) == NONCE_BYTES
+    assert client.nonce != server.nonce
+    for byte in client.nonce:
+        assert not server.is_open
+        assert server.feed(bytes([byte])) == []
+    assert server.is_open
+
+
 def test_a_stranger_is_refused() -> None:
     server, client = pair(other=b"x" * 32)
     with pytest.raises(ChannelError, match="authentication"):
-        server.feed(client.encode({"type": "log"}))
+        server.feed(client.encode(log()))
 
 
 def test_a_captured_frame_is_refused_again() -> None:
     server, client = pair()
-    frame = client.encode({"type": "log"})
+    frame = client.encode(log())
     server.feed(frame)
     with pytest.raises(ChannelError, match="authentication"):
         server.feed(frame)
@@ -70,13 +105,35 @@ def test_a_frame_of_another_connection_is_refused() -> None:
     _, client = pair()
     server, _ = pair()
     with pytest.raises(ChannelError, match="authentication"):
-        server.feed(client.encode({"type": "log"}))
+        server.feed(client.encode(log()))
+
+
+def test_a_captured_connection_cannot_be_played_again() -> None:
+    _, client = pair()
+    stream = client.nonce + client.encode(log())
+    again = Channel(KEY, Told, listened=True)
+    with pytest.raises(ChannelError, match="authentication"):
+        again.feed(stream)
 
 
 def test_a_reflected_frame_is_refused() -> None:
     server, _ = pair()
     with pytest.raises(ChannelError, match="authentication"):
-        server.feed(server.encode({"type": "stop"}))
+        server.feed(server.encode(Stop("enough")))
+
+
+@pytest.mark.parametrize("listened", [True, False])
+def test_nobody_can_be_made_to_talk_to_himself(listened: bool) -> None:
+    """Neither one who is sent back his own bytes, nor two who both listen, or both connect."""
+    alone = Channel(KEY, Told, listened=listened)
+    alone.feed(alone.nonce)
+    with pytest.raises(ChannelError, match="authentication"):
+        alone.feed(alone.encode(log()))
+    one, two = (Channel(KEY, Told, listened=listened) for _ in range(2))
+    one.feed(two.nonce)
+    two.feed(one.nonce)
+    with pytest.raises(ChannelError, match="authentication"):
+        two.feed(one.encode(log()))
 
 
 def test_a_huge_length_is_refused_before_it_is_read() -> None:
@@ -88,7 +145,7 @@ def test_a_huge_length_is_refused_before_it_is_read() -> None:
 def test_a_huge_message_is_not_sent() -> None:
     server, _ = pair()
     with pytest.raises(ChannelError, match="at most 4194304 fit"):
-        server.encode({"x": "a" * MAX_BODY_BYTES})
+        server.encode(Stop("a" * MAX_BODY_BYTES))
 
 
 def framed(mac: bytes, body: bytes) -> bytes:
@@ -104,46 +161,47 @@ def test_well_framed_noise_is_refused(mac: bytes, body: bytes) -> None:
 
 
 @settings(max_examples=50)
-@given(json_values)
-def test_a_message_with_the_code_of_another_key_is_refused(value: object) -> None:
+@given(messages)
+def test_a_message_with_the_code_of_another_key_is_refused(message: Told) -> None:
     server, client = pair()
-    body = json.dumps({"type": "log", "value": value}).encode()
+    body = to_json(message).encode()
     for key in (KEY, b"", b"x" * 32):  # the run's key itself is the key of no direction
         mac = hmac.digest(key, struct.pack("!Q", 0) + body, "sha256")
         with pytest.raises(ChannelError, match="authentication"):
             pair()[0].feed(framed(mac, body))
     # What is wrong with the above is nothing but its code.
-    assert server.feed(client.encode({"type": "log", "value": value})) == [json.loads(body)]
+    frame = client.encode(message)
+    assert frame[HEADER_BYTES + MAC_BYTES :] == body
+    assert server.feed(frame) == [message]
 
 
 @given(st.data())
 def test_a_frame_that_is_cut_is_waited_for(data: st.DataObject) -> None:
     server, client = pair()
-    message = {"type": "log", "lines": ["text"]}
-    frame = client.encode(message)
+    frame = client.encode(log("text"))
     cut = data.draw(st.integers(0, len(frame) - 1))
     assert server.feed(frame[:cut]) == []
-    assert server.feed(frame[cut:]) == [message]
+    assert server.feed(frame[cut:]) == [log("text")]
 
 
 @given(st.data())
 def test_a_frame_that_has_lost_bytes_takes_the_next_one_with_it(data: st.DataObject) -> None:
     server, client = pair()
-    frame = client.encode({"type": "log", "lines": ["text"]})
+    frame = client.encode(log("text"))
     begin = data.draw(st.integers(HEADER_BYTES, len(frame) - 1))
     end = data.draw(st.integers(begin + 1, len(frame)))
     with pytest.raises(ChannelError, match="authentication"):
-        server.feed(frame[:begin] + frame[end:] + client.encode({"lines": ["x" * 200]}))
+        server.feed(frame[:begin] + frame[end:] + client.encode(log("x" * 200)))
 
 
 def test_frames_in_another_order_are_refused() -> None:
     server, client = pair()
-    first, second = client.encode({"number": 1}), client.encode({"number": 2})
+    first, second = client.encode(log("1")), client.encode(log("2"))
     with pytest.raises(ChannelError, match="authentication"):
         server.feed(second + first)
 
 
-FRAME = len(pair()[1].encode({"type": "log", "lines": ["text"]}))
+FRAME = len(pair()[1].encode(log("text")))
 PARTS = {
     "length": range(HEADER_BYTES),
     "code": range(HEADER_BYTES, HEADER_BYTES + MAC_BYTES),
@@ -157,7 +215,7 @@ def test_any_changed_bit_is_refused(part: str) -> None:
     for place in PARTS[part]:
         for bit in range(8):
             server, client = pair()
-            frame = bytearray(client.encode({"type": "log", "lines": ["text"]}))
+            frame = bytearray(client.encode(log("text")))
             assert len(frame) == FRAME
             frame[place] ^= 1 << bit
             # As many bytes as any length that is allowed: so that none is waited for.
@@ -178,8 +236,23 @@ def test_raw_data_are_authenticated_too() -> None:
         server.feed(frame)
 
 
-@pytest.mark.parametrize("body", [b"[1]", b"1", b"null"])
-def test_a_body_that_is_no_message_is_refused_of_a_holder_of_the_key_too(body: bytes) -> None:
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"[1]", r"expected an object, got \[1\]"),
+        (b"1", "expected an object, got 1"),
+        (b"null", "expected an object, got None"),
+        (b"", "no JSON"),
+        (b"not JSON", "no JSON"),
+        (b"\xff", "no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        (b'{"kind":"Stop","reason":"of another direction"}', "kind 'Stop'; expected Told"),
+        (b'{"slot":1,"rank":1,"host":"h","message":{"kind":"Hello"}}', "kind None; expected Told"),
+    ],
+)
+def test_a_body_that_is_no_message_is_refused_of_a_holder_of_the_key_too(
+    body: bytes, error: str
+) -> None:
     server, client = pair()
-    with pytest.raises(ChannelError, match="holds no message"):
+    with pytest.raises(MessageError, match=error):
         server.feed(client._frame(body))

@@ -24,15 +24,41 @@ from horovod_spark_runner.launch.driver import peer
 from horovod_spark_runner.launch.driver.control_server import ControlServer
 from horovod_spark_runner.launch.driver.mailbox import Mailbox
 from horovod_spark_runner.launch.programs import shim
-from horovod_spark_runner.launch.shared.channel import NONCE_BYTES, FrameCodec
+from horovod_spark_runner.launch.shared.channel import NONCE_BYTES, Channel, connect
+from horovod_spark_runner.launch.shared.messages import (
+    INSTRUCTIONS,
+    Back,
+    CallWanted,
+    CannotJoin,
+    Dropped,
+    Ended,
+    Gather,
+    Gone,
+    Heartbeat,
+    Hello,
+    Instruction,
+    Log,
+    RankReport,
+    Refused,
+    ResultFollows,
+    Resumed,
+    Silent,
+    SlotReport,
+    StartDaemon,
+    Started,
+    Stop,
+    Told,
+)
 from horovod_spark_runner.launch.shared.slot_plan import SlotPlan
 from horovod_spark_runner.launch.shared.topology import Node
+from horovod_spark_runner.launch.shared.typed_json import MessageError, to_json
 from horovod_spark_runner.launch.slot import driver_link, slot_link
 from horovod_spark_runner.launch.slot.driver_link import DriverLink
-from horovod_spark_runner.launch.slot.json_door import JsonDoor
+from horovod_spark_runner.launch.slot.json_door import JsonDoor, MpiIdentity, RemoteLaunch
 from horovod_spark_runner.launch.slot.node_door import NodeDoor, send_to_node
 from horovod_spark_runner.launch.slot.slot_link import SlotLink, StoppedError
 from horovod_spark_runner.launch.slot.workspace import Workspace
+from tests.connections import cut
 
 KEY = b"k" * 32
 
@@ -55,30 +81,36 @@ def serve(door: Any, until_true: Callable[[], Any], seconds: float = 5.0) -> Non
             handlers[descriptor]()
 
 
+def told(slot: int, message: SlotReport | RankReport, rank: int = -1) -> Told:
+    return Told(slot, rank, "h", message)
+
+
 def test_a_slot_that_leaves_without_a_word_is_gone() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         link = DriverLink(server.address, KEY)
-        link.send({"type": "hello", "slot": 3, "rank": 1, "host": "h"})
-        assert server.events.get(timeout=5)["type"] == "hello"
+        hello = told(3, Hello(), rank=1)
+        link.send(hello)
+        assert server.events.get(timeout=5) == hello
         link.close()
         gone = server.events.get(timeout=5)
-        assert (gone["type"], gone["slot"], gone["rank"], gone["host"]) == ("gone", 3, 1, "h")
+        assert isinstance(gone.message, Gone)
+        assert (gone.slot, gone.rank, gone.host) == (3, 1, "h")
 
 
 def test_a_slot_that_says_good_bye_is_not() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         link = DriverLink(server.address, KEY)
-        link.send({"type": "hello", "slot": 3, "host": "h"})
-        link.send({"type": "ended"})
+        link.send(told(3, Hello()))
+        link.send(told(3, Ended()))
         link.drain(1.0)
-        assert server.events.get(timeout=5)["type"] == "hello"
+        assert server.events.get(timeout=5) == told(3, Hello())
         time.sleep(0.2)
         assert server.events.empty()
 
 
 def test_a_stranger_without_the_key_is_not_heard() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
-        DriverLink(server.address, b"x" * 32).send({"type": "hello", "slot": 0, "host": "h"})
+        DriverLink(server.address, b"x" * 32).send(told(0, Hello()))
         with socket.create_connection(server.address) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
             time.sleep(0.3)
@@ -91,8 +123,8 @@ def test_a_lost_connection_is_mended() -> None:
         assert not link.reconnect()  # nothing to mend
         link.close()
         assert link.reconnect()
-        link.send({"type": "back", "slot": 0, "host": "h"})
-        assert server.events.get(timeout=5)["type"] == "back"
+        link.send(told(0, Back()))
+        assert server.events.get(timeout=5) == told(0, Back())
     link.close()
     assert not link.reconnect()  # the driver is gone
 
@@ -101,12 +133,11 @@ def test_large_calls_and_results_pass(tmp_path: Path) -> None:
     call, result = os.urandom(9_000_001), os.urandom(11_000_003)
     with ControlServer("127.0.0.1", KEY, call) as server:
         link = DriverLink(server.address, KEY)
-        link.fetch_payload(tmp_path / "call", len(call))
+        link.fetch(told(2, CallWanted()), tmp_path / "call", len(call))
         assert (tmp_path / "call").read_bytes() == call
         (tmp_path / "result").write_bytes(result)
-        assert link.send_file(
-            {"type": "result", "rank": 5, "bytes": len(result)}, tmp_path / "result"
-        )
+        header = told(2, ResultFollows(len(result)), rank=5)
+        assert link.send_file(header, tmp_path / "result")
         until(lambda: server.result(5))
         stream = server.result(5)
         assert stream is not None
@@ -119,7 +150,7 @@ def test_a_call_that_cannot_be_fetched_says_from_where(tmp_path: Path) -> None:
         address = server.address
     link = DriverLink(address, KEY)
     with pytest.raises(LaunchError, match=rf"driver at 127.0.0.1 port {address[1]}"):
-        link.fetch_payload(tmp_path / "call", 10)
+        link.fetch(told(2, CallWanted()), tmp_path / "call", 10)
 
 
 def test_a_driver_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,17 +245,17 @@ def test_a_slot_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     with ControlServer("127.0.0.1", KEY, bytes(64 * 1024 * 1024)) as server:
         stuck, other = DriverLink(server.address, KEY), DriverLink(server.address, KEY)
         for number, link in enumerate((stuck, other)):
-            link.send({"type": "hello", "slot": number, "host": "h"})
+            link.send(told(number, Hello()))
             server.events.get(timeout=5)
-        stuck.send({"type": "payload"})  # and takes nothing of it
+        stuck.send(told(0, CallWanted()))  # and takes nothing of it
         time.sleep(0.2)
         began = time.monotonic()
-        server.broadcast({"type": "stop"})
+        server.broadcast(Stop("enough"))
         assert time.monotonic() - began < 10  # no matter in which order they are told
-        assert server.events.get(timeout=5)["slot"] == 0
+        assert server.events.get(timeout=5).slot == 0
         messages: list[Any] = []
         until(lambda: messages.extend(other.receive()) or messages)
-        assert messages == [{"type": "stop"}]
+        assert messages == [Stop("enough")]
         stuck.close()
         other.close()
 
@@ -247,8 +278,7 @@ def test_a_slot_shows_life_while_it_waits_for_the_others(monkeypatch: pytest.Mon
         link = SlotLink(plan_for(server), 4)
         with link.living():
             for _ in range(3):
-                message = server.events.get(timeout=5)
-                assert (message["type"], message["slot"]) == ("heartbeat", 4)
+                assert server.events.get(timeout=5) == Told(4, -1, link.host, Heartbeat())
         link.close()
 
 
@@ -258,25 +288,26 @@ def test_a_slot_that_waits_for_its_answer_asks_again_on_a_new_connection(
     monkeypatch.setattr(slot_link, "HEARTBEAT_SECONDS", 0.1)
     with ControlServer("127.0.0.1", KEY) as server:
         link, answers = SlotLink(plan_for(server), 4), []
-        waiting = threading.Thread(target=lambda: answers.append(link.ask({"x": 1})))
+        asking = CannotJoin(4, "its disk is full")
+        waiting = threading.Thread(target=lambda: answers.append(link.ask(asking)))
         waiting.start()
         heard: list[Any] = []
-        until(lambda: heard.append(server.events.get(timeout=5)) or heard[-1]["type"] == "info")
-        server.cut()
-        until(lambda: heard.append(server.events.get(timeout=5)) or heard[-1]["type"] == "info")
-        assert [message["type"] for message in heard].count("back") == 1
-        server.tell({4: {"type": "world", "part": {}}})
+        until(lambda: heard.append(server.events.get(timeout=5).message) or heard[-1] == asking)
+        cut(server)
+        until(lambda: heard.append(server.events.get(timeout=5).message) or heard[-1] == asking)
+        assert heard.count(Back()) == 1
+        server.tell({4: Refused("slot 4")})
         waiting.join(5)
-        assert answers == [{"type": "world", "part": {}}]
+        assert answers == [Refused("slot 4")]
         link.close()
 
 
 def test_a_slot_that_waits_hears_that_the_run_has_ended() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         link = SlotLink(plan_for(server), 4)
-        threading.Timer(0.3, server.broadcast, [{"type": "stop", "reason": "enough"}]).start()
+        threading.Timer(0.3, server.broadcast, [Stop("enough")]).start()
         with pytest.raises(StoppedError, match="enough"):
-            link.ask({})
+            link.ask(CannotJoin(4, "its disk is full"))
         link.close()
 
 
@@ -306,10 +337,10 @@ def test_a_result_that_ends_too_early_is_none(tmp_path: Path) -> None:
     (tmp_path / "result").write_bytes(b"only a part")
     with ControlServer("127.0.0.1", KEY) as server:
         link = DriverLink(server.address, KEY)
-        header = {"type": "result", "slot": 0, "host": "h", "rank": 5, "bytes": 100}
+        header = told(0, ResultFollows(100), rank=5)
         assert link.send_file(header, tmp_path / "result")
         link.close()
-        assert server.events.get(timeout=5)["type"] == "gone"
+        assert isinstance(server.events.get(timeout=5).message, Gone)
         assert server.result(5) is None
         assert server.result(6) is None
 
@@ -318,9 +349,9 @@ def test_a_result_that_spark_was_faster_than_is_waited_for(tmp_path: Path) -> No
     (tmp_path / "result").write_bytes(b"all of it")
     with ControlServer("127.0.0.1", KEY) as server:
         link = DriverLink(server.address, KEY)
-        link.send({"type": "hello", "slot": 0, "host": "h"})
-        assert server.events.get(timeout=5)["type"] == "hello"
-        header = {"type": "result", "slot": 0, "host": "h", "rank": 5, "bytes": 9}
+        link.send(told(0, Hello()))
+        assert server.events.get(timeout=5) == told(0, Hello())
+        header = told(0, ResultFollows(9), rank=5)
         threading.Timer(0.3, link.send_file, [header, tmp_path / "result"]).start()
         stream = server.result(5)
         assert stream is not None
@@ -331,15 +362,15 @@ def test_a_result_that_spark_was_faster_than_is_waited_for(tmp_path: Path) -> No
 def test_a_slot_that_has_connected_again_is_not_gone() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         lost, link = DriverLink(server.address, KEY), DriverLink(server.address, KEY)
-        lost.send({"type": "hello", "slot": 3, "host": "h"})
-        assert server.events.get(timeout=5)["type"] == "hello"
+        lost.send(told(3, Hello()))
+        assert server.events.get(timeout=5) == told(3, Hello())
         # The driver has not heard that the first connection is lost.
-        link.send({"type": "back", "slot": 3, "host": "h"})
-        assert server.events.get(timeout=5)["type"] == "back"
-        server.tell({3: {"type": "world"}})
+        link.send(told(3, Back()))
+        assert server.events.get(timeout=5) == told(3, Back())
+        server.tell({3: Gather()})
         messages: list[Any] = []
         until(lambda: messages.extend(link.receive()) or messages)
-        assert messages == [{"type": "world"}]
+        assert messages == [Gather()]
         until(lambda: lost.receive() or lost.fileno() is None)
         assert server.events.empty()
         link.close()
@@ -365,15 +396,15 @@ def test_all_slots_are_served_by_one_thread() -> None:
         before = threading.active_count()
         links = [DriverLink(server.address, KEY) for _ in range(60)]
         for number, link in enumerate(links):
-            link.send({"type": "hello", "slot": number, "host": "h"})
-        heard = {server.events.get(timeout=5)["slot"] for _ in links}
+            link.send(told(number, Hello()))
+        heard = {server.events.get(timeout=5).slot for _ in links}
         assert heard == set(range(60))
         assert threading.active_count() == before
-        server.tell({7: {"type": "a"}, 9: {"type": "b"}})
-        for number, kind in ((7, "a"), (9, "b")):
+        server.tell({7: Stop("a"), 9: Stop("b")})
+        for number, reason in ((7, "a"), (9, "b")):
             messages: list[Any] = []
             until(lambda number=number, seen=messages: seen.extend(links[number].receive()) or seen)
-            assert messages == [{"type": kind}]
+            assert messages == [Stop(reason)]
         for link in links:
             link.close()
 
@@ -406,7 +437,7 @@ with ControlServer("127.0.0.1", bytes.fromhex(sys.argv[1])) as server:
         time.sleep(0.01)
     for descriptor in held:
         os.close(descriptor)
-    said = server.events.get(timeout=30)["type"]
+    said = type(server.events.get(timeout=30).message).__name__
     print(said, set(refused) == {errno.EMFILE}, len(refused), flush=True)
 """
 
@@ -416,44 +447,45 @@ def test_a_driver_without_descriptors_accepts_again_when_it_has_some() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         link = DriverLink(("127.0.0.1", int(process.stdout.readline())), KEY)
-        link.send({"type": "hello", "slot": 3, "host": "h"})
+        link.send(told(3, Hello()))
         said, exhausted, refused = process.stdout.readline().split()
         link.close()
-    assert (said, exhausted) == ("hello", "True")
+    assert (said, exhausted) == ("Hello", "True")
     assert int(refused) < 50  # asked now and then, not round and round
 
 
 def test_lines_that_nobody_takes_are_dropped_and_counted() -> None:
     mailbox = Mailbox(limit=100)
     for number in range(30):
-        mailbox.put({"type": "log", "lines": ["x" * 20, "y" * 20]})
-        mailbox.put({"type": "progress", "step": number})
-    messages = mailbox.drain()
-    assert [m["step"] for m in messages if m["type"] == "progress"] == list(range(30))
-    assert sum(m["type"] == "log" for m in messages) == 2
-    assert messages[-1] == {"type": "dropped", "lines": 56}
-    mailbox.put({"type": "log", "lines": ["there is room again"]})
-    assert mailbox.get(timeout=1)["type"] == "log"
+        mailbox.put(told(0, Log(("x" * 20, "y" * 20))))
+        mailbox.put(told(0, Resumed(number)))
+    messages = [event.message for event in mailbox.drain()]
+    assert [m for m in messages if isinstance(m, Resumed)] == [Resumed(n) for n in range(30)]
+    assert sum(isinstance(m, Log) for m in messages) == 2
+    assert messages[-1] == Dropped(56)
+    there_is_room_again = told(0, Log(("there is room again",)))
+    mailbox.put(there_is_room_again)
+    assert mailbox.get(timeout=1) == there_is_room_again
     assert mailbox.drain() == []
 
 
 def test_a_silent_slot_is_noticed() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         link = DriverLink(server.address, KEY)
-        link.send({"type": "started", "slot": 2, "rank": 5, "host": "h"})
-        link.send({"type": "heartbeat", "slot": 2, "rank": -1, "host": "h"})
+        link.send(told(2, Started(), rank=5))
+        link.send(told(2, Heartbeat()))
         for _ in range(2):
             server.events.get(timeout=5)
         assert server.silent_slots(5.0) == []
         time.sleep(0.15)
-        assert server.silent_slots(0.1) == [{"slot": 2, "rank": 5, "host": "h"}]
+        assert server.silent_slots(0.1) == [Told(2, 5, "h", Silent())]
         link.close()
 
 
 def test_a_driver_that_did_not_listen_meanwhile_judges_no_silence() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         link = DriverLink(server.address, KEY)
-        link.send({"type": "hello", "slot": 3, "host": "h"})
+        link.send(told(3, Hello()))
         server.events.get(timeout=5)
         time.sleep(0.2)
         assert server.silent_slots(0.1)
@@ -471,29 +503,48 @@ def test_a_nodes_door_believes_slot_0_only() -> None:
     door = NodeDoor("127.0.0.1", KEY, heard.append)
     sender = "import sys\nfrom tests.unit.test_connections import *\n"
     sender += "send_to_node(Node('n','h1','127.0.0.1',int(sys.argv[1]),1,(1,),()), "
-    good = sender + "KEY, {'type': 'daemon', 'arguments': ['a']})"
-    bad = sender + "b'x' * 32, {'type': 'daemon', 'arguments': ['b']})"
+    good = sender + "KEY, StartDaemon(('a',)))"
+    bad = sender + "b'x' * 32, StartDaemon(('b',)))"
     with socket.create_connection(("127.0.0.1", door.port)) as idle:  # says nothing, ever
         for code in (bad, good):
             process = subprocess.Popen([sys.executable, "-c", code, str(door.port)])
             serve(door, lambda process=process: process.poll() is not None, 20)
         serve(door, lambda: heard)
-        assert heard == [{"type": "daemon", "arguments": ["a"]}]
+        assert heard == [StartDaemon(("a",))]
         idle.close()
     door.close()
     assert door.handlers() == {}
+
+
+def test_an_order_that_is_none_is_named() -> None:
+    door = NodeDoor("127.0.0.1", KEY, print)
+    channel: Channel[Instruction] = Channel(KEY, listened=False)
+    connecting = threading.Thread(target=lambda: ended.append(order_of_nothing(door, channel)))
+    ended: list[Any] = []
+    connecting.start()
+    with pytest.raises(MessageError, match="a message of kind 'Stop'; expected StartDaemon"):
+        serve(door, lambda: False)
+    door.close()
+    connecting.join(5)
+    assert ended == [b""]
+
+
+def order_of_nothing(door: NodeDoor, channel: Channel[Instruction]) -> bytes:
+    with connect(("127.0.0.1", door.port), 5, channel) as connection:
+        connection.sendall(channel.encode(Stop("enough")))
+        return connection.recv(1)
 
 
 def test_a_host_that_cannot_be_reached_is_named() -> None:
     door = NodeDoor("127.0.0.1", KEY, print)
     door.close()
     with pytest.raises(LaunchError, match=r"cannot reach host h1 at 127.0.0.1 port \d+"):
-        send_to_node(node_of(door), KEY, {"type": "daemon"})
+        send_to_node(node_of(door), KEY, StartDaemon(()))
 
 
 def test_a_small_program_is_released_with_the_code_it_is_told(tmp_path: Path) -> None:
     brought: list[Any] = []
-    door = JsonDoor(tmp_path / "door", lambda caller, message: brought.append((caller, message)))
+    door = JsonDoor(tmp_path / "door", MpiIdentity, lambda *call: brought.append(call))
     program = shim.__file__
     environment = {
         "HSR_DOORS": f'["/none", "{door.path}"]',
@@ -503,8 +554,8 @@ def test_a_small_program_is_released_with_the_code_it_is_told(tmp_path: Path) ->
     }
     process = subprocess.Popen([sys.executable, "-S", "-E", program], env=environment)
     serve(door, lambda: brought)
-    caller, message = brought[0]
-    assert message == {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "PMIX_RANK": "7"}
+    caller, identity = brought[0]
+    assert identity == MpiIdentity({"OMPI_COMM_WORLD_LOCAL_RANK": "1", "PMIX_RANK": "7"})
     caller.release(9)
     assert process.wait(5) == 9
     door.close()
@@ -547,14 +598,48 @@ def test_a_closed_workspace_is_gone() -> None:
     workspace.close()
 
 
+def holder_of_the_key(server: ControlServer) -> tuple[socket.socket, Channel[Instruction]]:
+    channel: Channel[Instruction] = Channel(KEY, *INSTRUCTIONS, listened=False)
+    return connect(server.address, 5, channel), channel
+
+
 def test_data_nobody_announced_ends_the_connection() -> None:
-    with (
-        ControlServer("127.0.0.1", KEY) as server,
-        socket.create_connection(server.address) as client,
-    ):
-        nonce = client.recv(NONCE_BYTES, socket.MSG_WAITALL)
-        own = os.urandom(NONCE_BYTES)
-        codec = FrameCodec(KEY, nonce, own, is_server=False)
-        client.sendall(own + codec.encode_data(b"surprise"))
-        client.settimeout(5)
-        assert client.recv(1) == b""
+    with ControlServer("127.0.0.1", KEY) as server:
+        client, channel = holder_of_the_key(server)
+        with client:
+            client.sendall(channel.encode_data(b"surprise"))
+            assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"no JSON", "no JSON"),
+        (to_json(Hello()).encode(), "a message of kind 'Hello'; expected Told"),
+        (b'{"kind":"Told","slot":0}', "Told with missing or unknown fields: host, message, rank"),
+    ],
+)
+def test_what_is_no_message_ends_its_connection_and_no_other(
+    body: bytes, error: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ControlServer("127.0.0.1", KEY) as server:
+        client, channel = holder_of_the_key(server)
+        with client:
+            client.sendall(channel._frame(body))
+            assert client.recv(1) == b""
+        (warning,) = caplog.messages
+        assert error in warning
+        link = DriverLink(server.address, KEY)
+        link.send(told(3, Hello()))
+        assert server.events.get(timeout=5) == told(3, Hello())
+        link.close()
+
+
+def test_a_program_that_brings_something_else_is_named(tmp_path: Path) -> None:
+    door = JsonDoor(tmp_path / "door", RemoteLaunch, lambda caller, request: None)
+    with socket.socket(socket.AF_UNIX) as program:
+        program.connect(door.path)
+        program.sendall(b'{"host": "hsr-node-1"}\n')
+        with pytest.raises(MessageError, match="RemoteLaunch with missing .* fields: command"):
+            serve(door, lambda: False)
+    door.close()

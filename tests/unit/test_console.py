@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 from horovod_spark_runner.launch.driver.console import Console
+from horovod_spark_runner.launch.shared.messages import (
+    Heartbeat,
+    Log,
+    Notice,
+    Placed,
+    Progress,
+    Queued,
+    Told,
+    by_driver,
+)
 
-PROGRESS = {
-    "type": "progress",
-    "epoch": 0,
-    "epochs": 2,
-    "step": 5,
-    "steps": 5,
-    "metrics": {"loss": 0.25},
-}
-MESSAGES: tuple[dict[str, Any], ...] = (
-    {"type": "queued"},
-    {"type": "placed", "size": 2, "placement": "h: ranks 0, 1 (CPU)"},
-    {"type": "log", "rank": 1, "host": "h", "lines": ["one", "two"]},
-    {"type": "notice", "text": "all weights taken", "warn": False},
-    {"type": "notice", "text": "the rate is kept", "warn": True},
-    PROGRESS,
-    {"type": "of a later version"},
+WARNING = Told(0, 1, "h", Notice("the rate is kept", warn=True))
+MESSAGES = (
+    by_driver(Queued()),
+    by_driver(Placed(2, "h: ranks 0, 1 (CPU)")),
+    Told(0, 1, "h", Log(("one", "two"))),
+    Told(0, 1, "h", Notice("all weights taken", warn=False)),
+    WARNING,
+    Told(0, 0, "h", Progress(0, 2, 5, 5, 5, {"loss": 0.25})),
+    Told(0, 0, "h", Progress(1, 2, 5, 5, 10, {"loss": 0.125}, 1234.5)),
+    Told(0, -1, "h", Heartbeat()),
 )
 
 
-def shown(*messages: dict[str, Any], quiet: bool = False) -> list[str]:
+def shown(*messages: Told, quiet: bool = False) -> list[str]:
     stream = io.StringIO()
     console = Console(stream, quiet=quiet)
     for message in messages:
@@ -43,6 +46,7 @@ def test_what_is_printed() -> None:
         "[1/h] two",
         "all weights taken",
         "epoch 1/2  5 steps  loss 0.25",
+        "epoch 2/2  5 steps  loss 0.125  1,234 samples/s",
     ]
 
 
@@ -51,9 +55,8 @@ def test_quiet_means_nothing() -> None:
 
 
 def test_warnings_are_left_to_the_log() -> None:
-    assert shown({"type": "notice", "text": "the rate is kept", "warn": True}) == []
+    assert shown(WARNING) == []
 
 
 def test_one_rank_is_one() -> None:
-    placed = {"type": "placed", "size": 1, "placement": "h: rank 0 (CPU)"}
-    assert shown(placed) == ["1 rank on h: rank 0 (CPU)"]
+    assert shown(by_driver(Placed(1, "h: rank 0 (CPU)"))) == ["1 rank on h: rank 0 (CPU)"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import select
@@ -13,17 +12,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
+from horovod_spark_runner.launch.shared.messages import Exited, Forked, ForkWorker, ProcessReport
+from horovod_spark_runner.launch.shared.typed_json import to_json
 from horovod_spark_runner.launch.slot import rank_process, ready, worker_handle
-from horovod_spark_runner.launch.slot.rank_process import RankProcess
+from horovod_spark_runner.launch.slot.rank_process import RankProcess, WorkerEnd
 from horovod_spark_runner.launch.slot.workspace import Workspace
 from horovod_spark_runner.machine import process_start
-
-REQUEST = {"directory": "d", "payload": "p"}
 
 
 @pytest.fixture
@@ -41,7 +39,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def ask(**environment: str) -> socket.socket | None:
     with open(os.devnull, "w") as output:
         whole = {**os.environ, **environment}
-        return ready.ask_for_worker(REQUEST, output.fileno(), whole, ["json"], 60)
+        return ready.ask_for_worker(ForkWorker("d", "p", whole, ("json",), 60), output.fileno())
 
 
 def test_a_directory_that_others_may_enter_is_not_used(place: Path) -> None:
@@ -160,8 +158,8 @@ def test_a_worker_that_is_not_forked_is_started(
     other.close()
 
 
-def report(other: socket.socket, **what: Any) -> None:
-    other.sendall(json.dumps(what).encode() + b"\n")
+def report(other: socket.socket, what: ProcessReport) -> None:
+    other.sendall(to_json(what).encode() + b"\n")
 
 
 def finished() -> int:
@@ -178,9 +176,11 @@ def test_a_ready_process_that_is_stopped_need_not_tell_the_exit_code(
     connection, other = socket.socketpair()
     process = made(connection)
     with subprocess.Popen([sys.executable, "-c", "exit(3)"]) as worker, other:
-        report(other, type="forked", pid=worker.pid)
+        report(other, Forked(worker.pid))
         pump(process, lambda: process.ended)
-        assert "its process exited with code 3" in process.outcome()[2].message
+        failure = process.outcome().failure
+        assert failure is not None
+        assert "its process exited with code 3" in failure.message
 
 
 def test_a_result_is_kept_though_the_exit_code_never_comes(
@@ -188,12 +188,12 @@ def test_a_result_is_kept_though_the_exit_code_never_comes(
 ) -> None:
     connection, other = socket.socketpair()
     process = made(connection)
-    report(other, type="forked", pid=finished())
+    report(other, Forked(finished()))
     (tmp_path / "outcome").write_bytes(pickle.dumps((None, {})))
     (tmp_path / "result").write_bytes(b"the result")
     other.close()
     pump(process, lambda: process.ended)
-    assert process.outcome()[:3] == (b"the result", None, None)
+    assert process.outcome() == WorkerEnd(result=b"the result")
 
 
 def test_a_request_to_end_waits_for_the_process(
@@ -203,12 +203,12 @@ def test_a_request_to_end_waits_for_the_process(
     process = made(connection)
     process.ask_to_end(signal.SIGTERM)
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as child:
-        report(other, type="forked", pid=child.pid)
+        report(other, Forked(child.pid))
         pump(process, lambda: child.poll() is not None)
         assert child.returncode == -signal.SIGTERM
-        report(other, type="exit", code=child.returncode)
+        report(other, Exited(child.returncode))
         pump(process, lambda: process.ended)
-    failure = process.outcome()[2]
+    failure = process.outcome().failure
     assert failure is not None
     assert "its executor was asked to end, or has ended (SIGTERM)" in failure.message
     other.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -16,8 +15,20 @@ from horovod_spark_runner.launch.driver.control_server import ControlServer
 from horovod_spark_runner.launch.driver.talk import Talk
 from horovod_spark_runner.launch.driver.watch import Verdict
 from horovod_spark_runner.launch.shared import rendezvous
+from horovod_spark_runner.launch.shared.messages import (
+    Assigned,
+    Dropped,
+    Gather,
+    Hello,
+    Instruction,
+    Leaving,
+    Located,
+    Notice,
+    RankReport,
+    SlotReport,
+)
 from horovod_spark_runner.launch.shared.slot_plan import SlotPlan
-from horovod_spark_runner.launch.shared.topology import SlotInfo, read_part
+from horovod_spark_runner.launch.shared.topology import SlotInfo
 from horovod_spark_runner.launch.slot.slot_link import SlotLink
 
 KEY = b"k" * 32
@@ -32,14 +43,14 @@ class World:
         self.talk = Talk(self.plan, server, Console(quiet=quiet))
         self.links = [SlotLink(self.plan, slot) for slot in range(slots)]
 
-    def say(self, slot: int, **message: Any) -> None:
+    def say(self, slot: int, message: SlotReport | RankReport) -> None:
         self.links[slot].tell(message)
 
     def place(self, slot: int) -> None:
         info = SlotInfo(slot, "h", "n", "10.0.0.1", 7000, "/t", (f"/t/{slot}",), ((),))
-        self.say(slot, type="info", info=info.to_fields())
+        self.say(slot, Located(info))
 
-    def hear(self, slot: int) -> dict[str, Any]:
+    def hear(self, slot: int) -> Instruction:
         """Return the next message to a slot; the driver goes on meanwhile."""
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
@@ -60,10 +71,12 @@ def test_slots_are_told_their_ranks(
 ) -> None:
     world = World(server, 2)
     for slot in (1, 0):
-        world.say(slot, type="hello")
+        world.say(slot, Hello())
         world.place(slot)
-    ranks = [read_part(world.hear(slot)["part"]).placements[0].rank for slot in (0, 1)]
-    assert ranks == [0, 1]
+    for slot in (0, 1):
+        assigned = world.hear(slot)
+        assert isinstance(assigned, Assigned)
+        assert assigned.part.placements[0].rank == slot
     assert capsys.readouterr().err == "2 ranks on h: ranks 0, 1 (CPU)\n"
 
 
@@ -74,9 +87,9 @@ def test_slots_that_wait_in_vain_are_sent_to_spark(
     monkeypatch.setattr(talk, "LOOK_SECONDS", 0.1)
     world = World(server, 3)
     world.place(0)
-    assert world.hear(0) == {"type": "gather"}
+    assert world.hear(0) == Gather()
     world.place(2)
-    assert world.hear(2) == {"type": "gather"}
+    assert world.hear(2) == Gather()
 
 
 @pytest.mark.parametrize("quiet", [True, False])
@@ -88,9 +101,9 @@ def test_what_ranks_warn_of_reaches_the_caller_once(
 ) -> None:
     world = World(server, 2, quiet=quiet)
     for slot in (0, 1):
-        world.say(slot, type="notice", text="the rate is kept", warn=True)
-    world.say(1, type="notice", text="all weights taken", warn=False)
-    world.say(1, type="dropped", lines=1200)
+        world.say(slot, Notice("the rate is kept", warn=True))
+    world.say(1, Notice("all weights taken", warn=False))
+    world.say(1, Dropped(1200))
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline:
         world.talk.go_on()
@@ -101,7 +114,7 @@ def test_what_ranks_warn_of_reaches_the_caller_once(
 
 def test_slots_whose_hosts_are_left_may_save_first(server: ControlServer) -> None:
     world = World(server, 2)
-    world.say(1, type="leaving", signal="SIGTERM")
+    world.say(1, Leaving("SIGTERM"))
     while not world.talk.watch.leaving:
         world.talk.go_on()
     began = time.monotonic()

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 
 import pytest
 
 from horovod_spark_runner.errors import LaunchError
+from horovod_spark_runner.launch.shared.messages import Assigned, Located
 from horovod_spark_runner.launch.shared.topology import (
     SlotInfo,
     arrange,
     format_placement,
-    read_info,
-    read_part,
-    refusal,
     split_devices,
 )
+from horovod_spark_runner.launch.shared.typed_json import parse, to_json
 
 
 def slot(index: int, node: str, *gpus: tuple[str, ...]) -> SlotInfo:
@@ -57,7 +55,7 @@ def test_a_slot_is_told_what_concerns_it() -> None:
     # Slot 0 starts mpirun: it is told of all nodes, but not of sockets that are not its own.
     assert [node.name for node in parts[0].nodes] == ["host-2", "hsr-node-1"]
     assert [node.doors for node in parts[0].nodes] == [world.nodes[0].doors, ()]
-    assert [read_part(json.loads(json.dumps(part.to_fields()))) for part in parts] == parts
+    assert [parse(to_json(Assigned(part)), Assigned).part for part in parts] == parts
 
 
 def test_a_slot_with_several_gpus_holds_several_ranks() -> None:
@@ -126,12 +124,7 @@ def test_missing_and_double_slots_are_refused() -> None:
 
 def test_infos_survive_json() -> None:
     infos = [slot(3, "1", ("0", "1")), slot(4, "2")]
-    assert [read_info(json.loads(json.dumps(info.to_fields()))) for info in infos] == infos
-
-
-def test_a_slot_that_cannot_take_part_ends_the_run_with_its_reason() -> None:
-    with pytest.raises(LaunchError, match="slot 1 cannot take part: no such interface"):
-        read_info(refusal(1, "no such interface"))
+    assert [parse(to_json(Located(info)), Located).info for info in infos] == infos
 
 
 def test_placement_reads_well() -> None:

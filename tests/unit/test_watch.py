@@ -11,21 +11,39 @@ from horovod_spark_runner.launch.driver.watch import (
     RunWatch,
     Verdict,
 )
-from horovod_spark_runner.launch.shared.outcome import ABORTED, DIED, LOST, is_telling
+from horovod_spark_runner.launch.shared.messages import (
+    Alive,
+    Back,
+    DriverNews,
+    Failed,
+    Gone,
+    Hello,
+    Log,
+    RankReport,
+    Silent,
+    SlotReport,
+    Started,
+    Told,
+)
+from horovod_spark_runner.launch.shared.outcome import ABORTED, DIED, LOST, Failure, is_telling
 
 
 def watch(slots: int = 2, **options: Any) -> RunWatch:
     return RunWatch(slots, LaunchOptions(slots, **options), now=0.0)
 
 
-def message(what: str, slot: int, **more: Any) -> dict[str, Any]:
-    return {"type": what, "slot": slot, "rank": slot, "host": f"h{slot}", **more}
+def told(message: SlotReport | RankReport | DriverNews, slot: int) -> Told:
+    return Told(slot, slot, f"h{slot}", message)
+
+
+def failed(kind: str, message: str, moment: float) -> Failed:
+    return Failed.of(Failure(kind, moment, message))
 
 
 def started(state: RunWatch, slots: int = 2) -> RunWatch:
     for slot in range(slots):
-        state.take(message("hello", slot), 1.0)
-        state.take(message("started", slot), 2.0)
+        state.take(told(Hello(), slot), 1.0)
+        state.take(told(Started(), slot), 2.0)
     return state
 
 
@@ -35,7 +53,7 @@ def test_a_healthy_run_goes_on() -> None:
 
 def test_tasks_that_spark_never_starts() -> None:
     state = watch(4)
-    state.take(message("hello", 0), 1.0)
+    state.take(told(Hello(), 0), 1.0)
     assert state.decide(TASK_START_SECONDS - 1) is Verdict.GO_ON
     assert state.decide(TASK_START_SECONDS + 1) is Verdict.GIVE_UP
     error = state.not_started()
@@ -53,8 +71,8 @@ def test_a_longer_wait_is_advised_where_it_helps() -> None:
 
 def test_a_slot_that_connects_late_is_not_missing() -> None:
     state = watch(2)
-    state.take(message("hello", 0), 1.0)
-    state.take(message("back", 1), 5.0)  # its first connection had failed
+    state.take(told(Hello(), 0), 1.0)
+    state.take(told(Back(), 1), 5.0)  # its first connection had failed
     assert state.missing_slots == 0
     assert state.decide(TASK_START_SECONDS + 1) is Verdict.GO_ON
 
@@ -65,31 +83,31 @@ def test_a_longer_start_is_waited_for_when_told_to() -> None:
 
 def test_a_repeated_stage_ends_the_run_at_once() -> None:
     state = started(watch())
-    state.take(message("gone", 1, time=5.0), 5.0)
-    state.take(message("hello", 1), 6.0)
+    state.take(told(Gone(5.0), 1), 5.0)
+    state.take(told(Hello(), 1), 6.0)
     assert state.decide(6.0) is Verdict.GIVE_UP
     assert [(o.rank, o.failure.kind) for o in state.failures if o.failure] == [(1, LOST)]
 
 
 def test_after_a_failure_the_others_get_a_moment() -> None:
     state = started(watch())
-    state.take(message("failed", 0, kind=DIED, message="exited", time=5.0), 5.0)
+    state.take(told(failed(DIED, "exited", 5.0), 0), 5.0)
     assert state.decide(5.0 + FAILED_GRACE - 1) is Verdict.GO_ON
     assert state.decide(5.0 + FAILED_GRACE + 1) is Verdict.GIVE_UP
 
 
 def test_a_lost_connection_that_comes_back_is_no_failure() -> None:
     state = started(watch(heartbeat_timeout=30))
-    state.take(message("gone", 1), 5.0)
-    state.take(message("back", 1), 11.0)
+    state.take(told(Gone(5.0), 1), 5.0)
+    state.take(told(Back(), 1), 11.0)
     assert state.decide(100.0) is Verdict.GO_ON
     assert state.failures == []
 
 
 def test_a_lost_connection_that_stays_lost_is_one() -> None:
     state = started(watch(heartbeat_timeout=30))
-    state.take(message("log", 1, lines=["last words"]), 4.0)
-    state.take(message("gone", 1), 5.0)
+    state.take(told(Log(("last words",)), 1), 4.0)
+    state.take(told(Gone(5.0), 1), 5.0)
     assert state.decide(34.0) is Verdict.GO_ON
     assert state.decide(36.0) is Verdict.GIVE_UP
     (outcome,) = state.failures
@@ -99,15 +117,15 @@ def test_a_lost_connection_that_stays_lost_is_one() -> None:
 
 def test_silence_of_a_connected_slot() -> None:
     state = started(watch(heartbeat_timeout=15))
-    state.take_silence([{"slot": 1, "host": "h1", "rank": 1}], 20.0)
+    state.take(told(Silent(), 1), 20.0)
     assert state.decide(20.0 + FAILED_GRACE + 1) is Verdict.GIVE_UP
     assert "no sign of life for 15 s" in str(state.failures[0].failure)
 
 
 def test_a_stall_is_asked_about_once() -> None:
     state = started(watch(stall_timeout=10))
-    state.take(message("alive", 0), 8.0)
-    state.take(message("log", 0, lines=["waiting for remainder of ranks"]), 17.0)
+    state.take(told(Alive(), 0), 8.0)
+    state.take(told(Log(("waiting for remainder of ranks",)), 0), 17.0)
     assert state.decide(17.0) is Verdict.GO_ON
     assert state.decide(19.0) is Verdict.ASK_FOR_STACKS
     assert state.decide(20.0) is Verdict.GO_ON
@@ -129,14 +147,14 @@ def test_a_driver_that_was_stopped_heard_of_no_progress() -> None:
 
 def test_the_start_is_no_stall() -> None:
     state = watch(stall_timeout=1)
-    state.take(message("hello", 0), 1.0)
-    state.take(message("hello", 1), 1.0)
+    state.take(told(Hello(), 0), 1.0)
+    state.take(told(Hello(), 1), 1.0)
     assert state.decide(30.0) is Verdict.GO_ON
 
 
 def test_only_what_followed_from_a_failure_tells_nothing() -> None:
     state = started(watch())
-    state.take(message("failed", 0, kind=ABORTED, message="ended", time=5.0), 5.0)
+    state.take(told(failed(ABORTED, "ended", 5.0), 0), 5.0)
     assert not is_telling(state.failures)
-    state.take(message("failed", 1, kind=DIED, message="exited", time=6.0), 6.0)
+    state.take(told(failed(DIED, "exited", 6.0), 1), 6.0)
     assert is_telling(state.failures)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, TextIO
+from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
-from ..shared.channel import Message
+from ..shared.messages import Dropped, Log, Notice, Placed, Progress, Queued, Told
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
 
@@ -27,61 +27,58 @@ class Console:
         self._stream = stream if stream is not None else sys.stderr
         self._quiet = quiet
         self._terminal = self._stream.isatty()
-        self._bar: tqdm[Any] | None = None
+        self._bar: tqdm[NoReturn] | None = None
 
-    def on_message(self, message: Message) -> None:
-        """Show one message of a slot; unknown kinds are for others."""
-        kind = message.get("type")
-        if self._quiet or message.get("warn"):  # of warnings the log tells
+    def on_message(self, told: Told) -> None:
+        """Show one message; most kinds are for others."""
+        if self._quiet:
             return
-        if kind == "notice":
-            self._print(str(message["text"]))
-        elif kind == "log":
-            for line in message["lines"]:
-                self._print(self._prefix(message) + line)
-        elif kind == "dropped":
-            self._print(f"({message['lines']:,} lines of output came too fast, and are not shown)")
-        elif kind == "queued":
-            self._print("waiting for another run of this process to end")
-        elif kind == "placed":
-            ranks = "1 rank" if message["size"] == 1 else f"{message['size']} ranks"
-            self._print(f"{ranks} on {message['placement']}")
-        elif kind == "progress":
-            self._progress(message)
+        match told.message:
+            case Notice(text, warn=False):  # of warnings the log tells
+                self._print(text)
+            case Log(lines):
+                for line in lines:
+                    self._print(self._prefix(told) + line)
+            case Dropped(lines):
+                self._print(f"({lines:,} lines of output came too fast, and are not shown)")
+            case Queued():
+                self._print("waiting for another run of this process to end")
+            case Placed(size, placement):
+                ranks = "1 rank" if size == 1 else f"{size} ranks"
+                self._print(f"{ranks} on {placement}")
+            case Progress() as progress:
+                self._progress(progress)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
-    def _prefix(self, message: Message) -> str:
-        rank = message.get("rank", -1)
-        prefix = f"[{rank}/{message.get('host', '?')}]"
+    def _prefix(self, told: Told) -> str:
+        prefix = f"[{told.rank}/{told.host}]"
         if self._terminal:
-            prefix = f"\033[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\033[0m"
+            prefix = f"\033[{_COLOURS[told.rank % len(_COLOURS)]}m{prefix}\033[0m"
         return prefix + " "
 
-    def _progress(self, message: Message) -> None:
-        if message["step"] == message["steps"]:
-            self._end_epoch(message)
+    def _progress(self, progress: Progress) -> None:
+        if progress.step == progress.steps:
+            self._end_epoch(progress)
         elif self._terminal:
-            bar = self._bar or self._new_bar(message)
-            bar.update(message["step"] - bar.n)
-            bar.set_postfix_str(_format_metrics(message["metrics"]))
+            bar = self._bar or self._new_bar(progress)
+            bar.update(progress.step - bar.n)
+            bar.set_postfix_str(_format_metrics(progress.metrics))
 
-    def _new_bar(self, message: Message) -> tqdm[Any]:
-        title = f"epoch {message['epoch'] + 1}/{message['epochs']}"
+    def _new_bar(self, progress: Progress) -> tqdm[NoReturn]:
         self._bar = tqdm(
-            total=message["steps"], desc=title, unit="step", file=self._stream, leave=False
+            total=progress.steps, desc=_title(progress), unit="step", file=self._stream, leave=False
         )
         return self._bar
 
-    def _end_epoch(self, message: Message) -> None:
+    def _end_epoch(self, progress: Progress) -> None:
         self.close()
-        line = f"epoch {message['epoch'] + 1}/{message['epochs']}"
-        line += f"  {message['steps']} steps  {_format_metrics(message['metrics'])}"
-        if message.get("samples_per_second"):
-            line += f"  {message['samples_per_second']:,.0f} samples/s"
+        line = f"{_title(progress)}  {progress.steps} steps  {_format_metrics(progress.metrics)}"
+        if progress.samples_per_second:
+            line += f"  {progress.samples_per_second:,.0f} samples/s"
         self._print(line)
 
     def _print(self, line: str) -> None:
@@ -89,6 +86,10 @@ class Console:
             self._bar.write(line, file=self._stream)
         else:
             print(line, file=self._stream, flush=True)
+
+
+def _title(progress: Progress) -> str:
+    return f"epoch {progress.epoch + 1}/{progress.epochs}"
 
 
 def _format_metrics(metrics: dict[str, float]) -> str:

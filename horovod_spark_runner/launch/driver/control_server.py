@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import resource
 import selectors
 import socket
@@ -14,10 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import IO
 
 from ...errors import EnvironmentProblem
-from ..shared.channel import ChannelError, Message
+from ..shared.channel import ChannelError
+from ..shared.messages import CallWanted, Ended, Gone, Instruction, ResultFollows, Silent, Told
 from ..shared.network import family_of
+from ..shared.typed_json import MessageError
 from .mailbox import Mailbox
 from .peer import Incoming, Peer
+
+logger = logging.getLogger(__name__)
 
 # Seconds that the rest of a large result may take once the run has ended.
 RESULT_TIMEOUT = 60.0
@@ -101,11 +106,11 @@ class ControlServer:
         for result in self._results.values():
             result.stream.close()
 
-    def broadcast(self, message: Message) -> None:
+    def broadcast(self, message: Instruction) -> None:
         """Send ``message`` to every slot that is connected; does not wait for them."""
         self._queue([(peer, message) for peer in self._current()])
 
-    def tell(self, messages: Mapping[int, Message]) -> None:
+    def tell(self, messages: Mapping[int, Instruction]) -> None:
         """Send a message each to several slots, by number, as far as they are connected."""
         with self._lock:
             told = [(self._slots[slot], m) for slot, m in messages.items() if slot in self._slots]
@@ -116,11 +121,11 @@ class ControlServer:
         with self._lock:
             return any(slot in self._slots for slot in slots)
 
-    def silent_slots(self, seconds: float) -> list[Message]:
-        """Return where the slots are that are connected but sent nothing for ``seconds``."""
+    def silent_slots(self, seconds: float) -> list[Told]:
+        """Return which slots are connected but sent nothing for ``seconds``: a `Silent` of each."""
         limit = time.monotonic() - seconds
         return [
-            {"slot": peer.slot, "rank": peer.rank, "host": peer.host}
+            Told(peer.slot, peer.rank, peer.host, Silent())
             for peer in self._current()
             if peer.slot is not None and peer.last_seen < limit
         ]
@@ -129,11 +134,6 @@ class ControlServer:
         """Count the slots' silence from now on: this process did not listen meanwhile."""
         for peer in self._current():
             peer.last_seen = time.monotonic()
-
-    def cut(self) -> None:
-        """Close all connections, as a network that drops them would."""
-        for peer in self._current():
-            peer.shut()
 
     def result(self, rank: int) -> IO[bytes] | None:
         """Return the pickled result that ``rank`` sent here because of its size, if it did.
@@ -153,7 +153,7 @@ class ControlServer:
         with self._lock:
             return list(self._peers)
 
-    def _queue(self, messages: Sequence[tuple[Peer, Message]]) -> None:
+    def _queue(self, messages: Sequence[tuple[Peer, Instruction]]) -> None:
         for peer, message in messages:
             peer.queue(message)
         if messages:
@@ -219,12 +219,16 @@ class ControlServer:
 
     def _read(self, peer: Peer) -> None:
         try:
-            for message in peer.read():
-                self._take(peer, message)
+            for told in peer.read():
+                self._take(peer, told)
         except BlockingIOError:
             return
         except (OSError, ChannelError):
             self._part(peer)  # a stranger, or a slot that ended; the outcome comes through Spark
+            return
+        except MessageError as error:
+            logger.warning("a connection of host %s is closed: %s", peer.host, error)
+            self._part(peer)
             return
         if peer.has_more and not peer.is_writing:
             self._write(peer)
@@ -258,29 +262,26 @@ class ControlServer:
         self._selector.unregister(peer.connection)
         peer.close()
         if peer.slot is not None and not peer.ended:
-            gone = {"type": "gone", "slot": peer.slot, "rank": peer.rank, "host": peer.host}
-            self.events.put({**gone, "time": time.time()})
+            self.events.put(Told(peer.slot, peer.rank, peer.host, Gone(time.time())))
 
-    def _take(self, peer: Peer, message: Message) -> None:
-        if "slot" in message:
-            self._know(peer, message)
-        kind = message.get("type")
-        if kind == "payload":
-            peer.queue_data(self._payload)
-        elif kind == "result":
-            # Kept on disk until it is unpickled: several large ones would fill the memory.
-            stream = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
-            incoming = Incoming(stream, int(message["bytes"]))
-            self._results[int(message["rank"])] = peer.incoming = incoming
-        elif kind == "ended":
-            peer.ended = True
-        else:
-            self.events.put(message)
+    def _take(self, peer: Peer, told: Told) -> None:
+        self._know(peer, told)
+        match told.message:
+            case CallWanted():
+                peer.queue_data(self._payload)
+            case ResultFollows(size):
+                # Kept on disk until it is unpickled: several large ones would fill the memory.
+                stream = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
+                self._results[told.rank] = peer.incoming = Incoming(stream, size)
+            case Ended():
+                peer.ended = True
+            case _:
+                self.events.put(told)
 
-    def _know(self, peer: Peer, message: Message) -> None:
+    def _know(self, peer: Peer, told: Told) -> None:
         """Take note which slot ``peer`` is."""
-        peer.slot, peer.host = int(message["slot"]), str(message.get("host", "?"))
-        peer.rank = max(peer.rank, int(message.get("rank", -1)))  # not all of it is a rank's
+        peer.slot, peer.host = told.slot, told.host
+        peer.rank = max(peer.rank, told.rank)  # not all of it is a rank's
         with self._lock:
             before = self._slots.get(peer.slot)
             self._slots[peer.slot] = peer

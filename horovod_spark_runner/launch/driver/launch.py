@@ -21,6 +21,7 @@ from ...spark.capacity import check_slots
 from ...spark.encryption import check_encryption
 from ...spark.memory import check_memory_limit
 from ...spark.session import connect_host, runs_on_this_machine, use_own_python
+from ..shared.messages import Queued, by_driver
 from ..shared.network import LOOPBACK, route_to
 from ..shared.outcome import Failure, RankOutcome, failure_error, is_telling, root_cause
 from ..shared.slot_plan import ORPHAN_GRACE, SlotPlan
@@ -167,7 +168,7 @@ def launch(
 def _turn(observer: Observer) -> Iterator[None]:
     """Wait for the runs of other threads: two that hold half of the slots each would never end."""
     if not _running.acquire(blocking=False):
-        observer.on_message({"type": "queued"})
+        observer.on_message(by_driver(Queued()))
         # In pieces, so that Ctrl-C is heard.
         while not _running.acquire(timeout=0.2):
             pass

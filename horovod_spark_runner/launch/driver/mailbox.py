@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 
-from ..shared.channel import Message
+from ..shared.messages import Dropped, Log, Told, by_driver
 
 # Characters of log lines that may wait to be shown. Above it they are dropped, and counted: a slow
 # terminal must neither slow the run nor fill the driver's memory.
@@ -22,33 +22,33 @@ class Mailbox:
 
     def __init__(self, limit: int = MAX_LOG_CHARACTERS) -> None:
         self._limit = limit
-        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting = 0
         self._dropped = 0
 
-    def put(self, message: Message) -> None:
-        """Take ``message``, or count its lines if too many wait."""
-        if message.get("type") == "log":
-            size = _characters(message)
+    def put(self, told: Told) -> None:
+        """Take a message, or count its lines if too many wait."""
+        if isinstance(told.message, Log):
+            size = _characters(told.message)
             with self._lock:
                 if self._waiting + size > self._limit:
-                    self._dropped += len(message["lines"])
+                    self._dropped += len(told.message.lines)
                     return
                 self._waiting += size
-        self._messages.put(message)
+        self._messages.put(told)
 
-    def get(self, timeout: float) -> Message:
+    def get(self, timeout: float) -> Told:
         """Wait for a message and return it.
 
         Raises:
             queue.Empty: there was none for ``timeout`` seconds.
         """
-        message = self._messages.get(timeout=timeout)
-        self._took(message)
-        return message
+        told = self._messages.get(timeout=timeout)
+        self._took(told)
+        return told
 
-    def drain(self) -> list[Message]:
+    def drain(self) -> list[Told]:
         """Return what is there now; what comes meanwhile is for the next time."""
         messages = []
         with contextlib.suppress(queue.Empty):
@@ -58,17 +58,17 @@ class Mailbox:
         with self._lock:
             dropped, self._dropped = self._dropped, 0
         if dropped:
-            messages.append({"type": "dropped", "lines": dropped})
+            messages.append(by_driver(Dropped(dropped)))
         return messages
 
     def empty(self) -> bool:
         return self._messages.empty()
 
-    def _took(self, message: Message) -> None:
-        if message.get("type") == "log":
+    def _took(self, told: Told) -> None:
+        if isinstance(told.message, Log):
             with self._lock:
-                self._waiting -= _characters(message)
+                self._waiting -= _characters(told.message)
 
 
-def _characters(message: Message) -> int:
-    return sum(map(len, message["lines"]))
+def _characters(log: Log) -> int:
+    return sum(map(len, log.lines))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 import time
@@ -10,14 +9,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import IO
 
-from ..shared.channel import (
-    MAX_DATA_BYTES,
-    NONCE_BYTES,
-    ChannelError,
-    FrameCodec,
-    Message,
-    new_nonce,
-)
+from ..shared.channel import MAX_DATA_BYTES, Channel
+from ..shared.messages import Instruction, Told
+from ..shared.typed_json import MessageError
 
 # Seconds in which a peer must show that it holds the key.
 PROOF_TIMEOUT = 10.0
@@ -36,7 +30,7 @@ class Incoming:
 
     def take(self, data: bytes) -> None:
         if len(data) > self.left:
-            raise ChannelError("more data than were announced")
+            raise MessageError("more data than were announced")
         self.stream.write(data)
         self.left -= len(data)
         if not self.left:
@@ -55,14 +49,11 @@ class Peer:
         self.host = "?"
         self.ended = False
         self._began = self.last_seen = self._last_sent = time.monotonic()
-        self._key = key
-        self._nonce = new_nonce()
-        self._answer = b""
-        self._codec: FrameCodec | None = None
+        self._channel = Channel(key, Told, listened=True)
         self._proven = False
-        self._messages: deque[Message] = deque()
+        self._messages: deque[Instruction] = deque()
         self._data: memoryview | None = None
-        self._outgoing = memoryview(self._nonce)
+        self._outgoing = memoryview(self._channel.nonce)
         self.incoming: Incoming | None = None
 
     @property
@@ -76,7 +67,7 @@ class Peer:
             return now - self._began > PROOF_TIMEOUT
         return self.is_writing and now - self._last_sent > SEND_TIMEOUT
 
-    def queue(self, message: Message) -> None:
+    def queue(self, message: Instruction) -> None:
         """Have ``message`` sent, before the rest of data that are on their way."""
         self._messages.append(message)
 
@@ -100,12 +91,12 @@ class Peer:
 
     def _next_frame(self) -> bool:
         # Frames carry their number: they are made in the order in which they go.
-        if self._codec is None or self._outgoing:
+        if self._outgoing or not self._channel.is_open:
             return False
         if self._messages:
-            frame = self._codec.encode(self._messages.popleft())
+            frame = self._channel.encode(self._messages.popleft())
         elif self._data:
-            frame = self._codec.encode_data(self._data[:MAX_DATA_BYTES])
+            frame = self._channel.encode_data(self._data[:MAX_DATA_BYTES])
             self._data = self._data[MAX_DATA_BYTES:] or None
         else:
             return False
@@ -114,29 +105,24 @@ class Peer:
         self._outgoing = memoryview(frame)
         return True
 
-    def read(self) -> Iterator[Message]:
+    def read(self) -> Iterator[Told]:
         """Yield the messages that have arrived.
 
         Raises:
             OSError: the connection has ended.
-            ChannelError: the peer does not hold the key, or sends what nobody announced.
+            ChannelError: the peer does not hold the key.
+            MessageError: it does, but sends what nobody expects.
         """
         data = self.connection.recv(_RECEIVE_BYTES)
         if not data:
             raise ConnectionError("closed by the slot")
         self.last_seen = time.monotonic()
-        if self._codec is None:
-            wanted = NONCE_BYTES - len(self._answer)
-            self._answer, data = self._answer + data[:wanted], data[wanted:]
-            if len(self._answer) < NONCE_BYTES:
-                return
-            self._codec = FrameCodec(self._key, self._nonce, self._answer, is_server=True)
-        for message in self._codec.feed(data):
+        for message in self._channel.feed(data):
             self._proven = True
             if not isinstance(message, bytes):
                 yield message  # it may say where the data that follow go
             elif self.incoming is None:
-                raise ChannelError("data that nobody announced")
+                raise MessageError("data that nobody announced")
             else:
                 self.incoming.take(message)
 
@@ -144,7 +130,3 @@ class Peer:
         self.connection.close()
         if self.incoming is not None:
             self.incoming.ended.set()  # perhaps too early
-
-    def shut(self) -> None:
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)

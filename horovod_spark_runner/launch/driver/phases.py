@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..shared.channel import Message
+from ..shared.messages import Finished, Hello, Placed, Started, Told
 
 # In their order. Each ends when the last of the slots or ranks has told of what it is named for.
 TASKS, RENDEZVOUS, START, FUNCTION, RESULTS = PHASES = (
@@ -24,20 +24,24 @@ class Phases:
     """
 
     def __init__(self, slots: int, ranks: int, now: float) -> None:
-        self._wanted = {"hello": (TASKS, slots), "started": (START, ranks)}
-        self._wanted |= {"placed": (RENDEZVOUS, 1), "finished": (FUNCTION, ranks)}
+        self._wanted: dict[type, tuple[str, int]] = {
+            Hello: (TASKS, slots),
+            Placed: (RENDEZVOUS, 1),
+            Started: (START, ranks),
+            Finished: (FUNCTION, ranks),
+        }
         self._began = now
-        self._heard: dict[str, set[tuple[int, int]]] = {}
+        self._heard: dict[type, set[tuple[int, int]]] = {}
         self._ends: dict[str, float] = {}
 
-    def take(self, message: Message, now: float) -> None:
-        """Take one message of a slot."""
-        kind = str(message.get("type"))
+    def take(self, told: Told, now: float) -> None:
+        """Take one message."""
+        kind = type(told.message)
         if kind not in self._wanted:
             return
         phase, count = self._wanted[kind]
         heard = self._heard.setdefault(kind, set())
-        heard.add((int(message.get("slot", -1)), int(message.get("rank", -1))))
+        heard.add((told.slot, told.rank))
         if len(heard) == count:
             self._ends.setdefault(phase, now)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...spark.session import classic_context, is_stopped
 from ..shared.outcome import RankOutcome
 from ..shared.slot_plan import SlotPlan
-from ..slot.barrier import OUTCOME_SCHEMA, SlotTask, decode_outcomes
+from ..slot.barrier import OUTCOME_SCHEMA, OutcomeRow, SlotTask, decode_outcomes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,12 +26,12 @@ class SparkJob:
         profile: Spark's ``ResourceProfile`` of the stage, if not the session's own settings.
     """
 
-    def __init__(self, spark: SparkSession, plan: SlotPlan, profile: Any = None) -> None:
+    def __init__(self, spark: SparkSession, plan: SlotPlan, profile: object = None) -> None:
         self._spark = spark
         self._plan = plan
         self._profile = profile
         self._tag = f"horovod-{plan.run_id}"
-        self._rows: Iterable[Any] | None = None
+        self._rows: Iterable[OutcomeRow] | None = None
         self._cancelled = False
         self.error: BaseException | None = None
         self._thread = self._make_thread()
@@ -47,7 +47,7 @@ class SparkJob:
 
     def outcomes(self) -> list[RankOutcome]:
         """Return what the slots returned; empty while the job runs or if it failed."""
-        return decode_outcomes(tuple(row) for row in self._rows or ())
+        return decode_outcomes(self._rows or ())
 
     @property
     def cancelled_elsewhere(self) -> bool:

@@ -8,7 +8,7 @@ import queue
 import time
 from typing import Protocol
 
-from ..shared.channel import Message
+from ..shared.messages import Notice, Stalled, Stop, Told, by_driver
 from ..shared.rendezvous import Rendezvous
 from ..shared.slot_plan import SlotPlan
 from .control_server import ControlServer
@@ -26,8 +26,8 @@ HELD_UP = 3.0
 class Observer(Protocol):
     """Shows a run to people while it goes on."""
 
-    def on_message(self, message: Message) -> None:
-        """Take one message of a slot."""
+    def on_message(self, told: Told) -> None:
+        """Take one message of a slot, or of the driver itself."""
 
     def close(self) -> None:
         """The run has ended."""
@@ -64,21 +64,21 @@ class Talk:
         if now - self._looked > LOOK_SECONDS:
             self._looked = now
             self._server.tell(self._rendezvous.look(now))
-            silence = self.watch.heartbeat_timeout
-            self.watch.take_silence(self._server.silent_slots(silence), now)
+            for silent in self._server.silent_slots(self.watch.heartbeat_timeout):
+                self.watch.take(silent, now)
         verdict = self.watch.decide(now)
         if verdict is Verdict.ASK_FOR_STACKS:
-            self._server.broadcast({"type": "stall", "reason": self.watch.stall_reason})
+            self._server.broadcast(Stalled(self.watch.stall_reason))
         return verdict
 
     def take_rest(self) -> None:
         """Take the messages that have come."""
-        for message in self._server.events.drain():
-            self._take(message)
+        for told in self._server.events.drain():
+            self._take(told)
 
     def stop(self) -> None:
         """Ask the slots to end their ranks, and themselves."""
-        self._server.broadcast({"type": "stop", "reason": "ended by the driver"})
+        self._server.broadcast(Stop("ended by the driver"))
 
     def see_off(self, seconds: float) -> None:
         """Wait, not longer than so, for slots whose executors are to be left to have ended."""
@@ -92,17 +92,17 @@ class Talk:
         self.take_rest()
         self._observer.close()
 
-    def _take(self, message: Message) -> None:
+    def _take(self, told: Told) -> None:
         now = time.monotonic()
-        self._observer.on_message(message)
-        self.phases.take(message, now)
-        if message.get("type") == "notice" and message.get("warn"):
-            self._warn(str(message["text"]))
-        self.watch.take(message, now)
+        self._observer.on_message(told)
+        self.phases.take(told, now)
+        if isinstance(told.message, Notice) and told.message.warn:
+            self._warn(told.message.text)
+        self.watch.take(told, now)
         waited = self._rendezvous.placed is None
-        self._server.tell(self._rendezvous.take(message, now))
+        self._server.tell(self._rendezvous.take(told, now))
         if waited and self._rendezvous.placed is not None:
-            self._take(self._rendezvous.placed)
+            self._take(by_driver(self._rendezvous.placed))
 
     def _warn(self, text: str) -> None:
         if text not in self._warnings:  # many ranks may say the same

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from enum import Enum
 
 from ...config import LaunchOptions
 from ...errors import NotEnoughSlotsError
-from ..shared.channel import Message
-from ..shared.outcome import LAUNCH, LOG_TAIL_LINES, LOST, Failure, RankOutcome
+from ..shared.messages import (
+    Alive,
+    Back,
+    Failed,
+    Gone,
+    Hello,
+    Leaving,
+    Log,
+    Progress,
+    Silent,
+    Started,
+    Told,
+)
+from ..shared.outcome import LOG_TAIL_LINES, LOST, Failure, RankOutcome
 from ..shared.topology import RankPlacement
 
 # How long Spark may take to start the tasks of a stage it has room for.
@@ -100,53 +112,49 @@ class RunWatch:
             found=len(self._seen),
         )
 
-    def take(self, message: Message, now: float) -> None:
-        """Take one message of a slot."""
-        kind, slot = message.get("type"), int(message.get("slot", -1))
-        if kind == "hello":
+    def take(self, told: Told, now: float) -> None:
+        """Take one message, or that a connected slot has been silent for too long."""
+        slot = told.slot
+        if isinstance(told.message, Hello):
             # Spark repeats the whole stage when one of its tasks was lost. The ranks are gone,
             # and so is their state: going on is a decision for whoever asked for the run.
             self._repeated |= slot in self._seen
-        if slot >= 0 and kind != "gone":
+        if slot >= 0 and not isinstance(told.message, Gone):
             self._seen.add(slot)
-        if kind == "back":
-            self._absent.pop(slot, None)
-        elif kind == "gone":
-            asked = self._leaving.get(slot)
-            why = KILLED if asked is None else f"its executor was asked to end ({asked})"
-            self._absent[slot] = now, self._lost(message, why)
-        elif kind == "leaving":
-            self._leaving[slot] = str(message.get("signal", ""))
-        elif kind == "failed":
-            outcome = _outcome_of(message)
-            self._failed.setdefault((slot, outcome.rank), outcome)
-            self._failed_since = self._failed_since or now
-        elif kind == "log":
-            # No progress: Horovod prints, too, while it waits for a rank that never comes.
-            tail = self._tails.setdefault(slot, deque(maxlen=LOG_TAIL_LINES))
-            tail.extend(message["lines"])
-        elif kind in ("started", "progress", "alive"):
-            self._active = now
-            self._running |= kind == "started"
+        match told.message:
+            case Back():
+                self._absent.pop(slot, None)
+            case Gone(moment):
+                asked = self._leaving.get(slot)
+                why = KILLED if asked is None else f"its executor was asked to end ({asked})"
+                self._absent[slot] = now, self._lost(told, moment, why)
+            case Leaving(signal):
+                self._leaving[slot] = signal
+            case Failed() as failed:
+                self._fail(_outcome(told, failed.failure()), told.rank, now)
+            case Silent():
+                why = f"no sign of life for {self._options.heartbeat_timeout:g} s"
+                self._fail(self._lost(told, time.time(), why), -1, now)
+            case Log(lines):
+                # No progress: Horovod prints, too, while it waits for a rank that never comes.
+                self._tails.setdefault(slot, deque(maxlen=LOG_TAIL_LINES)).extend(lines)
+            case Started() | Progress() | Alive():
+                self._active = now
+                self._running |= isinstance(told.message, Started)
 
     def hear_anew(self, now: float) -> None:
         """Take note that the driver itself was stopped until ``now``: it heard of no progress."""
         self._active = now
 
-    def take_silence(self, silent: Sequence[Message], now: float) -> None:
-        """Take which connected slots have been silent for longer than the heartbeat timeout."""
-        for message in silent:
-            slot = int(message["slot"])
-            why = f"no sign of life for {self._options.heartbeat_timeout:g} s"
-            self._failed.setdefault((slot, -1), self._lost(message, why))
-            self._failed_since = self._failed_since or now
+    def _fail(self, outcome: RankOutcome, rank: int, now: float) -> None:
+        """Take note of a failure of ``rank``, or of the whole slot (-1); the first one counts."""
+        self._failed.setdefault((outcome.slot, rank), outcome)
+        self._failed_since = self._failed_since or now
 
-    def _lost(self, message: Message, why: str) -> RankOutcome:
+    def _lost(self, told: Told, moment: float, why: str) -> RankOutcome:
         """Return the outcome of a slot that went away without a word."""
-        slot, moment = int(message["slot"]), float(message.get("time", time.time()))
-        tail = tuple(self._tails.get(slot, ()))
-        failure = Failure(LOST, moment, why, log_tail=tail)
-        return RankOutcome(slot, str(message["host"]), _place(message), failure=failure)
+        tail = tuple(self._tails.get(told.slot, ()))
+        return _outcome(told, Failure(LOST, moment, why, log_tail=tail))
 
     def decide(self, now: float) -> Verdict:
         """Return what to do at ``now``."""
@@ -178,23 +186,8 @@ class RunWatch:
         return Verdict.GIVE_UP if now - self._asked_for_stacks > FAILED_GRACE else Verdict.GO_ON
 
 
-def _outcome_of(message: Message) -> RankOutcome:
-    failure = Failure(
-        str(message.get("kind", LAUNCH)),
-        float(message.get("time", 0.0)),
-        str(message.get("message", "")),
-        message.get("exception_type"),
-        str(message.get("traceback", "")),
-        None,
-        tuple(message.get("log_tail", ())),
-    )
-    slot, host = int(message["slot"]), str(message.get("host", "?"))
-    return RankOutcome(slot, host, _place(message), failure=failure)
-
-
-def _place(message: Message) -> RankPlacement | None:
-    rank = int(message.get("rank", -1))
-    if rank < 0:
-        return None
-    slot, host = int(message["slot"]), str(message.get("host", "?"))
-    return RankPlacement(rank, slot, host, local_rank=-1, cross_rank=-1)
+def _outcome(told: Told, failure: Failure) -> RankOutcome:
+    place = None
+    if told.rank >= 0:
+        place = RankPlacement(told.rank, told.slot, told.host, local_rank=-1, cross_rank=-1)
+    return RankOutcome(told.slot, told.host, place, failure=failure)

@@ -20,7 +20,7 @@ def main() -> int:
     environment = {k: v for k, v in os.environ.items() if k.startswith(PREFIXES)}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(path)
-        connection.sendall(json.dumps(environment).encode() + b"\n")
+        connection.sendall(json.dumps({"environment": environment}).encode() + b"\n")
         code = connection.recv(1)
     return code[0] if code else 1
 

@@ -8,9 +8,8 @@ shared-memory transport see the hosts as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ...errors import LaunchError
 
@@ -38,26 +37,6 @@ class SlotInfo:
     folder: str
     doors: tuple[str, ...]
     gpus: tuple[tuple[str, ...], ...]
-
-    def to_fields(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def refusal(slot: int, reason: str) -> dict[str, Any]:
-    """Return what a slot that cannot take part tells in place of its `SlotInfo`."""
-    return {"slot": slot, "refused": reason}
-
-
-def read_info(fields: Mapping[str, Any]) -> SlotInfo:
-    """Return what a slot told.
-
-    Raises:
-        LaunchError: it cannot take part.
-    """
-    if "refused" in fields:
-        raise LaunchError(f"slot {fields['slot']} cannot take part: {fields['refused']}")
-    doors, gpus = tuple(fields["doors"]), tuple(tuple(devices) for devices in fields["gpus"])
-    return SlotInfo(**{**fields, "doors": doors, "gpus": gpus})
 
 
 @dataclass(frozen=True)
@@ -131,22 +110,6 @@ class Part:
     def led(self) -> Node | None:
         """The node whose daemon the slot runs, if it does."""
         return next((node for node in self.nodes if node.leader == self.slot), None)
-
-    def to_fields(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def read_part(fields: Mapping[str, Any]) -> Part:
-    """Return the part that `Part.to_fields` and JSON made fields of."""
-    placements = tuple(
-        RankPlacement(**{**placement, "gpus": tuple(placement["gpus"])})
-        for placement in fields["placements"]
-    )
-    nodes = tuple(
-        Node(**{**node, "ranks": tuple(node["ranks"]), "doors": tuple(node["doors"])})
-        for node in fields["nodes"]
-    )
-    return Part(**{**fields, "placements": placements, "nodes": nodes})
 
 
 @dataclass(frozen=True)

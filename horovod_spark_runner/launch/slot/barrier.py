@@ -15,6 +15,7 @@ from ..shared.slot_plan import SlotPlan
 from .slot import Slot
 
 OUTCOME_SCHEMA = "slot int, place int, part int, data binary"
+OutcomeRow = tuple[int, int, int, bytes]  # as Spark collects it
 # An outcome travels as several rows: one Arrow buffer cannot hold a result of 2 GiB.
 PART_BYTES = 64 * 1024 * 1024
 
@@ -70,7 +71,7 @@ def encode_outcome(outcome: RankOutcome, place: int) -> Iterator[pa.RecordBatch]
         )
 
 
-def decode_outcomes(rows: Iterable[tuple[int, int, int, bytes]]) -> list[RankOutcome]:
+def decode_outcomes(rows: Iterable[OutcomeRow]) -> list[RankOutcome]:
     """Return the outcomes held by collected rows of `OUTCOME_SCHEMA`, by slot and place."""
     parts: dict[tuple[int, int], dict[int, bytes]] = {}
     for slot, place, part, data in rows:

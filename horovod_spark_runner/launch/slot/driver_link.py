@@ -10,14 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ...errors import LaunchError
-from ..shared.channel import (
-    MAX_DATA_BYTES,
-    NONCE_BYTES,
-    ChannelError,
-    FrameCodec,
-    Message,
-    new_nonce,
-)
+from ..shared.channel import MAX_DATA_BYTES, Channel, ChannelError, connect
+from ..shared.messages import INSTRUCTIONS, Instruction, Told
 
 CONNECT_TIMEOUT = 5.0
 # Seconds between tries at the start: a single lost packet must not end a large run.
@@ -39,8 +33,9 @@ class DriverLink:
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
         self._socket: socket.socket | None = None
+        self._channel: Channel[Instruction]  # of each connection anew
         self._pending = bytearray()
-        self._early: list[Message] = []
+        self._early: list[Instruction] = []
         self._address = address
         self._key = key
         self._problem = ""
@@ -73,15 +68,12 @@ class DriverLink:
         return self._socket is not None
 
     def _connect(self, timeout: float) -> None:
+        self._channel = Channel(self._key, *INSTRUCTIONS, listened=False)
         try:
-            connection = socket.create_connection(self._address, timeout=timeout)
-            server_nonce = receive_exactly(connection, NONCE_BYTES)
-            client_nonce = new_nonce()
-            connection.sendall(client_nonce)
+            connection = connect(self._address, timeout, self._channel)
         except OSError as error:
             self._problem = str(error)
             return
-        self._codec = FrameCodec(self._key, server_nonce, client_nonce, is_server=False)
         connection.setblocking(False)
         self._socket = connection
 
@@ -94,14 +86,14 @@ class DriverLink:
         """The address of this host on the route to the driver."""
         return None if self._socket is None else self._socket.getsockname()[0]
 
-    def send(self, message: Message, *, droppable: bool = False) -> bool:
-        """Queue ``message``; return whether it was.
+    def send(self, told: Told, *, droppable: bool = False) -> bool:
+        """Queue a message; return whether it was.
 
         A droppable one is left out while too much is waiting.
         """
         if self._socket is None or (droppable and len(self._pending) > MAX_PENDING_BYTES):
             return False
-        self._pending += self._codec.encode(message)
+        self._pending += self._channel.encode(told)
         self.flush()
         return True
 
@@ -117,15 +109,19 @@ class DriverLink:
                 return
             del self._pending[:sent]
 
-    def receive(self) -> list[Message]:
-        """Return the messages that have arrived, without waiting."""
+    def receive(self) -> list[Instruction]:
+        """Return the messages that have arrived, without waiting.
+
+        Raises:
+            MessageError: the driver said what no slot expects.
+        """
         early, self._early = self._early, []
         if self._socket is None:
             return early
         try:
             data = self._socket.recv(65536)
             if data:
-                return early + [m for m in self._codec.feed(data) if isinstance(m, dict)]
+                return early + [m for m in self._channel.feed(data) if not isinstance(m, bytes)]
         except BlockingIOError:
             return early
         except (OSError, ChannelError):
@@ -133,13 +129,13 @@ class DriverLink:
         self.close()
         return early
 
-    def fetch_payload(self, path: Path, size: int) -> None:
-        """Write the run's call, ``size`` bytes, to ``path``; waits for it.
+    def fetch(self, wanted: Told, path: Path, size: int) -> None:
+        """Ask for the run's call and write it, ``size`` bytes, to ``path``; waits for it.
 
         Raises:
             LaunchError: it cannot be had.
         """
-        self.send({"type": "payload"})
+        self.send(wanted)
         try:
             with path.open("wb") as stream:
                 while stream.tell() < size:
@@ -154,7 +150,7 @@ class DriverLink:
                 f"driver at {self._address[0]} port {self._address[1]}: {error}"
             ) from error
 
-    def _wait(self) -> list[Message | bytes]:
+    def _wait(self) -> list[Instruction | bytes]:
         if self._socket is None:
             raise ConnectionError("no connection to the driver")
         self._socket.settimeout(TRANSFER_TIMEOUT)
@@ -164,19 +160,19 @@ class DriverLink:
         self._socket.setblocking(False)
         if not data:
             raise ConnectionError("the driver closed the connection")
-        return self._codec.feed(data)
+        return self._channel.feed(data)
 
-    def send_file(self, header: Message, path: Path) -> bool:
+    def send_file(self, header: Told, path: Path) -> bool:
         """Send ``header``, then the contents of ``path``; waits. Return whether it was sent."""
         if self._socket is None:
             return False
         self._socket.settimeout(TRANSFER_TIMEOUT)
         try:
-            self._socket.sendall(self._pending + self._codec.encode(header))
+            self._socket.sendall(self._pending + self._channel.encode(header))
             self._pending.clear()
             with path.open("rb") as stream:
                 while data := stream.read(MAX_DATA_BYTES):
-                    self._socket.sendall(self._codec.encode_data(data))
+                    self._socket.sendall(self._channel.encode_data(data))
             self._socket.setblocking(False)
         except OSError:
             self.close()
@@ -214,14 +210,3 @@ def meanwhile(action: Callable[[], object], *, every: float) -> Iterator[None]:
     finally:
         over.set()
         thread.join()  # messages carry their number: one sender at a time
-
-
-def receive_exactly(connection: socket.socket, size: int) -> bytes:
-    """Return exactly ``size`` bytes, or raise ``OSError``."""
-    data = b""
-    while len(data) < size:
-        chunk = connection.recv(size - len(data))
-        if not chunk:
-            raise ConnectionError("the driver closed the connection")
-        data += chunk
-    return data

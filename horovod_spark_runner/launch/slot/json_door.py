@@ -1,13 +1,41 @@
-"""A Unix socket in a private directory where a small program hands over one JSON object."""
+"""A Unix socket in a private directory where a small program hands over one JSON object.
+
+The programs (`launch.programs`) do without this package; what they bring is made a dataclass here.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
+
+from ..shared.typed_json import parse_plain
+
+
+@dataclass(frozen=True, slots=True)
+class MpiIdentity:
+    """The environment that MPI gave a rank; its shim brings it."""
+
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLaunch:
+    """What mpirun wants to run elsewhere; the program brings it that it calls in place of ssh.
+
+    Attributes:
+        host: the node's name.
+        command: for a shell.
+    """
+
+    host: str
+    command: str
+
+
+T = TypeVar("T")
 
 
 class Caller:
@@ -15,14 +43,12 @@ class Caller:
 
     Args:
         connection: its connection.
-        on_message: takes the JSON object it brings.
+        on_text: takes the JSON that it brings.
     """
 
-    def __init__(
-        self, connection: socket.socket, on_message: Callable[[Caller, dict[str, Any]], None]
-    ) -> None:
+    def __init__(self, connection: socket.socket, on_text: Callable[[Caller, bytes], None]) -> None:
         self._connection = connection
-        self._on_message = on_message
+        self._on_text = on_text
         self._received = b""
         self.ended = False
 
@@ -49,20 +75,22 @@ class Caller:
             return
         self._received += data
         if self._received.endswith(b"\n"):
-            self._on_message(self, json.loads(self._received))
+            self._on_text(self, self._received)
 
 
-class JsonDoor:
+class JsonDoor(Generic[T]):
     """Waits for the programs that call at one Unix socket.
 
     Args:
         path: of the socket, in a private directory.
-        on_message: takes each caller with the JSON object it brings.
+        brings: what they bring.
+        on_call: takes each caller with what it brings.
     """
 
-    def __init__(self, path: Path, on_message: Callable[[Caller, dict[str, Any]], None]) -> None:
+    def __init__(self, path: Path, brings: type[T], on_call: Callable[[Caller, T], None]) -> None:
         self.path = str(path)
-        self._on_message = on_message
+        self._brings = brings
+        self._on_call = on_call
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
         self._listener.listen()
@@ -81,4 +109,7 @@ class JsonDoor:
 
     def _on_connect(self) -> None:
         connection, _ = self._listener.accept()
-        self.callers.append(Caller(connection, self._on_message))
+        self.callers.append(Caller(connection, self._on_text))
+
+    def _on_text(self, caller: Caller, text: bytes) -> None:
+        self._on_call(caller, parse_plain(text, self._brings))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import socket
 from collections.abc import Callable
 
 from ...errors import LaunchError
-from ..shared.channel import NONCE_BYTES, ChannelError, FrameCodec, Message, new_nonce
+from ..shared.channel import Channel, ChannelError, connect
+from ..shared.messages import StartDaemon
 from ..shared.network import family_of
 from ..shared.topology import Node
-from .driver_link import receive_exactly
+from ..shared.typed_json import Message
 
 _INTERFACE = "prte_if_include"
 # The other slot may still wait for Spark, which tells the slots of each other once a second.
@@ -22,21 +24,20 @@ SEND_TIMEOUT = 15.0
 class NodeDoor:
     """A TCP port, on the chosen interface only, that takes authenticated messages of slot 0.
 
-    A peer that does not hold the run's key is dropped; none is ever waited for.
+    A peer that does not hold the run's key is dropped; none is ever waited for. Of one that does,
+    what is no order is raised as a `MessageError`.
 
     Args:
         address: IP address to listen at.
         key: the run's secret.
-        on_message: takes each message.
+        on_order: takes what slot 0 wants.
     """
 
-    def __init__(
-        self, address: str, key: bytes, on_message: Callable[[Message | bytes], None]
-    ) -> None:
+    def __init__(self, address: str, key: bytes, on_order: Callable[[StartDaemon], None]) -> None:
         self._key = key
-        self._on_message = on_message
+        self._on_order = on_order
         self._listener = socket.create_server((address, 0), family=family_of(address))
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[socket.socket, Channel[StartDaemon]] = {}
         self.port: int = self._listener.getsockname()[1]
 
     def handlers(self) -> dict[int, Callable[[], None]]:
@@ -44,87 +45,53 @@ class NodeDoor:
         if self._listener.fileno() < 0:
             return {}
         handlers: dict[int, Callable[[], None]] = {self._listener.fileno(): self._on_connect}
-        for number, peer in self._peers.items():
-            handlers[number] = peer.read
+        for connection, channel in self._peers.items():
+            handlers[connection.fileno()] = functools.partial(self._read, connection, channel)
         return handlers
 
     def close(self) -> None:
         self._listener.close()
-        for peer in list(self._peers.values()):
-            peer.close()
+        for connection in list(self._peers):
+            self._drop(connection)
 
     def _on_connect(self) -> None:
         connection, _ = self._listener.accept()
-        peer = _Peer(connection, self._key, self._on_message, self._drop)
-        self._peers[connection.fileno()] = peer
-        peer.greet()
-
-    def _drop(self, number: int) -> None:
-        self._peers.pop(number, None)
-
-
-class _Peer:
-    """One connection to the door, which may be a stranger's."""
-
-    def __init__(
-        self,
-        connection: socket.socket,
-        key: bytes,
-        on_message: Callable[[Message | bytes], None],
-        on_close: Callable[[int], None],
-    ) -> None:
-        self._connection = connection
-        self._key = key
-        self._on_message = on_message
-        self._on_close = on_close
-        self._nonce = new_nonce()
-        self._received = b""
-        self._codec: FrameCodec | None = None
         connection.setblocking(False)
-
-    def greet(self) -> None:
+        channel = Channel(self._key, StartDaemon, listened=True)
+        self._peers[connection] = channel
         with contextlib.suppress(OSError):
-            self._connection.send(self._nonce)
+            connection.send(channel.nonce)
 
-    def read(self) -> None:
+    def _read(self, connection: socket.socket, channel: Channel[StartDaemon]) -> None:
         try:
-            data = self._connection.recv(65536)
-            if not data:
-                raise ConnectionError("closed by the peer")
-            for message in self._messages(data):
-                self._on_message(message)
+            data = connection.recv(65536)
+            orders = channel.feed(data)
         except BlockingIOError:
             return
         except (OSError, ChannelError):
-            self.close()
+            self._drop(connection)
+            return
+        for order in orders:
+            if isinstance(order, StartDaemon):
+                self._on_order(order)
+        if not data:
+            self._drop(connection)
 
-    def close(self) -> None:
-        self._on_close(self._connection.fileno())
-        self._connection.close()
-
-    def _messages(self, data: bytes) -> list[Message | bytes]:
-        if self._codec is not None:
-            return self._codec.feed(data)
-        self._received += data
-        if len(self._received) < NONCE_BYTES:
-            return []
-        answer, rest = self._received[:NONCE_BYTES], self._received[NONCE_BYTES:]
-        self._codec = FrameCodec(self._key, self._nonce, answer, is_server=True)
-        return self._codec.feed(rest)
+    def _drop(self, connection: socket.socket) -> None:
+        self._peers.pop(connection, None)
+        connection.close()
 
 
-def send_to_node(node: Node, key: bytes, message: Message) -> None:
-    """Send ``message`` to the slot that leads ``node``.
+def send_to_node(node: Node, key: bytes, order: StartDaemon) -> None:
+    """Send ``order`` to the slot that leads ``node``.
 
     Raises:
         LaunchError: it cannot be reached.
     """
+    channel: Channel[Message] = Channel(key, listened=False)  # of no kind: nothing is answered
     try:
-        with socket.create_connection((node.address, node.port), SEND_TIMEOUT) as connection:
-            server_nonce = receive_exactly(connection, NONCE_BYTES)
-            nonce = new_nonce()
-            codec = FrameCodec(key, server_nonce, nonce, is_server=False)
-            connection.sendall(nonce + codec.encode(message))
+        with connect((node.address, node.port), SEND_TIMEOUT, channel) as connection:
+            connection.sendall(channel.encode(order))
             # The peer closes when it has read everything, or drops what it does not believe.
             connection.shutdown(socket.SHUT_WR)
             connection.recv(1)

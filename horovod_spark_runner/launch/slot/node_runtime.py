@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from ...config import LaunchOptions
-from ..shared.channel import Message
+from ..shared.messages import StartDaemon
 from ..shared.network import Interface, mpi_network
 from ..shared.topology import Part
 from .daemon import AGENT_SOCKET, Daemon, start_mpirun, start_prted
-from .json_door import Caller, JsonDoor
+from .json_door import Caller, JsonDoor, RemoteLaunch
 from .node_door import NodeDoor, daemon_arguments, send_to_node
 from .workspace import Workspace
 
@@ -39,9 +38,9 @@ class NodeRuntime:
         self._part: Part | None = None
         self._daemon: Daemon | None = None
         self._closing = contextlib.ExitStack()
-        self._door = NodeDoor(interface.address, key, self._on_message)
+        self._door = NodeDoor(interface.address, key, self._on_order)
         self._closing.callback(self._door.close)
-        self._agent = JsonDoor(workspace.path / AGENT_SOCKET, self._on_remote_launch)
+        self._agent = JsonDoor(workspace.path / AGENT_SOCKET, RemoteLaunch, self._on_remote_launch)
         self._closing.callback(self._agent.close)
 
     @property
@@ -112,32 +111,31 @@ class NodeRuntime:
         self._daemon = daemon
         self._closing.callback(daemon.close)
 
-    def _on_remote_launch(self, caller: Caller, request: dict[str, Any]) -> None:
+    def _on_remote_launch(self, caller: Caller, request: RemoteLaunch) -> None:
         """Pass mpirun's wish for a daemon on another host on to the slot that leads it."""
         # On a thread: one host that does not answer must not keep the others waiting.
-        asked = (caller, str(request["command"]), str(request["host"]))
+        asked = (caller, request)
         asking = threading.Thread(target=self._ask_node, args=asked, name="hsr-node", daemon=True)
         asking.start()
 
-    def _ask_node(self, caller: Caller, command: str, name: str) -> None:
+    def _ask_node(self, caller: Caller, request: RemoteLaunch) -> None:
         assert self._part is not None
         try:
-            arguments = daemon_arguments(command)
-            node = next(node for node in self._part.nodes if node.name == name)
-            send_to_node(node, self._key, {"type": "daemon", "arguments": arguments})
+            arguments = daemon_arguments(request.command)
+            node = next(node for node in self._part.nodes if node.name == request.host)
+            send_to_node(node, self._key, StartDaemon(tuple(arguments)))
         except Exception as error:
             self.problem = self.problem or str(error)
             caller.release(1)
         else:
             caller.release(0)
 
-    def _on_message(self, message: Message | bytes) -> None:
+    def _on_order(self, order: StartDaemon) -> None:
         """Start this host's daemon as slot 0 was told by mpirun."""
-        if not isinstance(message, dict) or message.get("type") != "daemon":
-            return
         self._door.close()
         part = self._part
         if part is None or part.led is None or self._daemon is not None:
             return
-        arguments = [str(argument) for argument in message["arguments"]]
-        self._take(start_prted(arguments, part.led, part.hosts, self.interface, self._workspace))
+        self._take(
+            start_prted(order.arguments, part.led, part.hosts, self.interface, self._workspace)
+        )

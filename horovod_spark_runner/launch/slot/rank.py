@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from ..shared.outcome import ABORTED, LAUNCH, MPI_ENDED, Failure, RankOutcome
 from ..shared.topology import RankPlacement
 from .json_door import Caller
-from .rank_process import RankProcess
+from .rank_process import LargeResult, RankProcess
 
 # How long a rank may go on after the world ended, to tell of its own failure first.
 ABORT_GRACE = 2.0
 # How long the Python stacks of a process take to be written.
 STACKS_GRACE = 0.5
-
-
-@dataclass(frozen=True)
-class LargeResult:
-    """A result too large for the outcome: the file it is in and its size in bytes."""
-
-    path: Path
-    size: int
 
 
 class Rank:
@@ -82,10 +73,10 @@ class Rank:
         """Notice what happened since the last call."""
         self.process.check()
         if self.process.ended and not self.settled:
-            result, large, failure, timings = self.process.outcome()
-            self.timings.update(timings)
-            self.large = None if large is None else LargeResult(*large)
-            self.settle(result, failure)
+            end = self.process.outcome()
+            self.timings.update(end.timings)
+            self.large = end.large
+            self.settle(end.result, end.failure)
         if self._shim is not None and self._shim.ended and not self.settled:
             # mpirun ended it, because another rank failed or because it died itself.
             self._world_ended = self._world_ended or now

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import pickle
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..shared.lines import LineSplitter
+from ..shared.messages import (
+    WORKER_REPORTS,
+    Begin,
+    Forked,
+    ForkWorker,
+    ProcessReport,
+    RankReport,
+)
 from ..shared.outcome import (
     ABORTED,
     CRASH_FILE,
@@ -28,6 +35,7 @@ from ..shared.outcome import (
     shortened,
 )
 from ..shared.processes import ChildOutput, describe_exit
+from ..shared.typed_json import MessageError, parse, to_json
 from .worker_handle import StartedWorker, Worker, fork_worker
 from .workspace import SMALL_MEMORY, Workspace
 
@@ -42,6 +50,31 @@ HUNG_UP_SECONDS = 10.0
 MPI_START_EXIT = 14
 
 
+@dataclass(frozen=True)
+class LargeResult:
+    """A result too large for the outcome: the file it is in and its size in bytes."""
+
+    path: Path
+    size: int
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """What became of a worker that has ended by itself.
+
+    Attributes:
+        failure: why there is no result; ``None`` if there is one.
+        result: the pickled result, unless it is large.
+        large: where it is, if it is large.
+        timings: seconds spent per phase of the start.
+    """
+
+    failure: Failure | None = None
+    result: bytes | None = None
+    large: LargeResult | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+
+
 class RankProcess:
     """Starts the worker at once, lends it its MPI environment later, and reads its outcome.
 
@@ -53,7 +86,7 @@ class RankProcess:
         workspace: of the slot.
         most_result_bytes: a larger result stays in its file.
         idle_timeout: seconds a process that has imported them waits for further ranks; 0 for none.
-        on_report: takes the worker's reports.
+        on_report: takes the reports of the code that the worker runs.
         on_lines: takes its output lines.
     """
 
@@ -67,7 +100,7 @@ class RankProcess:
         *,
         most_result_bytes: int,
         idle_timeout: float,
-        on_report: Callable[[dict[str, Any]], None],
+        on_report: Callable[[RankReport], None],
         on_lines: Callable[[list[str]], None],
     ) -> None:
         self._payload = payload
@@ -78,15 +111,22 @@ class RankProcess:
         self._on_report = on_report
         self._on_lines = on_lines
         self._workspace = workspace
-        self._start_message: bytes | None = None
+        self._begin: Begin | None = None
         self._asked: signal.Signals | None = None
         self.ended = False
         forked = self._fork(idle_timeout) if idle_timeout and modules else None
         self._take(forked or self._start())
 
     def _fork(self, idle_timeout: float) -> Worker | None:
-        request = {"directory": str(self._directory), "payload": str(self._payload)}
-        return fork_worker(request, self._environment, self._modules, idle_timeout)
+        return fork_worker(
+            ForkWorker(
+                directory=str(self._directory),
+                payload=str(self._payload),
+                environment=self._environment,
+                modules=self._modules,
+                idle_timeout=idle_timeout,
+            )
+        )
 
     def _start(self) -> Worker:
         arguments = [str(self._directory), str(self._payload), *self._modules]
@@ -100,8 +140,8 @@ class RankProcess:
         self._output = ChildOutput(worker.output, LOG_TAIL_LINES, self._on_lines)
         if worker.pid is not None:
             self._workspace.watch(worker.pid)
-        if self._start_message is not None:
-            self._say(self._start_message)
+        if self._begin is not None:
+            self._say(self._begin)
 
     @property
     def log_tail(self) -> tuple[str, ...]:
@@ -134,9 +174,8 @@ class RankProcess:
 
     def begin(self, environment: Mapping[str, str], rank: int, size: int) -> None:
         """Let the worker join MPI as ``rank`` of ``size`` and run the function."""
-        message = {"environment": dict(environment), "rank": rank, "size": size}
-        self._start_message = json.dumps(message).encode() + b"\n"
-        self._say(self._start_message)
+        self._begin = Begin(dict(environment), rank, size)
+        self._say(self._begin)
 
     def kill(self) -> None:
         """End the worker and what it started; safe to call again."""
@@ -179,41 +218,34 @@ class RankProcess:
             told: tuple[Failure | None, dict[str, float]] = pickle.load(stream)
         return told
 
-    def outcome(
-        self,
-    ) -> tuple[bytes | None, tuple[Path, int] | None, Failure | None, dict[str, float]]:
-        """Return what became of a worker that has ended by itself.
-
-        Returns:
-            The pickled result, or the file it is in and its size if it is large; the failure;
-            seconds spent per phase.
-        """
+    def outcome(self) -> WorkerEnd:
+        """Return what became of a worker that has ended by itself."""
         code = self._worker.poll()
         assert code is not None
         path = self._directory / OUTCOME_FILE
         if not path.exists() and code == MPI_LOST_EXIT:
             message = "MPI ended it, because another rank or mpirun was gone"
-            return None, None, Failure(ABORTED, time.time(), message), {}
+            return WorkerEnd(Failure(ABORTED, time.time(), message))
         if not path.exists() and code == -signal.SIGTERM and self._asked is not None:
             message = (
                 f"its Spark task was killed or lost: its executor was asked to end, or has ended "
                 f"({self._asked.name})"
             )
-            return None, None, Failure(LOST, time.time(), message, log_tail=self.log_tail), {}
+            return WorkerEnd(Failure(LOST, time.time(), message, log_tail=self.log_tail))
         if not path.exists():
             message = f"its process {describe_exit(code)}{self._hint(code)}"
-            return None, None, self._died(message, self._crash(code)), {}
+            return WorkerEnd(self._died(message, self._crash(code)))
         failure, timings = self._read_outcome()
         if failure is None and code != 0 and not self._worker.guessed:
             end = f"its process {describe_exit(code)} while it left the MPI world"
             failure = self._died(f"{end}{self._hint(code)}")
         if failure is not None:
-            return None, None, failure, timings
+            return WorkerEnd(failure, timings=timings)
         result = self._directory / RESULT_FILE
         size = result.stat().st_size
         if size > self._most_result_bytes:
-            return None, (result, size), None, timings
-        return result.read_bytes(), None, None, timings
+            return WorkerEnd(large=LargeResult(result, size), timings=timings)
+        return WorkerEnd(result=result.read_bytes(), timings=timings)
 
     def _hint(self, code: int) -> str:
         if self._hung_up is not None:
@@ -237,9 +269,9 @@ class RankProcess:
         self._on_lines(told)  # so that they are in the rank's log, too
         return shortened("\n".join(told).strip(), MAX_TRACEBACK)
 
-    def _say(self, message: bytes) -> None:
+    def _say(self, begin: Begin) -> None:
         with contextlib.suppress(OSError):  # it has just died, which the loop notices
-            self._worker.connection.sendall(message)
+            self._worker.connection.sendall(to_json(begin).encode() + b"\n")
 
     def _on_connection(self) -> None:
         try:
@@ -258,16 +290,20 @@ class RankProcess:
     def _read(self, data: bytes) -> None:
         for line in self._reports.feed(data):
             try:
-                report = json.loads(line)
-            except ValueError:  # half a report of a worker that was killed
+                report = parse(line, *WORKER_REPORTS)
+            except MessageError:  # half a report of a worker that was killed
                 continue
-            if self._worker.take(report):
-                if report["type"] == "forked":
-                    self._workspace.watch(report["pid"])
-                    if self._asked is not None:  # meanwhile
-                        self._worker.send_signal(signal.SIGTERM)
+            if isinstance(report, ProcessReport):
+                self._take_report(report)
             else:
                 self._on_report(report)
+
+    def _take_report(self, report: ProcessReport) -> None:
+        self._worker.take(report)
+        if isinstance(report, Forked):
+            self._workspace.watch(report.pid)
+            if self._asked is not None:  # meanwhile
+                self._worker.send_signal(signal.SIGTERM)
 
     def _look(self) -> None:
         """Notice the end of the process itself: what it forked may keep everything else open."""

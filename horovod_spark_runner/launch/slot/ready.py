@@ -27,11 +27,13 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...machine import process_start
-from .driver_link import receive_exactly
+from ..shared.channel import receive_exactly
+from ..shared.messages import READY_REQUESTS, ForkWorker, ImportModules, ReadyRequest
+from ..shared.typed_json import MessageError, parse, to_json
 from .workspace import is_private, short_temporary
 
 MODULE = "horovod_spark_runner.launch.worker.ready_process"
@@ -43,30 +45,21 @@ _MAX_REQUEST = 16 * 1024 * 1024
 _started: list[subprocess.Popen[bytes]] = []
 
 
-def ask_for_worker(
-    request: Mapping[str, Any],
-    output: int,
-    environment: Mapping[str, str],
-    modules: Sequence[str],
-    idle_timeout: float,
-) -> socket.socket | None:
+def ask_for_worker(wanted: ForkWorker, output: int) -> socket.socket | None:
     """Ask this executor's ready process for a worker; start that process if there is none.
 
     Args:
-        request: what the worker is told at its start.
+        wanted: the worker, with all of its environment.
         output: descriptor that takes the worker's output.
-        environment: of the worker.
-        modules: what it is to have imported.
-        idle_timeout: seconds a ready process waits for the next request.
 
     Returns:
         The connection to the worker to be; ``None`` if a ready process cannot be had here.
     """
+    environment = wanted.environment
     own = {name: environment[name] for name in PER_RANK if name in environment}
-    whole = {**request, "environment": own, "modules": [*modules], "idle": idle_timeout}
     try:
-        connection = _reach(environment, modules, idle_timeout)
-        write_request(connection, whole, output)
+        connection = _reach(environment, wanted.modules, wanted.idle_timeout)
+        write_request(connection, replace(wanted, environment=own), output)
     except OSError:
         return None
     return connection
@@ -83,7 +76,7 @@ def ask_to_import(
         idle_timeout: seconds a ready process waits for the next request.
     """
     with contextlib.suppress(OSError), _reach(environment, modules, idle_timeout) as connection:
-        write_request(connection, {"modules": [*modules], "idle": idle_timeout})
+        write_request(connection, ImportModules(tuple(modules), idle_timeout))
 
 
 def _reach(
@@ -98,15 +91,15 @@ def _reach(
         return _connect(path) or _start(path, shared, idle_timeout)
 
 
-def write_request(connection: socket.socket, request: Mapping[str, Any], *files: int) -> None:
+def write_request(connection: socket.socket, request: ReadyRequest, *files: int) -> None:
     """Send ``request`` and descriptors."""
-    data = json.dumps(request).encode()
+    data = to_json(request).encode()
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
     connection.sendmsg([_LENGTH.pack(len(data))], rights)
     connection.sendall(data)
 
 
-def read_request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def read_request(connection: socket.socket) -> tuple[ReadyRequest, list[int]]:
     """Return a request and its descriptors; what follows it stays unread.
 
     Raises:
@@ -117,10 +110,10 @@ def read_request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         size = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
         if size > _MAX_REQUEST:
             raise OSError(f"a request of {size} bytes")
-        request = json.loads(receive_exactly(connection, size))
-        if not isinstance(request, dict):
-            raise OSError("no request")
-    except (OSError, ValueError) as error:
+        request = parse(receive_exactly(connection, size), *READY_REQUESTS)
+        if len(files) != isinstance(request, ForkWorker):
+            raise OSError(f"{type(request).__name__} with {len(files)} descriptors")
+    except (OSError, MessageError) as error:
         for file in files:
             os.close(file)
         raise OSError(str(error)) from error
@@ -261,4 +254,4 @@ def _retire_others(path: Path) -> None:
         connection = None if other == path else _connect(other)
         if connection is not None:
             with connection, contextlib.suppress(OSError):
-                write_request(connection, {"idle": 0.0})
+                write_request(connection, ImportModules((), 0.0))

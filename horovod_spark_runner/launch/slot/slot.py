@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import select
 import signal
@@ -18,30 +17,43 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ...errors import HorovodSparkError, LaunchError
 from ..shared.command import worker_environment
+from ..shared.messages import (
+    JOINING,
+    CannotJoin,
+    Failed,
+    Gather,
+    Hello,
+    Joining,
+    Leaving,
+    Located,
+    Notice,
+    RankReport,
+    Refused,
+    Stalled,
+    Started,
+    Stop,
+)
 from ..shared.network import choose_interface, node_identity, own_interfaces, route_to
 from ..shared.outcome import ABORTED, LAUNCH, STALLED, Failure, RankOutcome
-from ..shared.rendezvous import placed
+from ..shared.rendezvous import info_of, placed
 from ..shared.slot_plan import ORPHAN_GRACE, SlotPlan
 from ..shared.topology import (
     Part,
     RankPlacement,
     SlotInfo,
     arrange,
-    read_info,
-    read_part,
-    refusal,
     split_devices,
 )
-from .json_door import Caller, JsonDoor
+from ..shared.typed_json import parse, to_json
+from .json_door import Caller, JsonDoor, MpiIdentity
 from .node_runtime import NodeRuntime
 from .rank import STACKS_GRACE, Rank
 from .rank_log import RankLog
 from .rank_process import RankProcess
-from .slot_link import EXECUTOR_ENDED, POLL_SECONDS, SlotLink, StoppedError, reason_of
+from .slot_link import EXECUTOR_ENDED, POLL_SECONDS, SlotLink, StoppedError
 from .workspace import Workspace
 
 # How long mpirun may take to end the other ranks after one of them failed.
@@ -82,11 +94,11 @@ class Slot:
         self._stall: tuple[float, str] | None = None
         self._asked_to_end: signal.Signals | None = None
         self._closing = contextlib.ExitStack()
-        self._doors: list[JsonDoor] = []
+        self._doors: list[JsonDoor[MpiIdentity]] = []
         self._ranks: list[Rank] = []
         self._link = SlotLink(plan, index)
         self._closing.callback(self._link.leave)
-        self._link.tell({"type": "hello"})
+        self._link.tell(Hello())
 
     def _start(self) -> None:
         """Start the processes, and what else the slot needs before it knows its ranks.
@@ -104,7 +116,7 @@ class Slot:
         self._logs = [RankLog(plan.options.log_dir, folder) for folder in self._folders]
         for place in range(count):
             self._closing.callback(self._close_log, self._logs[place])
-            door = JsonDoor(self._folders[place] / "shim", self._on_shim(place))
+            door = JsonDoor(self._folders[place] / "shim", MpiIdentity, self._on_shim(place))
             self._doors.append(door)
             self._closing.callback(door.close)
             process = self._start_process(place, max(1, self._cpus // count))
@@ -175,20 +187,19 @@ class Slot:
         """
         try:
             self._start()
-            own = self._info().to_fields()
+            own: Joining = Located(self._info())
         except (HorovodSparkError, OSError) as error:
             self._fail(LAUNCH, _describe(error))
-            own = refusal(self._index, _describe(error))
+            own = CannotJoin(self._index, _describe(error))
         answer = self._link.ask(own)
-        if answer["type"] == "refused":
-            raise LaunchError(str(answer["reason"]))
-        gathers = answer["type"] == "gather"
-        return self._gather(gather, own) if gathers else read_part(answer["part"])
+        if isinstance(answer, Refused):
+            raise LaunchError(answer.reason)
+        return self._gather(gather, own) if isinstance(answer, Gather) else answer.part
 
-    def _gather(self, gather: Callable[[str], list[str]], own: dict[str, Any]) -> Part:
+    def _gather(self, gather: Callable[[str], list[str]], own: Joining) -> Part:
         began = time.monotonic()
         with self._link.living():
-            infos = [read_info(json.loads(text)) for text in gather(json.dumps(own))]
+            infos = [info_of(parse(text, *JOINING)) for text in gather(to_json(own))]
         self._timings["all_gather"] = time.monotonic() - began
         world = arrange(infos, share_gpus=self._plan.options.share_gpus)
         if self._index == 0:
@@ -208,7 +219,7 @@ class Slot:
     def _close_log(self, log: RankLog) -> None:
         log.close()
         if log.problem:
-            self._link.tell({"type": "notice", "text": log.problem, "warn": True})
+            self._link.tell(Notice(log.problem, warn=True))
 
     def _info(self) -> SlotInfo:
         return SlotInfo(
@@ -276,7 +287,7 @@ class Slot:
         """Have the driver wait for what the ranks save, even if Spark loses the executor first."""
         asked, self._asked_to_end = self._asked_to_end, None
         if asked is not None:
-            self._link.tell({"type": "leaving", "signal": asked.name})
+            self._link.tell(Leaving(asked.name))
 
     def _check_executor(self, now: float) -> None:
         """End what goes on although the executor has ended; a training gets time to save."""
@@ -324,20 +335,20 @@ class Slot:
 
     # -- events --------------------------------------------------------------------------------
 
-    def _on_shim(self, place: int) -> Callable[[Caller, dict[str, Any]], None]:
-        return lambda shim, environment: self._begin(place, shim, environment)
+    def _on_shim(self, place: int) -> Callable[[Caller, MpiIdentity], None]:
+        return lambda shim, identity: self._begin(place, shim, identity)
 
-    def _begin(self, place: int, shim: Caller, environment: dict[str, str]) -> None:
+    def _begin(self, place: int, shim: Caller, identity: MpiIdentity) -> None:
         self._timings["mpirun"] = time.monotonic() - self._joined
         # What the user asked for, of MPI or in the environment, goes before our choice.
         own = {**os.environ, **self._plan.options.env}
         chosen = self._mpi.rank_environment()
         asked = {name: own[name] for name in chosen if name in own}
-        joined = {**chosen, **asked, **environment}
+        joined = {**chosen, **asked, **identity.environment}
         self._ranks[place].begin(shim, joined, self._plan.options.num_workers)
 
-    def _on_report(self, place: int, report: dict[str, Any]) -> None:
-        self._ranks[place].begun |= report["type"] == "started"
+    def _on_report(self, place: int, report: RankReport) -> None:
+        self._ranks[place].begun |= isinstance(report, Started)
         self._link.tell(report, self._rank_at(place))
 
     def _on_lines(self, place: int, lines: list[str]) -> None:
@@ -346,11 +357,11 @@ class Slot:
 
     def _on_driver_message(self) -> None:
         for message in self._link.receive():
-            if message.get("type") == "stop":
-                self._abort(ABORTED, reason_of(message))
+            if isinstance(message, Stop):
+                self._abort(ABORTED, message.reason)
                 self._mpi.end()
-            elif message.get("type") == "stall" and self._stall is None:
-                self._stall = time.monotonic(), reason_of(message)
+            elif isinstance(message, Stalled) and self._stall is None:
+                self._stall = time.monotonic(), message.reason
                 for rank in self._ranks:
                     rank.dump_stacks()
 
@@ -369,25 +380,14 @@ class Slot:
             self._on_failure(None, self._failure)
 
     def _on_failure(self, placement: RankPlacement | None, failure: Failure) -> None:
-        self._link.tell(
-            {
-                "type": "failed",
-                "kind": failure.kind,
-                "time": failure.time,
-                "message": failure.message,
-                "exception_type": failure.exception_type,
-                "traceback": failure.traceback,
-                "log_tail": failure.log_tail,
-            },
-            -1 if placement is None else placement.rank,
-        )
+        self._link.tell(Failed.of(failure), -1 if placement is None else placement.rank)
 
     def _send_large_results(self) -> None:
         for rank in self._ranks:
             if rank.large is None or rank.placement is None:
                 continue
-            header = {"type": "result", "rank": rank.placement.rank, "bytes": rank.large.size}
-            if not self._link.send_file(header, rank.large.path):
+            large = rank.large
+            if not self._link.send_result(rank.placement.rank, large.path, large.size):
                 rank.fail_result()
 
     def _rank_at(self, place: int) -> int:

@@ -7,11 +7,27 @@ import select
 import shutil
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
-from ..shared.channel import Message
+from ..shared.messages import (
+    Answer,
+    Back,
+    CallWanted,
+    Dropped,
+    Ended,
+    Gather,
+    Heartbeat,
+    Instruction,
+    Joining,
+    Log,
+    RankReport,
+    ResultFollows,
+    SlotReport,
+    Stop,
+    Told,
+)
 from ..shared.slot_plan import SlotPlan
 from .driver_link import DriverLink, meanwhile
 
@@ -75,28 +91,31 @@ class SlotLink(DriverLink):
     def executor_has_ended(self) -> bool:
         return os.getppid() != self._parent
 
-    def tell(self, message: Message, rank: int = -1) -> None:
+    def tell(self, message: SlotReport | RankReport, rank: int = -1) -> None:
         """Send ``message`` of a rank, or of the slot."""
-        self.send(self._enveloped(message, rank))
+        self.send(self._told(message, rank))
 
-    def tell_lines(self, lines: list[str], rank: int) -> None:
+    def tell_lines(self, lines: Sequence[str], rank: int) -> None:
         """Send what a rank has printed, or leave it out where the driver has more than enough."""
         size = sum(map(len, lines))
-        if self._allowance.take(size) and self.send(
-            self._enveloped({"type": "log", "lines": lines}, rank), droppable=True
-        ):
+        told = self._told(Log(tuple(lines)), rank)
+        if self._allowance.take(size) and self.send(told, droppable=True):
             if self._left_out:
-                self.tell({"type": "dropped", "lines": self._left_out}, rank)
+                self.tell(Dropped(self._left_out), rank)
                 self._left_out = 0
         else:
             self._left_out += len(lines)
 
-    def _enveloped(self, message: Message, rank: int) -> Message:
-        return {"slot": self._slot, "rank": rank, "host": self.host, **message}
+    def send_result(self, rank: int, path: Path, size: int) -> bool:
+        """Send a rank's pickled result, ``size`` bytes in a file; return whether it was sent."""
+        return self.send_file(self._told(ResultFollows(size), rank), path)
+
+    def _told(self, message: SlotReport | RankReport, rank: int = -1) -> Told:
+        return Told(self._slot, rank, self.host, message)
 
     def leave(self) -> None:
         """Say good-bye; safe to call again."""
-        self.tell({"type": "ended"})
+        self.tell(Ended())
         self.drain(timeout=1.0)
 
     def beat(self) -> bool:
@@ -112,28 +131,27 @@ class SlotLink(DriverLink):
         """Tell that the slot lives while the calling thread waits for something else."""
         return meanwhile(self._show_life, every=HEARTBEAT_SECONDS)
 
-    def ask(self, info: dict[str, Any]) -> Message:
+    def ask(self, joining: Joining) -> Answer:
         """Tell of this slot and return what the driver answers.
 
         Args:
-            info: what the slot is, or why it cannot take part.
+            joining: where the slot is, or why it cannot take part.
 
         Returns:
-            A message of type ``"world"``, ``"refused"`` or ``"gather"``; of the last also if the
-            driver was never reached.
+            The answer; `Gather` also if the driver was never reached.
 
         Raises:
             StoppedError: the run has ended meanwhile.
         """
         if self.fileno() is None:
-            return {"type": "gather"}
-        self.tell({"type": "info", "info": info})
+            return Gather()
+        self.tell(joining)
         while True:
             for message in self._await():
-                if message.get("type") in ("world", "refused", "gather"):
+                if isinstance(message, Answer):
                     return message
             if self.beat():
-                self.tell({"type": "info", "info": info})
+                self.tell(joining)
 
     def take_call(self, path: Path, leader_folder: Path) -> None:
         """Put the pickled call at ``path``; a large one leaves the driver once per host.
@@ -158,17 +176,17 @@ class SlotLink(DriverLink):
                 self.beat()
                 self._await()
         partial = path.with_suffix(".part")
-        self.fetch_payload(partial, self._plan.payload_bytes)
+        self.fetch(self._told(CallWanted()), partial, self._plan.payload_bytes)
         partial.rename(path)
 
-    def _await(self) -> list[Message]:
+    def _await(self) -> list[Instruction]:
         """Wait a moment and return the messages that have come."""
         link = self.fileno()
         select.select([] if link is None else [link], [], [], POLL_SECONDS)
         messages = self.receive()
         for message in messages:
-            if message.get("type") == "stop":
-                raise StoppedError(reason_of(message))
+            if isinstance(message, Stop):
+                raise StoppedError(message.reason)
         if self.executor_has_ended:
             raise StoppedError(EXECUTOR_ENDED)
         return messages
@@ -176,15 +194,10 @@ class SlotLink(DriverLink):
     def _show_life(self) -> bool:
         again = self.reconnect()
         if again:
-            self.tell({"type": "back"})
-        self.tell({"type": "heartbeat"})
+            self.tell(Back())
+        self.tell(Heartbeat())
         self.flush()
         return again
-
-
-def reason_of(message: Message) -> str:
-    """Return why the driver says ``message``."""
-    return str(message.get("reason", "the driver ended the run"))
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -12,9 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import IO
 
 from ...machine import exit_code_of
+from ..shared.messages import Forked, ForkWorker, ProcessReport
 from ..shared.processes import end_group, signal_group, start_tethered
 from .ready import ask_for_worker
 
@@ -45,8 +46,8 @@ class Worker(abc.ABC):
     guessed = False
 
     @abc.abstractmethod
-    def take(self, report: Mapping[str, Any]) -> bool:
-        """Take a report if it is about the process and not by it; tell whether it was."""
+    def take(self, report: ProcessReport) -> None:
+        """Take what the ready process reports of it."""
 
     @abc.abstractmethod
     def hang_up(self) -> None:
@@ -107,8 +108,8 @@ class StartedWorker(Worker):
         self.pid = self._process.pid
         self.watched = _watch(self._process.pid)
 
-    def take(self, report: Mapping[str, Any]) -> bool:
-        return False
+    def take(self, report: ProcessReport) -> None:
+        """There is nobody to report of it."""
 
     def hang_up(self) -> None:
         # The process may have closed it; whether it has ended is seen by itself.
@@ -139,13 +140,12 @@ class ForkedWorker(Worker):
         self._code: int | None = None
         self._gone_since: float | None = None
 
-    def take(self, report: Mapping[str, Any]) -> bool:
-        if report["type"] == "forked":
-            self.pid = int(report["pid"])
-            self.watched = _watch(self.pid)
-        elif report["type"] == "exit":
-            self._code = int(report["code"])
-        return report["type"] in ("forked", "exit")
+    def take(self, report: ProcessReport) -> None:
+        if isinstance(report, Forked):
+            self.pid = report.pid
+            self.watched = _watch(report.pid)
+        else:
+            self._code = report.code
 
     def hang_up(self) -> None:
         if self.pid is not None and self._code is None:
@@ -187,23 +187,11 @@ def _watch(pid: int) -> tuple[int, ...]:
         return ()
 
 
-def fork_worker(
-    request: Mapping[str, Any],
-    environment: Mapping[str, str],
-    modules: Sequence[str],
-    idle_timeout: float,
-) -> ForkedWorker | None:
-    """Return a worker forked by this executor's ready process; ``None`` if none can be had.
-
-    Args:
-        request: what the worker is told at its start.
-        environment: of the process.
-        modules: modules it is to have imported.
-        idle_timeout: seconds a ready process waits for the next request.
-    """
+def fork_worker(wanted: ForkWorker) -> ForkedWorker | None:
+    """Return a worker forked by this executor's ready process; ``None`` if none can be had."""
     reading, writing = os.pipe()
     try:
-        connection = ask_for_worker(request, writing, environment, modules, idle_timeout)
+        connection = ask_for_worker(wanted, writing)
     finally:
         os.close(writing)
     output = os.fdopen(reading, "rb", buffering=0)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
-import json
 import os
 import pickle
 import signal
@@ -20,13 +19,13 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 
 from ...errors import LaunchError
 from ...quiet import quiet_imports
 from ..shared.affinity import bind_to_cores
+from ..shared.messages import Begin, Finished, Started
 from ..shared.outcome import (
     CRASH_FILE,
     OUTCOME_FILE,
@@ -38,6 +37,7 @@ from ..shared.outcome import (
     describe_exception,
 )
 from ..shared.processes import name_process
+from ..shared.typed_json import parse
 from . import reporting
 
 
@@ -49,7 +49,7 @@ def main() -> None:
     prepare(directory)
     began = time.monotonic()
     import_ahead(sys.argv[4:])
-    os._exit(work(slot, directory, payload, {"import": time.monotonic() - began}))
+    os._exit(work(slot, directory, payload, time.monotonic() - began))
 
 
 def prepare(directory: Path) -> None:
@@ -68,14 +68,14 @@ def _show_crashes(directory: Path) -> None:
     faulthandler.enable((directory / CRASH_FILE).open("a"), all_threads=True)
 
 
-def work(slot: socket.socket, directory: Path, payload: Path, timings: dict[str, float]) -> int:
+def work(slot: socket.socket, directory: Path, payload: Path, import_seconds: float) -> int:
     """Be one rank, from the word of the slot to the outcome.
 
     Args:
         slot: connection to the slot.
         directory: private directory of the rank.
         payload: file with the pickled call.
-        timings: seconds spent so far.
+        import_seconds: how long it took to import the frameworks.
 
     Returns:
         The code to exit with, at once: frameworks' and Horovod's threads make an orderly
@@ -84,11 +84,11 @@ def work(slot: socket.socket, directory: Path, payload: Path, timings: dict[str,
     line = slot.makefile("r", encoding="utf-8").readline()
     if not line:  # the slot is gone
         return 1
-    start = json.loads(line)
-    os.environ.update(start["environment"])
+    begin = parse(line, Begin)
+    os.environ.update(begin.environment)
     bind_to_cores(os.environ)
     reporting.connect(slot)
-    code = _run(directory, payload, start["rank"], start["size"], timings)
+    code = _run(directory, payload, begin.rank, begin.size, import_seconds)
     _flush()
     return code
 
@@ -122,8 +122,9 @@ def _join_world(rank: int, size: int) -> None:
         )
 
 
-def _run(directory: Path, payload: Path, rank: int, size: int, timings: dict[str, float]) -> int:
+def _run(directory: Path, payload: Path, rank: int, size: int, import_seconds: float) -> int:
     failure: Failure | None = None
+    timings = {"import": import_seconds}
     try:
         began = time.monotonic()
         # Open MPI shows C's stack where no one else handles a crash; so both are shown.
@@ -133,10 +134,10 @@ def _run(directory: Path, payload: Path, rank: int, size: int, timings: dict[str
         timings["mpi_init"] = time.monotonic() - began
         with payload.open("rb") as stream:
             function, args, kwargs = pickle.load(stream)
-        reporting.send({"type": "started"})
+        reporting.send(Started())
         with _only_here():
             result = function(*args, **kwargs)
-        reporting.send({"type": "finished"})
+        reporting.send(Finished())
         _write_result(directory / RESULT_FILE, result)
     except BaseException as error:  # also SystemExit: user code that exits is a failed rank
         failure = describe_failure(error)
@@ -178,7 +179,7 @@ def _flush() -> None:
             stream.flush()
 
 
-def _write_result(path: Path, value: Any) -> None:
+def _write_result(path: Path, value: object) -> None:
     with path.open("wb") as stream:
         try:
             cloudpickle.dump(value, stream, protocol=5)

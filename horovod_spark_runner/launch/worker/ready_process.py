@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import json
 import os
 import select
 import signal
@@ -17,12 +16,13 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from ...machine import process_start
+from ..shared.messages import Exited, Forked, ForkWorker
 from ..shared.processes import die_with_parent, name_process, signal_group
+from ..shared.typed_json import to_json
 from ..slot.ready import read_request, remove_if_over
 from .main import import_ahead, prepare, work
 
@@ -114,14 +114,14 @@ class ReadyProcess:
         except OSError:
             connection.close()
             return
-        self._idle_timeout, self._asked = float(request["idle"]), time.monotonic()
-        if not files:  # no worker is asked for yet, or any more
+        self._idle_timeout, self._asked = request.idle_timeout, time.monotonic()
+        if not isinstance(request, ForkWorker):  # no worker is asked for yet, or any more
             connection.close()
-            self._import(request.get("modules", []))
+            self._import(request.modules)
             return
         began = time.monotonic()
-        self._import(request["modules"])
-        timings = {"import": time.monotonic() - began}
+        self._import(request.modules)
+        seconds = time.monotonic() - began
         connection.settimeout(None)
         sys.stdout.flush()
         parent = os.getpid()
@@ -131,11 +131,11 @@ class ReadyProcess:
             connection.close()
         else:
             if pid == 0:
-                self._become_worker(connection, request, files[0], timings, parent)
+                self._become_worker(connection, request, files[0], seconds, parent)
             self._workers[pid] = connection
         os.close(files[0])
 
-    def _import(self, modules: list[str]) -> None:
+    def _import(self, modules: Iterable[str]) -> None:
         missing = [module for module in modules if module not in self._modules]
         if missing:
             # An import that hangs is ended by the kernel: nothing else could, from within.
@@ -161,18 +161,18 @@ class ReadyProcess:
             if slot is None:
                 continue
             # A line of its own, also after one that the worker did not end.
-            report = {"type": "exit", "code": os.waitstatus_to_exitcode(status)}
+            report = Exited(os.waitstatus_to_exitcode(status))
             with slot, contextlib.suppress(OSError):
                 slot.setblocking(False)
-                slot.sendall(b"\n" + json.dumps(report).encode() + b"\n")
+                slot.sendall(b"\n" + to_json(report).encode() + b"\n")
             self._asked = time.monotonic()
 
     def _become_worker(
         self,
         slot: socket.socket,
-        request: dict[str, Any],
+        request: ForkWorker,
         output: int,
-        timings: dict[str, float],
+        import_seconds: float,
         parent: int,
     ) -> None:
         """Run the rank in this forked process; never returns."""
@@ -192,13 +192,13 @@ class ReadyProcess:
             for descriptor in (self._wake, self._waker, self._owner_watch):
                 if descriptor is not None:
                     os.close(descriptor)
-            os.environ.update(request["environment"])
+            os.environ.update(request.environment)
             tempfile.tempdir = None
             _seed_anew()
-            directory = Path(request["directory"])
+            directory = Path(request.directory)
             prepare(directory)
-            slot.sendall(json.dumps({"type": "forked", "pid": os.getpid()}).encode() + b"\n")
-            code = work(slot, directory, Path(request["payload"]), timings)
+            slot.sendall(to_json(Forked(os.getpid())).encode() + b"\n")
+            code = work(slot, directory, Path(request.payload), import_seconds)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:

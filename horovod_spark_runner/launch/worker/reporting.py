@@ -5,11 +5,12 @@ Reports are advice, not data: one that cannot be sent is dropped, never waited f
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
-from typing import Any
+
+from ..shared.messages import Alive, Notice, RankReport
+from ..shared.typed_json import to_json
 
 # At most one word of progress in so many seconds.
 PROGRESS_SECONDS = 0.5
@@ -36,7 +37,7 @@ def report_progress() -> None:
     now = time.monotonic()
     if now - _last_progress >= PROGRESS_SECONDS:
         _last_progress = now
-        send({"type": "alive"})
+        send(Alive())
 
 
 def notify(text: str, *, warn: bool = True) -> None:
@@ -46,13 +47,13 @@ def notify(text: str, *, warn: bool = True) -> None:
         text: what there is to know.
         warn: whether it is a warning, which is shown also where progress and logs are not.
     """
-    send({"type": "notice", "text": text, "warn": warn})
+    send(Notice(text, warn))
 
 
-def send(report: dict[str, Any]) -> None:
-    """Send ``report``, a JSON object with a ``type``; does nothing outside a run."""
+def send(report: RankReport) -> None:
+    """Send ``report``; does nothing outside a run."""
     global _slot
-    data = json.dumps(report).encode() + b"\n"
+    data = to_json(report).encode() + b"\n"
     with _lock:
         if _slot is None:
             return

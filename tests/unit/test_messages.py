@@ -1,0 +1,254 @@
+"""Messages between processes: what is written is read again, and nothing else is."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import math
+from typing import Any, get_args
+
+import pytest
+
+from horovod_spark_runner.launch.shared import messages
+from horovod_spark_runner.launch.shared.messages import (
+    INSTRUCTIONS,
+    JOINING,
+    READY_REQUESTS,
+    WORKER_REPORTS,
+    Alive,
+    Assigned,
+    Back,
+    Begin,
+    CallWanted,
+    CannotJoin,
+    DriverNews,
+    Dropped,
+    Ended,
+    Exited,
+    Failed,
+    Finished,
+    Forked,
+    ForkWorker,
+    Gather,
+    Gone,
+    Heartbeat,
+    Hello,
+    ImportModules,
+    Leaving,
+    Located,
+    Log,
+    Notice,
+    Placed,
+    Progress,
+    Refused,
+    ResultFollows,
+    Resumed,
+    Stalled,
+    StartDaemon,
+    Started,
+    Stop,
+    Told,
+)
+from horovod_spark_runner.launch.shared.outcome import RAISED, Failure
+from horovod_spark_runner.launch.shared.topology import Node, Part, RankPlacement, SlotInfo
+from horovod_spark_runner.launch.shared.typed_json import (
+    Message,
+    MessageError,
+    parse,
+    parse_plain,
+    to_json,
+)
+from horovod_spark_runner.launch.slot.json_door import MpiIdentity, RemoteLaunch
+
+INFO = SlotInfo(1, "h", "n", "10.0.0.1", 7000, "/t", ("/t/0", "/t/1"), (("0",), ()))
+PLACEMENT = RankPlacement(3, 1, "h", local_rank=1, cross_rank=0, gpus=("0",), place=1)
+NODE = Node("h", "h", "10.0.0.1", 7000, 0, (0, 1), ("/t/0", "/t/1"))
+FAILURE = Failure(RAISED, 5.5, "ValueError: no", "ValueError", "Traceback", None, ("last", "words"))
+# One of each kind that travels.
+ALL: tuple[Message, ...] = (
+    Started(),
+    Finished(),
+    Alive(),
+    Resumed(10),
+    Progress(0, 2, 5, 5, 15, {"loss": 0.25, "größe": math.inf}, 1000.0),
+    Progress(0, 2, 4, 5, 14, {}),
+    Notice("the rate is kept", warn=True),
+    Hello(),
+    Located(INFO),
+    CannotJoin(1, "its disk is full"),
+    Placed(2, "h: ranks 0, 1 (CPU)"),
+    Back(),
+    Heartbeat(),
+    Leaving("SIGTERM"),
+    Failed.of(FAILURE),
+    Log(("one", "", "\udc80 zwei\0")),
+    Dropped(1200),
+    CallWanted(),
+    ResultFollows(2**40),
+    Ended(),
+    Assigned(Part(1, 4, 2, (PLACEMENT,), (NODE,), "/t")),
+    Refused("slot 1 cannot take part"),
+    Gather(),
+    Stalled("no rank gets on"),
+    Stop("ended by the driver"),
+    StartDaemon(("--x", "1")),
+    Begin({"PMIX_RANK": "3"}, 3, 4),
+    Forked(77),
+    Exited(-9),
+    ImportModules(("tensorflow",), 0.0),
+    ForkWorker("/t/rank-0", "/t/payload", {"TMPDIR": "/t"}, (), 60.0),
+    Told(1, -1, "h", Hello()),
+)
+KINDS = {kind for kind in vars(messages).values() if inspect.isclass(kind)}
+TRAVELLING = {kind for kind in KINDS if issubclass(kind, Message)} - {Message}
+
+
+def test_the_list_is_complete() -> None:
+    assert {type(message) for message in ALL} == TRAVELLING
+    assert len({kind.__name__ for kind in TRAVELLING}) == len(TRAVELLING)
+
+
+@pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
+def test_what_is_written_is_read_again(message: Message) -> None:
+    assert parse(to_json(message), type(message)) == message
+    assert parse(to_json(message).encode(), *sorted(TRAVELLING, key=str)) == message
+
+
+@pytest.mark.parametrize("kind", TRAVELLING, ids=lambda kind: kind.__name__)
+def test_kinds_are_values(kind: type) -> None:
+    assert dataclasses.is_dataclass(kind)
+    assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert not hasattr(next(m for m in ALL if type(m) is kind), "__dict__")
+
+
+def test_an_envelope_holds_what_ranks_and_slots_say() -> None:
+    reports = get_args(messages.RankReport) + get_args(messages.SlotReport)
+    for message in ALL:
+        told = to_json(Told(1, 3, "h", message))  # type: ignore[arg-type]
+        if isinstance(message, reports):
+            assert parse(told, Told).message == message
+        else:
+            with pytest.raises(MessageError, match=f"of kind '{type(message).__name__}'"):
+                parse(told, Told)
+
+
+@pytest.mark.parametrize("kind", get_args(DriverNews))
+def test_what_the_driver_finds_out_nobody_can_tell_it(kind: type) -> None:
+    text = '{"kind":"Told","slot":1,"rank":1,"host":"h","message":{"kind":"%s","time":1.0}}'
+    with pytest.raises(MessageError, match=f"of kind '{kind.__name__}'"):
+        parse(text % kind.__name__, Told)
+    assert '"kind":"Gone"' not in to_json(Told(1, 1, "h", Gone(1.0)))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "wanted"),
+    [
+        (INSTRUCTIONS, {Assigned, Refused, Gather, Stalled, Stop}),
+        (JOINING, {Located, CannotJoin}),
+        (READY_REQUESTS, {ImportModules, ForkWorker}),
+        (
+            WORKER_REPORTS,
+            {Started, Finished, Alive, Resumed, Progress, Notice, Forked, Exited},
+        ),
+    ],
+)
+def test_each_party_takes_what_is_for_it(
+    kinds: tuple[type[Message], ...], wanted: set[type]
+) -> None:
+    assert set(kinds) == wanted
+    for message in ALL:
+        if type(message) in wanted:
+            assert parse(to_json(message), *kinds) == message
+        else:
+            with pytest.raises(MessageError, match="expected"):
+                parse(to_json(message), *kinds)
+
+
+def changed(message: Message, /, **fields: Any) -> str:
+    return json.dumps({**json.loads(to_json(message)), **fields})
+
+
+PROGRESS = Progress(0, 2, 5, 5, 15, {"loss": 0.25})
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "no JSON"),
+        ("{", "no JSON"),
+        ("[]", "expected an object, got \\[\\]"),
+        ("{}", "a message of kind None; expected "),
+        ('{"kind":["Stop"]}', r"a message of kind \['Stop'\]; expected "),
+        ('{"kind":"stop","reason":"x"}', "a message of kind 'stop'; expected .*Stop"),
+        ('{"kind":"Stop"}', "Stop with missing or unknown fields: reason$"),
+        (changed(Stop("x"), slot=1), "Stop with missing or unknown fields: slot$"),
+        (changed(Stop("x"), reason=1), "Stop.reason: expected text, got 1"),
+        (changed(Stop("x"), reason=None), "Stop.reason: expected text, got None"),
+        (changed(Resumed(1), run_step=True), "Resumed.run_step: expected a whole number, got True"),
+        (changed(Resumed(1), run_step=1.5), "Resumed.run_step: expected a whole number, got 1.5"),
+        (changed(Notice("x", True), warn=1), "Notice.warn: expected true or false, got 1"),
+        (changed(Log(()), lines="text"), "Log.lines: expected a list, got 'text'"),
+        (changed(Log(()), lines=["a", 1]), "Log.lines: expected text, got 1"),
+        (changed(PROGRESS, metrics=[]), r"Progress.metrics: expected an object, got \[\]"),
+        (changed(PROGRESS, metrics={"loss": "0.5"}), "Progress.metrics: expected a number, got '0"),
+        (
+            changed(PROGRESS, metrics={"loss": True}),
+            "Progress.metrics: expected a number, got True",
+        ),
+        (changed(PROGRESS, samples_per_second="many"), "samples_per_second: expected a number"),
+        (changed(PROGRESS, samples_per_second=10**400), "samples_per_second: expected a number"),
+        (changed(Located(INFO), info=None), "Located.info: expected an object, got None"),
+        (
+            changed(Located(INFO), info={"slot": 1}),
+            "Located.info: SlotInfo with missing or unknown",
+        ),
+        (
+            changed(Located(INFO), info={**dataclasses.asdict(INFO), "gpus": ["01"]}),
+            "Located.info: SlotInfo.gpus: expected a list, got '01'",
+        ),
+        (
+            changed(Told(1, 1, "h", Hello()), message={"kind": "Log", "lines": None}),
+            "Told.message: Log.lines: expected a list, got None",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, error: str) -> None:
+    with pytest.raises(MessageError, match=error):
+        parse(text, *sorted(TRAVELLING, key=str))
+
+
+def test_an_error_is_short_however_long_the_message_is() -> None:
+    for text in (
+        changed(Stop("x"), reason=["long"] * 10_000),
+        changed(Stop("x"), **{f"field-{number}": 0 for number in range(10_000)}),
+        json.dumps({"kind": "long" * 10_000}),
+    ):
+        with pytest.raises(MessageError) as caught:
+            parse(text, Stop)
+        assert len(str(caught.value)) < 400
+
+
+def test_whole_numbers_are_numbers() -> None:
+    read = parse(changed(PROGRESS, metrics={"loss": 1}), Progress)
+    assert read.metrics == {"loss": 1.0}
+    assert isinstance(read.metrics["loss"], float)
+
+
+def test_a_failure_travels_without_its_pickled_exception() -> None:
+    failed = Failed.of(dataclasses.replace(FAILURE, exception=b"pickled"))
+    assert parse(to_json(failed), Failed).failure() == FAILURE
+
+
+def test_what_json_does_not_have_is_not_sent() -> None:
+    with pytest.raises(TypeError, match="bytes has no JSON"):
+        to_json(Stop(b"x"))  # type: ignore[arg-type]
+
+
+def test_small_programs_bring_their_fields_alone() -> None:
+    text = b'{"host":"hsr-node-1","command":"prted"}\n'
+    assert parse_plain(text, RemoteLaunch) == RemoteLaunch("hsr-node-1", "prted")
+    identity = MpiIdentity({"PMIX_RANK": "7"})
+    assert parse_plain(to_json(identity), MpiIdentity) == identity
+    with pytest.raises(MessageError, match="MpiIdentity.environment: expected text, got 7"):
+        parse_plain('{"environment":{"PMIX_RANK":7}}', MpiIdentity)
