@@ -62,7 +62,7 @@ def spec_of(columns: Sequence[Column], **fields: Any) -> TrainingSpec:
 
 def variables_of(model: Any) -> Any:
     """Return the variables that a training of ``model`` goes on from."""
-    from horovod_spark_runner.training.optimizers import find_optimizers
+    from horovod_spark_runner.training.keras.optimizers import find_optimizers
     from horovod_spark_runner.training.state import TrainingVariables
 
     return TrainingVariables(model, find_optimizers(model))
@@ -76,7 +76,7 @@ def blank(columns: Sequence[Column]) -> Any:
 
 def save_run(place: Path | str, model: Any, columns: Sequence[Column], **fields: Any) -> SavedModel:
     """Leave ``model`` in a run directory as a training does."""
-    from horovod_spark_runner.training.artifact import save_model
+    from horovod_spark_runner.training.keras.artifact import save_model
 
     directory = RunDirectory(str(place))
     saved: SavedModel = save_model(directory, model, spec_of(columns, **fields), blank(columns))

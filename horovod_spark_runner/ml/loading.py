@@ -62,9 +62,9 @@ def load_model(recipe: Recipe) -> Model:
     with quiet_imports():
         import tensorflow as tf
 
-        from ..training.binding import InputBinding
-        from ..training.keras_state import fresh_keras_state, using_keras_state
-        from ..training.outputs import call_model, pick
+        from ..training.keras.binding import InputBinding
+        from ..training.keras.keras_state import fresh_keras_state, using_keras_state
+        from ..training.keras.outputs import call_model, pick
 
     with fresh_keras_state():
         model = _from_archive(recipe) if recipe.archive is not None else _from_source(recipe)
@@ -93,9 +93,9 @@ def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
         ModelError: it is not the model that was trained.
     """
     with quiet_imports():
-        from ..training.binding import InputBinding
-        from ..training.keras_state import fresh_keras_state
-        from ..training.outputs import output_specs
+        from ..training.keras.binding import InputBinding
+        from ..training.keras.keras_state import fresh_keras_state
+        from ..training.keras.outputs import output_specs
 
     with fresh_keras_state():
         model = _from_source(recipe)
@@ -112,8 +112,8 @@ def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
 
 
 def _from_archive(recipe: Recipe) -> Any:
-    from ..training.artifact import load_archive
-    from ..training.keras_state import using_keras_state
+    from ..training.keras.artifact import load_archive
+    from ..training.keras.keras_state import using_keras_state
 
     assert recipe.archive is not None
     objects = None if recipe.objects is None else cloudpickle.loads(recipe.objects)
@@ -122,17 +122,17 @@ def _from_archive(recipe: Recipe) -> Any:
 
 
 def _from_source(recipe: Recipe) -> Any:
-    from ..training.model import build_model
+    from ..training.keras.model import build_model
 
     assert recipe.source is not None
     return build_model(recipe.source)
 
 
 def _give_weights(model: Any, recipe: Recipe, bind: Any) -> None:
-    from ..training.keras_state import using_keras_state
-    from ..training.model import finalize_layers
-    from ..training.outputs import build_by_call
-    from ..training.sample import check_sample
+    from ..training.keras.keras_state import using_keras_state
+    from ..training.keras.model import finalize_layers
+    from ..training.keras.outputs import build_by_call
+    from ..training.keras.sample import check_sample
 
     arrays = load_arrays(recipe.weights or b"")
     values = [arrays[name] for name in sorted(arrays)]

@@ -19,7 +19,7 @@ from ..rundir.model_folder import (
     read_model,
 )
 from ..serialize import check_picklable, dumps
-from ..training.archive import LAMBDA, CustomPart, custom_parts, read_config
+from ..training.keras.archive import LAMBDA, CustomPart, custom_parts, read_config
 from ..training.signature import Signature
 from ..training.spec import ModelSource, SavedModel, check_objects
 from .loading import Recipe

@@ -25,9 +25,9 @@ from ..rundir.checkpoint_writer import CheckpointWriter
 from ..rundir.directory import RunDirectory
 from ..storage.arrays import Arrays
 from ..storage.filesystem import Location
-from .architecture import describe_model
-from .callback_state import CallbackStates
 from .changes import compare_models
+from .keras.architecture import describe_model
+from .keras.callback_state import CallbackStates
 from .progress import Progress
 from .rank_state import RankState, capture_rank, join_states, split_states, state_for
 from .spec import TrainingSpec

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..config import FitOptions
 from ..errors import ModelError
-from .optimizers import leaf_optimizers
+from .keras.optimizers import leaf_optimizers
 
 logger = logging.getLogger(__name__)
 

@@ -23,25 +23,25 @@ from ..errors import ModelError
 from ..launch.worker.reporting import report_progress
 from ..rundir.directory import RunDirectory
 from .agreement import check_ranks_agree
-from .artifact import save_model
-from .build import BuiltModel
-from .callback_state import CallbackStates
-from .callbacks import Callbacks, check_callbacks, overrides
-from .collectives import broadcast
 from .epochs import Epochs, Step
-from .initial_weights import load_initial_weights
 from .keeper import Keeper
+from .keras.artifact import save_model
+from .keras.build import BuiltModel
+from .keras.callback_state import CallbackStates
+from .keras.callbacks import Callbacks, check_callbacks, overrides
+from .keras.collectives import broadcast
+from .keras.initial_weights import load_initial_weights
+from .keras.metrics import epoch_logs, numbers, plain
+from .keras.model import finalize_layers
+from .keras.probe import Probe
+from .keras.step import PREEMPT, SAVE, STOP
 from .learning_rate import LearningRate
-from .metrics import epoch_logs, numbers, plain
-from .model import finalize_layers
 from .preemption import PreemptionWatch
-from .probe import Probe
 from .progress import PhaseWatch, Progress, ProgressReporter
 from .random_state import make_generators, separate_generators
 from .rank_state import restore_rank
 from .spec import TrainingReport, TrainingSpec
 from .state import TrainingVariables
-from .step import PREEMPT, SAVE, STOP
 
 logger = logging.getLogger(__name__)
 

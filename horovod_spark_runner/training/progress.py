@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..launch.worker.reporting import send
-from .metrics import numbers, plain
+from .keras.metrics import numbers, plain
 
 PROGRESS_SECONDS = 0.2
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import RunDirectoryError
 from ..storage.arrays import Arrays
-from .callback_state import CallbackStates
+from .keras.callback_state import CallbackStates
 from .random_state import capture_random, restore_random
 from .state import TrainingVariables, separate_seed
 

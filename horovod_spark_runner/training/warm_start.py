@@ -1,6 +1,6 @@
 """Weights to begin with, as the driver finds them: of another run, a Keras file, a SavedModel.
 
-The files are sent along as they are; `horovod_spark_runner.training.initial_weights` puts the
+The files are sent along as they are; `horovod_spark_runner.training.keras.initial_weights` puts the
 values into the model.
 """
 

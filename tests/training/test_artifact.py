@@ -26,8 +26,8 @@ from horovod_spark_runner.rundir.model_folder import (
     WEIGHTS_FILE,
     read_model,
 )
-from horovod_spark_runner.training.keras_state import keras_state, using_keras_state
-from horovod_spark_runner.training.outputs import output_specs
+from horovod_spark_runner.training.keras.keras_state import keras_state, using_keras_state
+from horovod_spark_runner.training.keras.outputs import output_specs
 
 from ..runs import save_run, source
 

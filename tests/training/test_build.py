@@ -13,9 +13,9 @@ from mpi4py import MPI
 
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import ModelError
-from horovod_spark_runner.training.batches import class_weights
-from horovod_spark_runner.training.binding import input_structure
-from horovod_spark_runner.training.build import BuiltModel, call_outputs
+from horovod_spark_runner.training.keras.batches import class_weights
+from horovod_spark_runner.training.keras.binding import input_structure
+from horovod_spark_runner.training.keras.build import BuiltModel, call_outputs
 from horovod_spark_runner.training.spec import Binding
 from tests.runs import source, spec_of
 

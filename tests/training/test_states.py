@@ -78,7 +78,7 @@ def some_callbacks(keras: Any) -> dict[str, Any]:
 
 
 def test_callbacks_go_on_where_they_were(keras: Any) -> None:
-    from horovod_spark_runner.training.callback_state import CallbackStates
+    from horovod_spark_runner.training.keras.callback_state import CallbackStates
 
     before = some_callbacks(keras)
     states = CallbackStates(before)
@@ -106,7 +106,7 @@ def test_callbacks_go_on_where_they_were(keras: Any) -> None:
 
 
 def test_settings_of_callbacks_may_change(keras: Any) -> None:
-    from horovod_spark_runner.training.callback_state import CallbackStates
+    from horovod_spark_runner.training.keras.callback_state import CallbackStates
 
     before = some_callbacks(keras)
     states = CallbackStates(before)
@@ -179,7 +179,7 @@ def small_model(keras: Any, width: int = 3) -> Any:
 
 @pytest.mark.parametrize("form", ["keras", "weights.h5", "saved_model"])
 def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
-    from horovod_spark_runner.training.initial_weights import load_initial_weights
+    from horovod_spark_runner.training.keras.initial_weights import load_initial_weights
     from horovod_spark_runner.training.warm_start import read_warm_start
 
     source = small_model(keras)
@@ -209,7 +209,7 @@ def test_what_holds_no_weights_is_refused(tmp_path: Any) -> None:
 
 
 def test_other_metrics_within_an_epoch_are_refused(keras: Any) -> None:
-    from horovod_spark_runner.training.callback_state import CallbackStates
+    from horovod_spark_runner.training.keras.callback_state import CallbackStates
     from horovod_spark_runner.training.rank_state import capture_rank, restore_rank
 
     def fitted(metrics: list[str]) -> Any:

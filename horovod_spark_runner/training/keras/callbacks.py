@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from ..errors import InvalidInputError
+from ...errors import InvalidInputError
 
 # These write files or send messages: one rank is enough, and several would disturb each other.
 _RANK_ZERO_ONLY = tuple(

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from ..errors import ModelError
+from ...errors import ModelError
 
 
 def find_optimizers(model: Any, applied: Sequence[Any] = ()) -> list[Any]:

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 from mpi4py import MPI
 
+from ..spec import TrainingSpec
 from .batches import BatchBinding
 from .exchange import GradientExchange
 from .model import (
@@ -18,7 +19,6 @@ from .model import (
     switch_off_jit,
 )
 from .optimizers import check_optimizers, find_optimizers
-from .spec import TrainingSpec
 from .step import Steps
 from .tensors import as_tensor
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..errors import ModelError
+from ...errors import ModelError
 from .exchange import GradientExchange
 
 # What a rank may ask of all ranks at a step, by place.

@@ -12,11 +12,13 @@ import cloudpickle
 import keras
 import numpy as np
 
-from ..errors import CheckpointError
-from ..rundir.directory import RunDirectory
-from ..rundir.model_folder import ARCHIVE_FILE, SAMPLE_FILE, WEIGHTS_FILE, ModelWriter
-from ..serialize import dumps
-from ..storage.arrays import dump_arrays
+from ...errors import CheckpointError
+from ...rundir.directory import RunDirectory
+from ...rundir.model_folder import ARCHIVE_FILE, SAMPLE_FILE, WEIGHTS_FILE, ModelWriter
+from ...serialize import dumps
+from ...storage.arrays import dump_arrays
+from ..signature import Signature
+from ..spec import OutputSpec, SavedModel, TrainingSpec
 from .archive import custom_parts, read_config, with_named_lambdas
 from .custom_objects import find_objects, name_lambdas, only_keras, revivable
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
@@ -29,8 +31,6 @@ from .outputs import (
     unchanged,
 )
 from .sample import check_close, take_sample, try_out
-from .signature import Signature
-from .spec import OutputSpec, SavedModel, TrainingSpec
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from ..config import AllreduceOptions
-from ..errors import ModelError
+from ...config import AllreduceOptions
+from ...errors import ModelError
 from .collectives import Part, sum_over_ranks
 from .losses import alone, parts_of_a_whole
 from .metrics import StepMetrics
