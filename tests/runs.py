@@ -63,9 +63,9 @@ def spec_of(columns: Sequence[Column], **fields: Any) -> TrainingSpec:
 def variables_of(model: Any) -> Any:
     """Return the variables that a training of ``model`` goes on from."""
     from horovod_spark_runner.training.keras.optimizers import find_optimizers
-    from horovod_spark_runner.training.state import TrainingVariables
+    from horovod_spark_runner.training.keras.variables import KerasVariables
 
-    return TrainingVariables(model, find_optimizers(model))
+    return KerasVariables(model, find_optimizers(model))
 
 
 def blank(columns: Sequence[Column]) -> Any:

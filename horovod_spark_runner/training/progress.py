@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..launch.worker.reporting import send
-from .keras.metrics import numbers, plain
+from .logs import numbers, plain
 
 PROGRESS_SECONDS = 0.2
 

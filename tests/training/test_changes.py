@@ -16,10 +16,10 @@ from horovod_spark_runner.errors import RunDirectoryError
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo
 from horovod_spark_runner.training.changes import (
     check_same_data,
-    compare_models,
     settings_to_go_on_with,
 )
 from horovod_spark_runner.training.keras.architecture import describe_model
+from horovod_spark_runner.training.keras.changes import compare_models
 
 layers = keras.layers
 optimizers = keras.optimizers

@@ -14,7 +14,8 @@ from horovod_spark_runner.training.keras.binding import InputBinding, bind_outpu
 from horovod_spark_runner.training.keras.build import call_outputs
 from horovod_spark_runner.training.keras.model import build_model, check_trainable
 from horovod_spark_runner.training.keras.optimizers import check_optimizers, find_optimizers
-from horovod_spark_runner.training.spec import Binding, ModelSource, model_source
+from horovod_spark_runner.training.keras.source import model_source
+from horovod_spark_runner.training.spec import Binding, ModelSource
 
 
 def manifest(**columns: tuple[int, ...]) -> Manifest:

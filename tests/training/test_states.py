@@ -21,6 +21,7 @@ def keras() -> Any:
 def test_generators_go_on_where_they_were(keras: Any) -> None:
     import tensorflow as tf
 
+    from horovod_spark_runner.training.keras.generators import generators
     from horovod_spark_runner.training.random_state import capture_random, restore_random
 
     def draw() -> list[Any]:
@@ -35,21 +36,21 @@ def test_generators_go_on_where_they_were(keras: Any) -> None:
 
     keras.utils.set_random_seed(3)
     draw()  # a gauss of each pair is kept for the next call
-    values, arrays = capture_random()
+    values, arrays = capture_random(generators())
     expected = draw()
     draw()
-    restore_random(json.loads(json.dumps(values)), arrays)
+    restore_random(json.loads(json.dumps(values)), arrays, generators())
     assert draw() == expected
 
 
 def test_making_the_generators_draws_nothing(keras: Any) -> None:
-    from horovod_spark_runner.training.random_state import make_generators
+    from horovod_spark_runner.training.keras.generators import generators
 
     keras.utils.set_random_seed(3)
     expected = random.random()
     keras.utils.clear_session()
     keras.utils.set_random_seed(3)
-    make_generators()
+    generators()
     assert random.random() == expected
 
 
@@ -209,21 +210,24 @@ def test_what_holds_no_weights_is_refused(tmp_path: Any) -> None:
 
 
 def test_other_metrics_within_an_epoch_are_refused(keras: Any) -> None:
-    from horovod_spark_runner.training.keras.callback_state import CallbackStates
+    from horovod_spark_runner.training.hooks import Hooks
+    from horovod_spark_runner.training.keras.trainee import KerasTrainee
     from horovod_spark_runner.training.rank_state import capture_rank, restore_rank
+    from horovod_spark_runner.training.sync.allreduce import Allreduce
 
-    def fitted(metrics: list[str]) -> Any:
-        model = small_model(keras)
-        model.compile("sgd", "mse", metrics=metrics)
-        model.fit(np.zeros((4, 2)), np.zeros(4), verbose=0)
-        return model
+    class Fitted(KerasTrainee):
+        def __init__(self, metrics: list[str]) -> None:
+            self.model = small_model(keras)
+            self.model.compile("sgd", "mse", metrics=metrics)
+            self.model.fit(np.zeros((4, 2)), np.zeros(4), verbose=0)
+            self.variables = variables_of(self.model)
 
-    one, other = fitted(["mae"]), fitted([])
-    states = CallbackStates({})
-    state = capture_rank(one, variables_of(one), states, rank=0, in_epoch=True)
-    restore_rank(state, one, variables_of(one), states)
+    one, other = Fitted(["mae"]), Fitted([])
+    sync: Any = object.__new__(Allreduce)
+    state = capture_rank(one, Hooks(), sync, rank=0, in_epoch=True, equal=True)
+    restore_rank(state, one, Hooks(), sync)
     with pytest.raises(RunDirectoryError, match="compiled with other metrics"):
-        restore_rank(state, other, variables_of(other), states)
+        restore_rank(state, other, Hooks(), sync)
 
 
 def test_ranks_drop_other_units(keras: Any) -> None:
