@@ -11,7 +11,8 @@ import numpy as np
 from horovod_spark_runner.config import AllreduceOptions, CheckpointOptions, FitOptions
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.training.spec import Binding, ModelSource, SavedModel, TrainingSpec
+from horovod_spark_runner.training.keras.saved import SavedModel
+from horovod_spark_runner.training.spec import Binding, ModelSource, TrainingSpec
 
 
 def arrays_in(path: Path) -> dict[str, np.ndarray]:

@@ -65,6 +65,7 @@ ALLOWED = {
     "training.keras.exchange": LIGHT | {"horovod", "keras", "tensorflow"},
     "training.keras.generators": LIGHT | {"keras", "tensorflow"},
     "training.keras.keras_state": LIGHT | {"keras"},
+    "training.keras.loading": LIGHT | {"tensorflow"},
     "training.keras.losses": LIGHT | {"keras", "tensorflow"},
     "training.keras.metrics": LIGHT | {"horovod", "keras", "tensorflow"},
     "training.keras.model": LIGHT | {"keras"},

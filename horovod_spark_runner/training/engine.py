@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import InvalidInputError
 from .spec import KERAS, ModelSource, TrainingSpec
 from .sync.synchroniser import Collectives, Synchroniser
+from .trained_model import Model, Recipe, StoredModel
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -75,6 +76,49 @@ class Engine(Protocol):
         Raises:
             ModelError: it cannot be trained here, or not on these columns.
             InvalidInputError: callbacks cannot be used.
+        """
+        ...
+
+    # -- the trained model ---------------------------------------------------------------------
+
+    def parts(
+        self,
+        model: StoredModel,
+        source: ModelSource | None,
+        saved: Any,
+        custom_objects: Mapping[str, Any],
+    ) -> Any:
+        """Return what a trained model is made from again: `Recipe.own`. On the driver.
+
+        Args:
+            model: its files.
+            source: builds it; ``None`` if what is stored has to do.
+            saved: what `Trainee.save` returned; ``None`` for an earlier run's model.
+            custom_objects: the user's own classes and functions by name.
+
+        Raises:
+            RunDirectoryError: a file is damaged, or something of the user's is needed.
+        """
+        ...
+
+    def load(self, recipe: Recipe) -> Model:
+        """Return the function from feature columns to the outputs. In a Python worker of Spark's.
+
+        It is called with any number of rows, or with exactly `Recipe.batch_size`.
+
+        Raises:
+            ModelError: what was built is not the model that was trained.
+        """
+        ...
+
+    def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
+        """Return the fields of each `OutputSpec` of the model, or none and why.
+
+        Asked in a Python worker of Spark's, for a model that another function builds than the one
+        that was trained.
+
+        Raises:
+            ModelError: it is not the model that was trained.
         """
         ...
 

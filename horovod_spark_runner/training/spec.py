@@ -182,21 +182,6 @@ class OutputSpec:
 
 
 @dataclass(frozen=True)
-class SavedModel:
-    """How the trained model can be made again, besides by its `ModelSource`.
-
-    Attributes:
-        loads: ``"archive"`` if its archive suffices, ``"objects"`` if it does together with
-            ``objects``, ``"source"`` if it must be built and given its weights.
-        objects: pickled dictionary of the user's classes and functions that the archive names.
-            They travel in memory only: nothing that is read from storage is unpickled.
-    """
-
-    loads: str
-    objects: bytes | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True)
 class TrainingReport:
     """What a rank tells of a finished training.
 
@@ -206,7 +191,7 @@ class TrainingReport:
         train_seconds: time spent in training steps.
         preempted_at: step of the checkpoint saved because a rank was asked to end; ``None`` for
             a training that came to its end.
-        saved: how to make the trained model again; only rank 0 knows.
+        saved: how to make the trained model again, as its engine says; only rank 0 knows.
         timings: seconds of rank 0 per phase, one after the other: ``build`` (of the model, and
             whatever comes before the first step), ``epochs``, ``save``.
     """
@@ -215,5 +200,5 @@ class TrainingReport:
     samples_per_second: float
     train_seconds: float
     preempted_at: int | None = None
-    saved: SavedModel | None = None
+    saved: Any = None
     timings: dict[str, float] = field(default_factory=dict)

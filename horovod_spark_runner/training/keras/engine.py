@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import EnvironmentProblem
+from ...quiet import quiet_imports
 from ..spec import ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
+from ..trained_model import Model, Recipe, StoredModel
+from .saved import KerasParts, keras_parts
 from .source import check_given_callbacks, model_source
 
 if TYPE_CHECKING:
@@ -57,6 +60,25 @@ class KerasEngine:
         from .trainee import KerasTrainee
 
         return KerasTrainee(spec, world, synchroniser)
+
+    def parts(
+        self,
+        model: StoredModel,
+        source: ModelSource | None,
+        saved: Any,
+        custom_objects: Mapping[str, Any],
+    ) -> KerasParts:
+        return keras_parts(model, source, saved, custom_objects)
+
+    def load(self, recipe: Recipe) -> Model:
+        with quiet_imports():
+            from .loading import load_model
+        return load_model(recipe)
+
+    def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
+        with quiet_imports():
+            from .loading import describe_outputs
+        return describe_outputs(recipe)
 
 
 def wrong_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:

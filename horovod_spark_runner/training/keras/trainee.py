@@ -13,7 +13,7 @@ from ...errors import ModelError
 from ...rundir.directory import RunDirectory
 from ..changes import ModelChanges
 from ..epochs import Step
-from ..spec import SavedModel, TrainingSpec, WarmStart
+from ..spec import TrainingSpec, WarmStart
 from ..sync.synchroniser import Synchroniser
 from ..trainee import Trainee
 from .architecture import describe_model
@@ -27,6 +27,7 @@ from .metrics import epoch_logs
 from .model import finalize_layers
 from .optimizers import LearningRates
 from .probe import Probe
+from .saved import SavedModel
 from .variables import KerasVariables
 
 logger = logging.getLogger(__name__)
