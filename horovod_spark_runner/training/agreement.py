@@ -28,21 +28,21 @@ class Agreement:
     def __init__(self, world: MPI.Comm) -> None:
         self._world = world
 
-    def after_step(self, asked: Sequence[Any], counts: Sequence[Any] | None, meet: bool) -> Any:
-        """Return what is agreed on after a step, by place: true for what any rank asks for.
+    def after_step(self, asked: Sequence[Any], meet: bool) -> Sequence[Any]:
+        """Return what is agreed on after a step that has carried no requests, by place.
 
         Args:
             asked: what this rank asks for, by place.
-            counts: how many ranks did, where the step has carried it.
             meet: whether the ranks meet after this step, on all ranks alike.
+
+        Returns:
+            By place, something true for what any rank asks for.
         """
-        if counts is not None:
-            return counts
         if not meet:
             return NOTHING
-        own = np.array([bool(request) for request in asked], np.uint8)
-        self._world.Allreduce(MPI.IN_PLACE, own, op=MPI.MAX)
-        return own
+        agreed = np.array([bool(request) for request in asked], np.uint8)
+        self._world.Allreduce(MPI.IN_PLACE, agreed, op=MPI.MAX)
+        return list(agreed)
 
     def any_asks(self, asked: Any) -> bool:
         """Tell whether any rank asks for the one thing that is in question."""

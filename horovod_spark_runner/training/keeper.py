@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInputError, RunDirectoryError
 from ..launch.worker.reporting import notify, send
@@ -31,6 +29,9 @@ from .rank_state import RankState, capture_rank, join_states, split_states, stat
 from .spec import TrainingSpec
 from .sync.synchroniser import Synchroniser, equal_after
 from .trainee import Trainee
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 class Keeper:

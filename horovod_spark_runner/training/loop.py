@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from mpi4py import MPI
 
+from ..config import AllreduceOptions
 from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
 from ..errors import ModelError
@@ -32,12 +33,19 @@ from .rank_state import restore_rank
 from .spec import TrainingReport, TrainingSpec
 from .state import broadcast
 from .sync.allreduce import Allreduce
-from .sync.synchroniser import Synchroniser, equal_after
+from .sync.synchroniser import Collectives, Synchroniser, equal_after
 from .trainee import Trainee
 
+# Makes a way of synchronising from its settings and the framework's collectives.
+Way = Callable[[AllreduceOptions, Collectives], Synchroniser]
 
-def train(spec: TrainingSpec) -> TrainingReport:
+
+def train(spec: TrainingSpec, way: Way = Allreduce) -> TrainingReport:
     """Train on this rank, together with all others.
+
+    Args:
+        spec: what to train.
+        way: makes the way of synchronising.
 
     Raises:
         ModelError: the model cannot be trained on these columns.
@@ -49,7 +57,7 @@ def train(spec: TrainingSpec) -> TrainingReport:
     phases = PhaseWatch()
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
-    synchroniser = Allreduce(spec.allreduce, engine.collectives())
+    synchroniser = way(spec.allreduce, engine.collectives())
     with PreemptionWatch() as watch:
         world = MPI.COMM_WORLD
         trainee = engine.trainee(spec, world, synchroniser)
@@ -173,7 +181,7 @@ class Training:
         self._trainee.finish()
         self._hooks.train_end(logs)
         self._sync.finish(self._variables)
-        self._check_agreement("at the end of the training")
+        check_ranks_agree(self._variables, self._world, "at the end of the training")
         self._keeper.finish()
         saved = None
         if self._rank == 0:
@@ -272,13 +280,13 @@ class Training:
         asked = (self._hooks.stop_training, self._keeper.clock_is_due(), self._watch.requested)
         if not self._checked and self._size > 1:
             self._probe(step)
-        logs, counts = self._trainee.train_step(step, asked, step.number == steps - 1)
+        logs, requests = self._trainee.train_step(step, asked, step.number == steps - 1)
         progress.rows += step.batch.rows
         progress.step += 1
         progress.epoch_step = step.number + 1
-        self._sync.after_step(self._variables, progress.step)
-        meet = self._sync.meets_after(progress.step)
-        requests = self._agreement.after_step(asked, counts, meet)
+        if requests is None:  # the step is this rank's alone
+            self._sync.after_step(self._variables, progress.step)
+            requests = self._agreement.after_step(asked, self._sync.meets_after(progress.step))
         if not self._checked:
             self._check_first(step, logs)
         if ends and self._hooks.watch_end:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from mpi4py import MPI
 
 from ..errors import RunDirectoryError
 from ..storage.arrays import Arrays
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 # MPI counts in 32 bits.
 _BROADCAST_BYTES = 1 << 30

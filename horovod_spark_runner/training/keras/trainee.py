@@ -96,7 +96,8 @@ class KerasTrainee(Trainee):
 
     @property
     def steps_per_execution(self) -> int:
-        return int(self.model.steps_per_execution)
+        steps: int = self.model.steps_per_execution
+        return steps
 
     def hooks(self, *, steps: int, resumed: bool) -> Callbacks:
         params = {"verbose": 2 if self._rank == 0 else 0, "epochs": self._spec.fit.epochs}

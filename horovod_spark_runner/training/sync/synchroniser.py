@@ -128,7 +128,10 @@ class Synchroniser(Protocol):
         ...
 
     def after_step(self, variables: Variables, step: int) -> None:
-        """Do what is to be done to the variables once ``step`` steps of the run are done."""
+        """Do what is to be done to the variables once ``step`` steps of the run are done.
+
+        Not called where ranks meet in every step: all is done within it.
+        """
         ...
 
     def finish(self, variables: Variables) -> None:
