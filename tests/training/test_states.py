@@ -166,6 +166,26 @@ def test_other_numbers_of_ranks_keep_the_sums() -> None:
         assert all(count == 9 for _, count in seeds)
 
 
+def test_what_a_way_of_synchronising_keeps_goes_to_its_own_rank() -> None:
+    from horovod_spark_runner.training.rank_state import RankState, state_for
+
+    def state(rank: int) -> RankState:
+        arrays = {"sync/residual": np.array([rank]), "variable/model/00000": np.array([10 + rank])}
+        if rank == 0:
+            arrays["sync/shared/anchor"] = np.array([7])
+        return RankState({"random": rank, "callbacks": {}}, arrays)
+
+    states = [state(0), state(1)]
+    for size in (1, 2, 3):
+        for rank in range(size):
+            found = state_for(states, rank, size)
+            assert found.group("sync/shared") == {"anchor": 7}
+            # A rank that was not there begins with none of its own, and with rank 0's model.
+            own = [rank] if rank < 2 else None
+            assert found.group("sync").get("residual", np.array(None)).tolist() == own
+            assert found.group("variable")["model/00000"] == 10 + (rank if rank < 2 else 0)
+
+
 def small_model(keras: Any, width: int = 3) -> Any:
     return keras.Sequential(
         [
