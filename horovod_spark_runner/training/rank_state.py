@@ -88,6 +88,7 @@ def restore_rank(
     variables = state.group("variable")
     if variables:
         trainee.variables.restore(variables)
+        trainee.variables_were_set()
     assign(trainee.variables.seeds, state.group("seed"))
     metrics = state.group("metric")
     if metrics:
