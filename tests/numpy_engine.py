@@ -112,7 +112,7 @@ class LineTrainee(Trainee):
         self.columns = [*spec.inputs.columns, *spec.outputs.columns]
         columns = [spec.train.column(name) for name in self.columns]
         self.blank = {column.name: column.blank() for column in columns}
-        size = sum(column.size for column in columns[:-1]) + 1
+        size = inputs_of(self.blank, self.columns[:-1]).shape[1]
         self.variables: Any = Variables(Value("weights", size), Value("velocity", size))
         self.sums = Value("sums", 2)  # of squared errors, and rows
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.errors import InvalidInputError
+from horovod_spark_runner.training.agreement import PREEMPT, SAVE, STOP, Agreement
 from horovod_spark_runner.training.engine import engine_named, engine_of
 from horovod_spark_runner.training.spec import KERAS
 from horovod_spark_runner.training.sync.synchroniser import Equality, equal_after
@@ -26,16 +27,12 @@ class World:
 
 
 def test_ranks_that_do_not_meet_agree_on_nothing_and_say_nothing() -> None:
-    from horovod_spark_runner.training.agreement import Agreement
-
     world: Any = World(1, 0, 0)
     assert not any(Agreement(world).after_step((True, False, False), meet=False))
     assert world.calls == 0
 
 
 def test_where_ranks_meet_they_learn_what_any_asks_for() -> None:
-    from horovod_spark_runner.training.agreement import PREEMPT, SAVE, STOP, Agreement
-
     world: Any = World(0, 1, 0)
     agreed = Agreement(world).after_step((None, False, True), meet=True)
     assert [bool(agreed[place]) for place in (STOP, SAVE, PREEMPT)] == [False, True, True]
