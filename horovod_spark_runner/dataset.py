@@ -145,7 +145,7 @@ class Dataset:
             InvalidInputError: ``rank`` is not below ``size``, a number is out of range, there are
                 fewer rows than one global batch, or no such column.
         """
-        from .training.tensors import blocks_to_dataset
+        from .training.keras.tensors import blocks_to_dataset
 
         share = _Share.of(rank, size, batch_size)
         order = _Order.of(seed, shuffle, window_bytes)
@@ -210,7 +210,7 @@ class Dataset:
     ) -> Iterator[dict[str, Any]]:
         convert: Callable[[Arrays], dict[str, Any]] = dict
         if as_tensors:
-            from .training.tensors import as_tensors as convert
+            from .training.keras.tensors import as_tensors as convert
         with (
             self._reader() as reader,
             contextlib.closing(reader.epoch(plan, share.rank, share.size, first_step)) as batches,

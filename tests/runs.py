@@ -11,7 +11,8 @@ import numpy as np
 from horovod_spark_runner.config import AllreduceOptions, CheckpointOptions, FitOptions
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.training.spec import Binding, ModelSource, SavedModel, TrainingSpec
+from horovod_spark_runner.training.keras.saved import SavedModel
+from horovod_spark_runner.training.spec import Binding, ModelSource, TrainingSpec
 
 
 def arrays_in(path: Path) -> dict[str, np.ndarray]:
@@ -62,10 +63,10 @@ def spec_of(columns: Sequence[Column], **fields: Any) -> TrainingSpec:
 
 def variables_of(model: Any) -> Any:
     """Return the variables that a training of ``model`` goes on from."""
-    from horovod_spark_runner.training.optimizers import find_optimizers
-    from horovod_spark_runner.training.state import TrainingVariables
+    from horovod_spark_runner.training.keras.optimizers import find_optimizers
+    from horovod_spark_runner.training.keras.variables import KerasVariables
 
-    return TrainingVariables(model, find_optimizers(model))
+    return KerasVariables(model, find_optimizers(model))
 
 
 def blank(columns: Sequence[Column]) -> Any:
@@ -76,7 +77,7 @@ def blank(columns: Sequence[Column]) -> Any:
 
 def save_run(place: Path | str, model: Any, columns: Sequence[Column], **fields: Any) -> SavedModel:
     """Leave ``model`` in a run directory as a training does."""
-    from horovod_spark_runner.training.artifact import save_model
+    from horovod_spark_runner.training.keras.artifact import save_model
 
     directory = RunDirectory(str(place))
     saved: SavedModel = save_model(directory, model, spec_of(columns, **fields), blank(columns))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..training.entry import wrong_variables
+from ..training.keras.engine import wrong_variables
 from .doctor_gpus import check_driver, describe_nccl
 from .doctor_rules import OK, PACKAGES, PROBLEM, WARNING, Finding
 

@@ -21,7 +21,8 @@ from ..data.read.arrow_to_numpy import column_to_numpy
 from ..data.read.decode import RowDecoder, UndecodableRow
 from ..errors import DataError, ModelError
 from ..training.spec import OutputSpec
-from .loading import Model, Recipe, describe_outputs, load_model
+from ..training.trained_model import Model, Recipe
+from .loading import describe_outputs, load_model
 from .rows import describe_fault, valid_rows, with_nulls
 
 # Models a Python worker keeps loaded.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,18 +10,10 @@ from ..data.prepare.schema import quote_all
 from ..data.read.decode import Transform
 from ..errors import DataError, InvalidInputError, ModelError, RunDirectoryError
 from ..rundir.directory import RunDirectory
-from ..rundir.model_folder import (
-    ARCHIVE_FILE,
-    SAMPLE_FILE,
-    WEIGHTS_FILE,
-    StoredModel,
-    read_model,
-)
-from ..serialize import check_picklable, dumps
-from ..training.archive import LAMBDA, CustomPart, custom_parts, read_config
-from ..training.signature import Signature
-from ..training.spec import ModelSource, SavedModel, check_objects
-from .loading import Recipe
+from ..serialize import check_picklable
+from ..training.engine import engine_named, engine_of
+from ..training.spec import ModelSource, check_objects
+from ..training.trained_model import Recipe, StoredModel, read_model
 
 WITH_MODEL_FN = "TFTransformer.from_run(run_dir, model_fn=…)"
 
@@ -48,7 +39,7 @@ class TrainedModel:
 def read_trained_model(
     directory: RunDirectory,
     source: ModelSource,
-    saved: SavedModel | None,
+    saved: Any,
     transforms: Mapping[str, Transform],
 ) -> TrainedModel:
     """Return the model of a run that has just ended.
@@ -60,13 +51,9 @@ def read_trained_model(
         transforms: what to do with decoded images, by column.
     """
     model = read_model(directory)
-    signature = read_signature(model)
-    recipe = _recipe(signature, transforms)
-    if saved is not None and saved.loads in ("archive", "objects"):
-        recipe = replace(recipe, archive=model.read(ARCHIVE_FILE), objects=saved.objects)
-    else:
-        recipe = _built_anew(model, recipe, source)
-    return _trained(directory, signature, recipe)
+    recipe = _recipe(model, source.engine, transforms)
+    own = engine_named(source.engine).parts(model, source, saved, {})
+    return _trained(model, replace(recipe, own=own))
 
 
 def read_finished_run(
@@ -99,48 +86,27 @@ def read_finished_run(
         {"model_fn": model_fn, "custom_objects": custom_objects, "transforms": transforms}
     )
     model = read_model(directory)
-    signature = read_signature(model)
+    signature = model.signature
     lacking = [name for name in signature.transforms if name not in transforms]
     if lacking:
         raise DataError(
             f"the model in {directory.location} was trained with transforms of column "
             f"{quote_all(lacking)}; functions are not kept in storage: give them, transforms={{…}}"
         )
-    recipe = _recipe(signature, transforms)
-    if model_fn is not None:
-        recipe = _built_anew(model, recipe, ModelSource(function=model_fn))
-        return replace(_trained(directory, signature, recipe), learn_outputs=True)
-    if signature.outputs is None:
-        return _trained(directory, signature, recipe)
-    if not signature.archive:
+    engine = engine_of(model_fn)
+    if engine != signature.engine:
         raise RunDirectoryError(
-            f"{directory.location} holds the model's weights only, because Keras could not write "
-            f"it; its layers need get_config(). Or give the function that builds it: "
-            + WITH_MODEL_FN
+            f"the model in {directory.location} was trained by the engine {signature.engine!r}, "
+            "and nothing that storage names is imported; give the function that builds it, which "
+            f"says that engine: {WITH_MODEL_FN}"
         )
-    if signature.needs_source:
-        raise RunDirectoryError(
-            f"the archive in {directory.location} does not give the model that was trained "
-            f"({signature.problem}); give the function that builds it: {WITH_MODEL_FN}"
-        )
-    archive = model.read(ARCHIVE_FILE)
-    objects = None
-    if not signature.self_contained:
-        objects = dumps(_needed_objects(directory, signature, archive, custom_objects))
-    return _trained(directory, signature, replace(recipe, archive=archive, objects=objects))
-
-
-def read_signature(model: StoredModel) -> Signature:
-    """Return what is known of a finished model.
-
-    Raises:
-        RunDirectoryError: it is none that this version knows.
-    """
-    try:
-        return Signature.from_fields(model.signature)
-    except ValueError as error:
-        place = model.directory.signature
-        raise RunDirectoryError(f"{place} cannot be read: {error}") from error
+    recipe = _recipe(model, engine, transforms)
+    if signature.outputs is None and model_fn is None:
+        return _trained(model, recipe)
+    source = None if model_fn is None else ModelSource(function=model_fn, engine=engine)
+    own = engine_named(engine).parts(model, source, None, custom_objects)
+    trained = _trained(model, replace(recipe, own=own))
+    return replace(trained, learn_outputs=model_fn is not None)
 
 
 def check_callable(model: TrainedModel) -> None:
@@ -158,67 +124,17 @@ def check_callable(model: TrainedModel) -> None:
         )
 
 
-def _trained(directory: RunDirectory, signature: Signature, recipe: Recipe) -> TrainedModel:
-    return TrainedModel(recipe, signature.problem, str(directory.location))
+def _trained(model: StoredModel, recipe: Recipe) -> TrainedModel:
+    return TrainedModel(recipe, model.signature.problem, str(model.directory.location))
 
 
-def _recipe(signature: Signature, transforms: Mapping[str, Transform]) -> Recipe:
+def _recipe(model: StoredModel, engine: str, transforms: Mapping[str, Transform]) -> Recipe:
+    signature = model.signature
     return Recipe(
+        engine=engine,
         inputs=signature.inputs,
         columns=signature.columns,
         outputs=signature.outputs or (),
         transforms=dict(transforms),
-        state=signature.state,
-        eager=signature.run_eagerly,
         batch_size=signature.batch_size,
     )
-
-
-def _built_anew(model: StoredModel, recipe: Recipe, source: ModelSource) -> Recipe:
-    """Return the recipe for a model that ``source`` builds, is given its weights, and checked."""
-    return replace(
-        recipe,
-        source=source,
-        weights=model.read(WEIGHTS_FILE),
-        sample=model.read(SAMPLE_FILE) if SAMPLE_FILE in model.sums else None,
-    )
-
-
-def _needed_objects(
-    directory: RunDirectory,
-    signature: Signature,
-    archive: bytes,
-    custom_objects: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the custom objects under all names by which the archive calls them.
-
-    Raises:
-        RunDirectoryError: some are missing.
-    """
-    try:
-        parts = custom_parts(read_config(archive))
-    except (ValueError, json.JSONDecodeError) as error:
-        raise RunDirectoryError(f"{directory.model} cannot be read: {error}") from error
-    objects = dict(custom_objects)
-    for part in parts:
-        if part.key not in objects and part.name in objects:
-            objects[part.key] = objects[part.name]
-    missing = [part for part in parts if part.key not in objects]
-    if missing:
-        raise RunDirectoryError(_missing(directory, missing))
-    return objects
-
-
-def _missing(directory: RunDirectory, missing: Sequence[CustomPart]) -> str:
-    named = [part.name for part in missing if part.name != LAMBDA]
-    text = (
-        f"the model in {directory.location} has parts that are not Keras' own, and code is not "
-        f"kept in storage: {', '.join(part.describe() for part in missing)}. "
-    )
-    if len(named) == len(missing):
-        example = ", ".join(f"{name!r}: {name}" for name in named)
-        return (
-            f"{text}Give them, custom_objects={{{example}}}, or the function that builds the "
-            + (f"model: {WITH_MODEL_FN}")
-        )
-    return f"{text}Give the function that builds the model, {WITH_MODEL_FN}"

@@ -21,7 +21,7 @@ from ..rundir.attempt import Attempt
 from ..rundir.directory import RunDirectory
 from ..serialize import dumps
 from ..spark.session import classic_context, use_own_python
-from ..training.signature import output_from
+from ..training.trained_model import Recipe, output_from
 from .features import check_once, feature_argument
 from .inference import (
     ERROR,
@@ -32,7 +32,6 @@ from .inference import (
     field_names,
     spark_type,
 )
-from .loading import Recipe
 from .naming import PredictionCol, added_columns, check_added, check_prediction_col
 from .trained import TrainedModel, check_callable, read_finished_run
 from .udf import prediction_udf
@@ -260,7 +259,7 @@ class _Load:
 
 def _without_contents(recipe: Recipe) -> Recipe:
     """Return what the driver has to know of a recipe."""
-    return Recipe(recipe.inputs, recipe.columns, recipe.outputs)
+    return replace(recipe, own=None, transforms={})
 
 
 def _free_name(existing: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ from ..rundir.checkpoint import newest_checkpoint
 from ..rundir.directory import RunDirectory
 from ..rundir.lock import RunLock
 from ..spark.capacity import REPLACEMENT_SECONDS, check_slots
-from ..training.entry import MODULES, train_rank
+from ..training.entry import modules_for, train_rank
 from ..training.spec import TrainingSpec
 
 if TYPE_CHECKING:
@@ -117,8 +117,9 @@ class Attempts:
             attempt = replace(attempt, workers=launching.num_workers)
             self._write(attempt)
             spec = replace(spec, checkpoint=newest, lock_token=self.lock.begin_attempt())
+            modules = modules_for(spec.engine)
             result = launch(
-                self.spark, launching, train_rank, (spec,), {}, observer, modules=MODULES
+                self.spark, launching, train_rank, (spec,), {}, observer, modules=modules
             )
             saved = result.result.preempted_at
             if saved is not None:

@@ -41,14 +41,13 @@ from ..spark.memory import check_memory_limit
 from ..spark.session import runs_on_this_machine
 from ..spark.stage_resources import TaskShape
 from ..training.changes import check_same_data, settings_to_go_on_with
-from ..training.entry import MODULES
+from ..training.engine import engine_named, engine_of
+from ..training.entry import modules_for
 from ..training.spec import (
     Binding,
     ModelSource,
     TrainingSpec,
     WarmStart,
-    check_given_callbacks,
-    model_source,
 )
 from ..training.warm_start import read_warm_start
 from .attempts import Attempts
@@ -154,7 +153,8 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     check_choice("resume", request.resume, RESUMES)
     check_workers(request.launching, request.restarts)
     check_prediction_col(request.prediction_col)
-    source = model_source(request.model, request.custom_objects)
+    engine = engine_named(engine_of(request.model))
+    source = engine.source(request.model, request.custom_objects)
     check_picklable(
         {
             "model_fn": source.function,
@@ -162,7 +162,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
             "transforms": dict(request.data.transforms),
         }
     )
-    check_given_callbacks(request.callbacks)
+    engine.check_callbacks(request.callbacks)
     inputs = _binding(request.feature_cols, "feature_cols")
     outputs = _binding(request.label_cols, "label_cols")
     if request.fit.class_weight is not None:
@@ -197,7 +197,8 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
     """Materialize the data, train on all ranks and return the transformer."""
     request, directory = checked.request, checked.directory
     began = time.monotonic()
-    import_meanwhile(session_of(request.frame), request.launching, checked.shape, MODULES)
+    modules = modules_for(checked.source.engine)
+    import_meanwhile(session_of(request.frame), request.launching, checked.shape, modules)
     with (
         RunLock(directory) as lock,
         prepared(

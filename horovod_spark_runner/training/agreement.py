@@ -1,87 +1,54 @@
-"""That all ranks hold the same model: compared by checksums, not assumed.
+"""What the ranks agree on while they train: to stop, to save a checkpoint, to end soon.
 
-A checksum of 32 bits for every variable, and one small exchange, after the first step, at every
-epoch's end and before the model is saved: 0.3 ms for each megabyte of weights (6 ms for 10 MB,
-31 ms for 100 MB, 136 ms for 500 MB; two ranks on a machine of two cores).
+Requests ride on the collective of a step where there is one in every step, and cost nothing then.
+Where there is none, ranks agree by one small collective of their own wherever they meet; what was
+asked for in between is asked for until then.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from mpi4py import MPI
 
-from ..errors import RanksDivergedError
-
-_SHOWN = 3
-
-
-def checksums(variables: Sequence[Any]) -> np.ndarray:
-    """Return one checksum for the value of each variable."""
-    return np.array([_checksum(variable) for variable in variables], np.int64)
+# What a rank may ask of all ranks at a step, by place.
+STOP, SAVE, PREEMPT = range(3)
+NOTHING = (False, False, False)
 
 
-def _checksum(variable: Any) -> int:
-    value = np.ascontiguousarray(tf.convert_to_tensor(variable))
-    return zlib.crc32(value.reshape(-1).view(np.uint8).data)
-
-
-def check_ranks_agree(variables: Sequence[Any], world: MPI.Comm, when: str) -> None:
-    """Check that ``variables`` are the same on all ranks; every rank must call it.
+class Agreement:
+    """Tells what any of the ranks asks for; all ranks call the same in the same order.
 
     Args:
-        variables: what must be the same.
         world: communicator of all ranks.
-        when: when this is, for the message.
-
-    Raises:
-        RanksDivergedError: they are not, on every rank.
     """
-    if world.Get_size() == 1:
-        return
-    own = checksums(variables)
-    low, high = np.empty_like(own), np.empty_like(own)
-    world.Allreduce(own, low, op=MPI.MIN)
-    world.Allreduce(own, high, op=MPI.MAX)
-    different = [int(place) for place in np.flatnonzero(low != high)]
-    if not different:
-        return
-    # What the others differ by, if it is among them.
-    different.sort(key=lambda place: not _is_rate(variables[place]))
-    root = world.bcast(own, root=0)
-    ranks = world.allgather(bool((own != root).any()))
-    others = [rank for rank, other in enumerate(ranks) if other]
-    names = [getattr(variables[i], "path", None) or str(i) for i in different]
-    shown = ", ".join(map(repr, names[:_SHOWN])) + (" …" if len(names) > _SHOWN else "")
-    raise RanksDivergedError(
-        f"{when}, {len(names)} of {len(own)} variables differ between rank 0 and rank "
-        f"{', '.join(map(str, others))}: {shown}. {_likely_cause(variables, different)}"
-    )
 
+    def __init__(self, world: MPI.Comm) -> None:
+        self._world = world
 
-def _likely_cause(variables: Sequence[Any], different: Sequence[int]) -> str:
-    chosen = [variables[i] for i in different]
-    if any(map(_is_rate, chosen)):
-        return (
-            "The learning rate differs, so a callback set it from what only its own rank knows "
-            "(its clock, random numbers, or a loss of its own); use the logs that Keras passes, "
-            "which are those of all ranks"
-        )
-    if not any(getattr(v, "trainable", True) for v in chosen):
-        return (
-            "They are not trained but set by a layer or callback from its own rank's rows; average "
-            "them over the ranks (horovod.tensorflow.allreduce), or keep them out of the weights"
-        )
-    return (
-        "They are changed outside Keras's optimizers (assigned by a train_step or callback on its "
-        "own), whose gradients are exchanged; apply gradients with a keras.optimizers.Optimizer, "
-        "and let callbacks do the same on every rank"
-    )
+    def after_step(self, asked: Sequence[Any], meet: bool) -> Sequence[Any]:
+        """Return what is agreed on after a step that has carried no requests, by place.
 
+        Args:
+            asked: what this rank asks for, by place.
+            meet: whether the ranks meet after this step, on all ranks alike.
 
-def _is_rate(variable: Any) -> bool:
-    return str(getattr(variable, "name", "")) == "learning_rate"
+        Returns:
+            By place, something true for what any rank asks for.
+        """
+        if not meet:
+            return NOTHING
+        agreed = np.array([bool(request) for request in asked], np.uint8)
+        self._world.Allreduce(MPI.IN_PLACE, agreed, op=MPI.MAX)
+        return list(agreed)
+
+    def any_asks(self, asked: Any) -> bool:
+        """Tell whether any rank asks for the one thing that is in question."""
+        return bool(self._world.allreduce(int(bool(asked)), op=MPI.MAX))
+
+    def at_epoch_end(self, stop: Any, end: bool) -> tuple[bool, bool]:
+        """Tell whether any rank asks to stop, and whether any was asked to end soon."""
+        agreed = self._world.allreduce(int(bool(stop)) | int(end) << 1, op=MPI.BOR)
+        return bool(agreed & 1), bool(agreed & 2)

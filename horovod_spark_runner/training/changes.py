@@ -41,130 +41,32 @@ class ModelChanges:
     record: dict[str, Any] = field(default_factory=dict)
 
 
-def compare_models(
-    then: Mapping[str, Any], now: Mapping[str, Any], *, in_epoch: bool
-) -> ModelChanges:
-    """Compare two results of `describe_model`.
-
-    Args:
-        then: that of the checkpoint; empty for one that recorded nothing.
-        now: that of this call's model.
-        in_epoch: whether the checkpoint was taken within an epoch, whose sums are gone on with.
-    """
-    if not then:
-        return ModelChanges(None, record=dict(now))
-    layers = _layer_changes(then.get("layers", []), now["layers"])
-    if layers:
-        return ModelChanges(_joined(layers))
-    before, after = then.get("optimizers", []), now["optimizers"]
-    kinds = [[entry["class"] for entry in entries] for entries in (before, after)]
-    if kinds[0] != kinds[1]:
-        return ModelChanges(_otherwise("optimizer", ", ".join(kinds[0]), ", ".join(kinds[1])))
-    if in_epoch:
-        for name in ("loss", "loss_weights", "metrics"):
-            if then.get(name) != now[name]:
-                return ModelChanges(
-                    f"{_since(_argument(name), then.get(name), now[name])}, within an epoch, "
-                    "whose sums go on; finish that epoch with the same, then change it"
-                )
-    warnings = [
-        f"{_since(_argument(name), then.get(name), now[name])}: what is left is trained with the "
-        "new one"
-        for name in ("loss", "loss_weights")
-        if then.get(name) != now[name]
-    ]
-    ignored, changed, kept = _optimizer_changes(before, after)
-    return ModelChanges(None, (*warnings, *ignored), changed, {**now, "optimizers": kept})
-
-
-def _layer_changes(then: Sequence[Any], now: Sequence[Any]) -> list[str]:
-    kinds = [[entry["class"] for entry in entries] for entries in (then, now)]
-    if kinds[0] != kinds[1]:
-        place = next(
-            (n for n, pair in enumerate(zip(*kinds, strict=False)) if pair[0] != pair[1]),
-            min(map(len, kinds)),
-        )
-        shown = [
-            f"{names[place]} as layer {place}" if place < len(names) else f"{len(names) - 1} layers"
-            for names in kinds
-        ]
-        return [f"it had {shown[0]}, this one has {shown[1]}"]
-    found = []
-    for place, (before, after) in enumerate(zip(then, now, strict=True)):
-        name = f"layer {place} ({after['class']})" if place else "the model"
-        for part in ("config", "graph"):
-            old, new = before.get(part), after.get(part)
-            if old is None or new is None:
-                continue  # a class that does not tell its settings
-            if part == "graph" and old != new:
-                found.append("its layers are connected otherwise")
-            elif part == "config":
-                found += [_otherwise(f"{name}: {path}", *pair) for path, *pair in _differ(old, new)]
-    return found
-
-
-def _optimizer_changes(
-    then: Sequence[Any], now: Sequence[Any]
-) -> tuple[tuple[str, ...], tuple[str, ...], list[Any]]:
-    """Return warnings of what the checkpoint decides, all changes, and what to record."""
-    ignored: list[str] = []
-    changed: list[str] = []
-    kept = []
-    for before, after in zip(then, now, strict=True):
-        old, new = before.get("config"), after.get("config")
-        kept.append(after)
-        if old is None or new is None:
-            continue
-        for path, one, other in _differ(old, new):
-            held = _is_variable(path, one, other)
-            say = _otherwise if held else _since
-            told = say(f"{path} of optimizer {after['class']}", one, other)
-            changed.append(told)
-            if held:
-                ignored.append(
-                    f"{told}: the checkpoint's value is gone on with. Set another by a callback, "
-                    "or begin a new run with initial_weights"
-                )
-                kept[-1] = {**after, "config": _with(kept[-1]["config"], path.split("."), one)}
-    return tuple(ignored), tuple(changed), kept
-
-
-def _is_variable(path: str, one: Any, other: Any) -> bool:
-    """Tell whether a setting is only what a variable, which a checkpoint holds, begins with."""
-    name = path.rpartition(".")[2]
-    if "learning_rate." in path or not all(isinstance(v, (int, float)) for v in (one, other)):
-        return False  # a schedule computes its rates anew
-    return name == "learning_rate" or name.startswith("initial_")
-
-
-def _with(config: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
-    first, *rest = path
-    return {**config, first: _with(config[first], rest, value) if rest else value}
-
-
-def _differ(then: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differ(then: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield where two JSON values differ: path, the old value, the new one."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         for key in sorted({*then, *now}):
             below = f"{path}.{key}" if path else key
             # A setting that only one version of Keras knows tells of no change.
             if key in then and key in now:
-                yield from _differ(then[key], now[key], below)
+                yield from differ(then[key], now[key], below)
     elif then != now:
         yield path, then, now
 
 
-def _otherwise(what: str, then: Any, now: Any) -> str:
+def other_model(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Return how two descriptions of a model differ, ``None`` if they do not."""
+    found = [otherwise(path, *pair) for path, *pair in differ(then, now)]
+    return joined(found) if found else None
+
+
+def otherwise(what: str, then: Any, now: Any) -> str:
+    """Say how a setting differs from that of the call that began the run."""
     return f"{what} is {_show(now)} now, the run was begun with {_show(then)}"
 
 
-def _since(what: str, then: Any, now: Any) -> str:
+def since(what: str, then: Any, now: Any) -> str:
     """Say the same of what an earlier call may have changed already."""
     return f"{what} is {_show(now)} now, the checkpoint was taken with {_show(then)}"
-
-
-def _argument(name: str) -> str:
-    return f"compile's {name}"
 
 
 def _show(value: Any) -> str:
@@ -178,7 +80,8 @@ def _show(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
-def _joined(changes: Sequence[str]) -> str:
+def joined(changes: Sequence[str]) -> str:
+    """Return the first of some differences as one text, and how many more there are."""
     more = len(changes) - _SHOWN
     return "; ".join(changes[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
@@ -211,7 +114,7 @@ def settings_to_go_on_with(
     }
     for name, value in kept.items():
         warnings.append(
-            _otherwise(name, value, getattr(fit, name))
+            otherwise(name, value, getattr(fit, name))
             + ": a resumed run keeps what it was begun with"
         )
     held = replace(fit, **kept)
@@ -220,7 +123,7 @@ def settings_to_go_on_with(
     splits = isinstance(data["validation"], float)
     if info.order.get("seed", fit.seed) != fit.seed and not splits:
         warnings.append(
-            _since("seed", info.order["seed"], fit.seed)
+            since("seed", info.order["seed"], fit.seed)
             + ": it changes the order of rows only; weights and random generators go on from the "
             "checkpoint"
         )
@@ -228,7 +131,7 @@ def settings_to_go_on_with(
     before = info.settings.get("num_workers", workers)
     if held.lr_scaling != "none" and rate.get("done") and before != workers:
         warnings.append(
-            _since("num_workers", before, workers)
+            since("num_workers", before, workers)
             + f": the learning rate stays as lr_scaling={held.lr_scaling!r} has scaled it"
         )
     recorded = info.settings.get("initial_weights", _ABSENT)
@@ -251,7 +154,7 @@ def _new_ones(info: CheckpointInfo, fit: FitOptions, data: Mapping[str, Any]) ->
     for name, value in now.items():
         # Checkpoints are JSON, whose keys are text.
         if name in then and _as_json(then[name]) != _as_json(value):
-            yield f"{_since(name, then[name], value)}: what is left is trained with the new one"
+            yield f"{since(name, then[name], value)}: what is left is trained with the new one"
 
 
 def _as_json(value: Any) -> str:
@@ -273,7 +176,7 @@ def check_same_data(
         RunDirectoryError: it does not; arguments that differ are named.
     """
     roles = [
-        _otherwise(name, info.settings[name], settings[name])
+        otherwise(name, info.settings[name], settings[name])
         for name in _ROLES
         if name in info.settings and not _same_columns(info.settings[name], settings[name])
     ]
@@ -281,17 +184,17 @@ def check_same_data(
         return
     begun, asked = info.settings.get("data", {}), settings["data"]
     split = [
-        _since(name, begun[name], asked[name])
+        since(name, begun[name], asked[name])
         for name in _SPLIT
         if name in begun and begun[name] != asked[name]
     ]
     seed = info.order.get("seed", settings["fit"]["seed"])
     if asked["validation"] is not None and seed != settings["fit"]["seed"]:
-        split.append(_since("seed", seed, settings["fit"]["seed"]))
+        split.append(since("seed", seed, settings["fit"]["seed"]))
     if split:
         split[-1] += " (the split into training and validation rows follows from it)"
     others = [
-        _otherwise(name, begun[name], asked[name])
+        otherwise(name, begun[name], asked[name])
         for name in _KINDS
         if name in begun and begun[name] != asked[name]
     ]

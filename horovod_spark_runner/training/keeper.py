@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInputError, RunDirectoryError
 from ..launch.shared.messages import Resumed
@@ -26,13 +24,15 @@ from ..rundir.checkpoint_writer import CheckpointWriter
 from ..rundir.directory import RunDirectory
 from ..storage.arrays import Arrays
 from ..storage.filesystem import Location
-from .architecture import describe_model
-from .callback_state import CallbackStates
-from .changes import compare_models
+from .hooks import Hooks
 from .progress import Progress
 from .rank_state import RankState, capture_rank, join_states, split_states, state_for
 from .spec import TrainingSpec
-from .state import TrainingVariables
+from .sync.synchroniser import Synchroniser, equal_after
+from .trainee import Trainee
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 class Keeper:
@@ -41,21 +41,23 @@ class Keeper:
     Args:
         spec: the training.
         world: communicator of all ranks.
-        model: the built model.
-        variables: its variables.
+        trainee: the built model.
+        synchroniser: says whether all ranks hold the same model, which is then kept once, or each
+            keeps its own.
     """
 
     def __init__(
-        self, spec: TrainingSpec, world: MPI.Comm, model: Any, variables: TrainingVariables
+        self, spec: TrainingSpec, world: MPI.Comm, trainee: Trainee, synchroniser: Synchroniser
     ) -> None:
         self._spec = spec
         self._options = spec.checkpoints
         self._world = world
         self._rank = world.Get_rank()
-        self._model = model
-        self._variables = variables
+        self._trainee = trainee
+        self._variables = trainee.variables
+        self._synchroniser = synchroniser
         # As it was compiled: what a checkpoint brings and callbacks do comes later.
-        self._described = describe_model(model) if self._rank == 0 else {}
+        self._described = trainee.describe() if self._rank == 0 else {}
         self._metric_known = spec.checkpoints.best_metric is None
         self._last = time.monotonic()
         self._snapshot: Arrays | None = None
@@ -107,7 +109,8 @@ class Keeper:
 
     def _check_model(self, folder: Location, info: CheckpointInfo) -> Sequence[str]:
         """Compare the model with that of the run; return how settings of optimizers differ."""
-        changes = compare_models(info.model, self._described, in_epoch=info.epoch_step > 0)
+        within = info.epoch_step > 0
+        changes = self._trainee.compare(info.model, self._described, in_epoch=within)
         if changes.refusal is not None:
             raise RunDirectoryError(
                 f"run_dir holds a run of another model ({folder}): "
@@ -150,18 +153,19 @@ class Keeper:
             return False
         return time.monotonic() - self._last >= 60 * minutes
 
-    def save(self, progress: Progress, callbacks: CallbackStates, state: dict[str, Any]) -> None:
+    def save(self, progress: Progress, hooks: Hooks, state: dict[str, Any]) -> None:
         """Take a checkpoint; every rank must call it at the same step.
 
         Raises:
             CheckpointError: an earlier one could not be written.
         """
         own = capture_rank(
-            self._model,
-            self._variables,
-            callbacks,
+            self._trainee,
+            hooks,
+            self._synchroniser,
             rank=self._rank,
             in_epoch=progress.epoch_step > 0,
+            equal=equal_after(self._synchroniser, progress.step),
         )
         states = self._world.gather(own)
         self._last = time.monotonic()

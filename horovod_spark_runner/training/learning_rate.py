@@ -10,13 +10,23 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ..config import FitOptions
-from ..errors import ModelError
-from .optimizers import leaf_optimizers
 
 logger = logging.getLogger(__name__)
+
+
+class Rates(Protocol):
+    """The learning rates of a model's optimizers, in the same order on all ranks."""
+
+    def read(self) -> list[float]:
+        """Return the rates as they are now."""
+        ...
+
+    def write(self, values: Sequence[float]) -> None:
+        """Set the rates."""
+        ...
 
 
 def scale_factor(scaling: str, world: int) -> float:
@@ -44,42 +54,30 @@ class LearningRate:
     A callback that sets a rate has the last word: what it sets is neither scaled nor warmed up.
 
     Args:
-        optimizers: the model's optimizers.
+        rates: the rates; ``None`` if they are not to be scaled.
         options: scaling and length of the warm-up.
         world: number of ranks.
         state: `state` of the run that is resumed. Its rates came with the optimizers and are not
             scaled again; callbacks may have changed them since.
-
-    Raises:
-        ModelError: scaling is asked for, but a rate is a schedule.
     """
 
     def __init__(
         self,
-        optimizers: Sequence[Any],
+        rates: Rates | None,
         options: FitOptions,
         world: int,
         state: dict[str, Any] | None = None,
     ) -> None:
-        self._optimizers: list[Any] = []
         self._options = options
         self._world = world
-        if options.lr_scaling == "none":
-            self._base: list[float] = []
-            self._last: list[float] = []
-            self._done = True
+        self._base: list[float] = []
+        self._last: list[float] = []
+        self._done = rates is None
+        if rates is None:
             return
-        self._optimizers = leaf_optimizers(optimizers)
-        for optimizer in self._optimizers:
-            if not hasattr(optimizer._learning_rate, "assign"):
-                raise ModelError(
-                    f"lr_scaling={options.lr_scaling!r} needs a model compiled with a plain "
-                    f"learning rate, but that of {optimizer.name!r} is a "
-                    f"{type(optimizer._learning_rate).__name__}; scale the schedule in model_fn "
-                    "instead"
-                )
-        rates = self._rates()
-        state = state or {"base": rates, "last": rates, "done": False}
+        self._rates = rates
+        now = rates.read()
+        state = state or {"base": now, "last": now, "done": False}
         self._base, self._last = list(state["base"]), list(state["last"])
         self._done = bool(state["done"])
 
@@ -92,7 +90,7 @@ class LearningRate:
         """Set the rates for the step that begins after ``progress`` epochs."""
         if self._done:
             return
-        if self._rates() != self._last:
+        if self._rates.read() != self._last:
             logger.warning(
                 "a callback set the learning rate after %.2f epochs; lr_scaling leaves it so",
                 progress,
@@ -101,9 +99,5 @@ class LearningRate:
             return
         self._done = progress >= self._options.warmup_epochs
         factor = warmup_factor(self._options, self._world, progress)
-        for optimizer, base in zip(self._optimizers, self._base, strict=True):
-            optimizer.learning_rate = base * factor
-        self._last = self._rates()
-
-    def _rates(self) -> list[float]:
-        return [float(optimizer.learning_rate) for optimizer in self._optimizers]
+        self._rates.write([base * factor for base in self._base])
+        self._last = self._rates.read()

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..launch.shared.messages import Progress as ProgressReport
 from ..launch.worker.reporting import send
-from .metrics import numbers, plain
+from .logs import numbers, plain
 
 PROGRESS_SECONDS = 0.2
 

@@ -9,9 +9,14 @@ import numpy as np
 
 from ..errors import RunDirectoryError
 from ..storage.arrays import Arrays
-from .callback_state import CallbackStates
+from .hooks import Hooks
 from .random_state import capture_random, restore_random
-from .state import TrainingVariables, separate_seed
+from .state import separate_seed
+from .sync.synchroniser import Synchroniser
+from .trainee import Trainee
+
+# What rank 0 keeps for all.
+_SHARED = ("callback/", "sync/shared/")
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,8 @@ class RankState:
     Attributes:
         values: what is JSON: ``random``, ``callbacks`` and, within an epoch, the names of
             ``metrics``.
-        arrays: ``seed/…``, ``metric/…``, ``random/…`` and, of rank 0, ``callback/…``.
+        arrays: ``seed/…``, ``metric/…``, ``random/…``, ``sync/…`` (what the way of synchronising
+            keeps), ``variable/…`` (where ranks hold other models) and, of rank 0, ``callback/…``.
     """
 
     values: dict[str, Any]
@@ -34,52 +40,69 @@ class RankState:
 
 
 def capture_rank(
-    model: Any,
-    variables: TrainingVariables,
-    callbacks: CallbackStates,
+    trainee: Trainee,
+    hooks: Hooks,
+    synchroniser: Synchroniser,
     *,
     rank: int,
     in_epoch: bool,
+    equal: bool,
 ) -> RankState:
-    """Return a copy of this rank's state; the sums of metrics count within an epoch only."""
-    random_values, random_arrays = capture_random()
-    callback_values, callback_arrays = callbacks.capture()
+    """Return a copy of this rank's state.
+
+    Args:
+        trainee: its model.
+        hooks: its callbacks.
+        synchroniser: its way of synchronising.
+        rank: its number.
+        in_epoch: whether an epoch is not over: the sums of metrics count within one only.
+        equal: whether all ranks hold the same model.
+    """
+    random_values, random_arrays = capture_random(trainee.generators())
+    callback_values, callback_arrays = hooks.capture()
     groups = {
-        "seed": numbered(variables.seeds),
-        "metric": numbered(metric_variables(model)) if in_epoch else {},
+        "seed": numbered(trainee.variables.seeds),
+        "metric": numbered(trainee.metric_variables()) if in_epoch else {},
         "random": random_arrays,
+        "sync": synchroniser.capture(rank),
+        "variable": {} if equal else trainee.variables.capture(),
         # Large ones (best weights) are the same on all ranks.
         "callback": callback_arrays if rank == 0 else {},
     }
     arrays = {f"{group}/{name}": a for group, part in groups.items() for name, a in part.items()}
     values: dict[str, Any] = {"random": random_values, "callbacks": callback_values}
     if in_epoch:
-        values["metrics"] = [metric.name for metric in model.metrics]
+        values["metrics"] = trainee.metric_names()
     return RankState(values, arrays)
 
 
 def restore_rank(
-    state: RankState, model: Any, variables: TrainingVariables, callbacks: CallbackStates
+    state: RankState, trainee: Trainee, hooks: Hooks, synchroniser: Synchroniser
 ) -> None:
     """Bring this rank to ``state``; metrics only where they are in it.
 
     Raises:
         RunDirectoryError: the model keeps other metrics now.
     """
-    callbacks.restore(state.values["callbacks"], state.group("callback"))
-    assign(variables.seeds, state.group("seed"))
+    hooks.restore(state.values["callbacks"], state.group("callback"))
+    variables = state.group("variable")
+    if variables:
+        trainee.variables.restore(variables)
+        trainee.variables_were_set()
+    assign(trainee.variables.seeds, state.group("seed"))
     metrics = state.group("metric")
     if metrics:
-        own = metric_variables(model)
-        if [v.shape for v in own] != [metrics[name].shape for name in sorted(metrics)]:
+        own = trainee.metric_variables()
+        if [tuple(v.shape) for v in own] != [metrics[name].shape for name in sorted(metrics)]:
             raise RunDirectoryError(
                 "the checkpoint was taken within an epoch by a model compiled with other metrics "
                 f"({_listed(state.values.get('metrics'))}, now "
-                f"{_listed([metric.name for metric in model.metrics])}); compile it with the same "
+                f"{_listed(trainee.metric_names())}); compile it with the same "
                 "ones, and change them when that epoch is over"
             )
         assign(own, metrics)
-    restore_random(state.values["random"], state.group("random"))
+    synchroniser.restore(state.group("sync"))
+    restore_random(state.values["random"], state.group("random"), trainee.generators())
 
 
 def _listed(names: list[str] | None) -> str:
@@ -90,11 +113,16 @@ def state_for(states: list[RankState], rank: int, size: int) -> RankState:
     """Return the state ``rank`` of ``size`` goes on with. Pure.
 
     With another number of ranks, the sums of metrics are added up on rank 0, and a rank that was
-    not there before takes rank 0's generators; its random layers get a stream of their own.
+    not there before takes rank 0's generators; its random layers get a stream of their own, and of
+    what the way of synchronising keeps it gets what is shared.
     """
     first = states[0]
     own = states[rank] if rank < len(states) else first
-    arrays = {**own.arrays, **{n: a for n, a in first.arrays.items() if n.startswith("callback/")}}
+    ours = own.arrays
+    if rank >= len(states):
+        ours = {n: a for n, a in ours.items() if not n.startswith("sync/")}
+    shared = {n: a for n, a in first.arrays.items() if n.startswith(_SHARED)}
+    arrays = {**ours, **shared}
     if size != len(states):
         for name in first.arrays:
             if name.startswith("metric/"):
@@ -124,11 +152,6 @@ def split_states(values: list[dict[str, Any]], arrays: Arrays) -> list[RankState
         rank, _, rest = name.partition("/")
         states[int(rank)].arrays[rest] = array
     return states
-
-
-def metric_variables(model: Any) -> list[Any]:
-    """Return the variables in which the model's metrics keep their sums."""
-    return [variable for metric in model.metrics for variable in metric.variables]
 
 
 def numbered(variables: list[Any]) -> Arrays:

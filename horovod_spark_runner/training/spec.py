@@ -2,64 +2,36 @@
 
 from __future__ import annotations
 
-import io
-import json
-import os
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import AllreduceOptions, CheckpointOptions, FitOptions
 from ..data.manifest import Manifest
 from ..data.read.decode import Transform
-from ..errors import InvalidInputError, ModelError
-from ..storage.filesystem import Location
+from ..errors import InvalidInputError
+
+# The engine of Keras models.
+KERAS = "horovod_spark_runner.training.keras.engine"
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where the model comes from: a function, or the contents of a Keras file.
+    """Where the model comes from: a function, or the contents of a file.
 
     Attributes:
-        function: returns a compiled ``keras.Model``.
+        function: returns the model, a compiled ``keras.Model``, say.
         archive: bytes of a ``.keras`` file.
         json: text of ``model.to_json()``.
         custom_objects: classes and functions by the name the file calls them.
+        engine: dotted name of the module whose engine makes and trains it.
     """
 
     function: Callable[[], Any] | None = None
     archive: bytes | None = field(default=None, repr=False)
     json: str | None = field(default=None, repr=False)
     custom_objects: Mapping[str, Any] = field(default_factory=dict)
-
-
-def model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) -> ModelSource:
-    """Return the source for ``run_training``'s ``model_fn`` argument.
-
-    Args:
-        model: a function without required arguments, or the path or URL of a ``.keras`` or
-            ``.json`` file.
-        custom_objects: see `ModelSource`.
-
-    Raises:
-        ModelError: it is neither, or the file cannot be a Keras model.
-        InvalidInputError: ``custom_objects`` is no dictionary by name.
-    """
-    custom_objects = check_objects(custom_objects)
-    if isinstance(model, (str, os.PathLike)):
-        return _file_source(Location(model), custom_objects)
-    if _is_of_keras(model, "Model"):
-        raise ModelError(
-            f"model_fn is a {type(model).__name__} object; give the function that builds and "
-            "compiles it, so that the model is made on the workers"
-        )
-    if not callable(model):
-        raise ModelError(
-            "model_fn must be a function that returns a compiled keras.Model, or the path of a "
-            f".keras or .json file, got {model!r}"
-        )
-    return ModelSource(function=model, custom_objects=custom_objects)
+    engine: str = KERAS
 
 
 def check_objects(given: Any) -> dict[str, Any]:
@@ -76,79 +48,6 @@ def check_objects(given: Any) -> dict[str, Any]:
             f"{{'MyLayer': MyLayer}}, got {given!r}"
         )
     return dict(given)
-
-
-def check_given_callbacks(given: Any) -> None:
-    """Check as much of ``callbacks`` as shows without Keras; the ranks check what functions return.
-
-    Raises:
-        InvalidInputError: it holds something else than Keras callbacks.
-    """
-    if callable(given) or _is_of_keras(given, "Callback"):
-        return
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise InvalidInputError(
-            "callbacks must be a list of keras.callbacks.Callback, or a function that returns one, "
-            f"got {given!r}"
-        )
-    for callback in given:
-        if not _is_of_keras(callback, "Callback"):
-            raise InvalidInputError(
-                f"callbacks holds {callback!r}, which is no keras.callbacks.Callback"
-            )
-
-
-def _is_of_keras(value: Any, name: str) -> bool:
-    """Tell whether ``value`` is an instance of Keras' class of that name."""
-    # Without importing Keras: if it is an instance, Keras is loaded already.
-    return any(
-        cls.__module__.startswith("keras.") and cls.__name__ == name for cls in type(value).__mro__
-    )
-
-
-def _file_source(place: Location, custom_objects: dict[str, Any]) -> ModelSource:
-    if place.is_folder:
-        kind = "a folder"
-        if place.join("saved_model.pb").exists():
-            kind = "a SavedModel, whose graph cannot be trained on"
-        raise ModelError(
-            f"model_fn={str(place)!r} is {kind}; give a function that builds the model, with "
-            "initial_weights for the weights of a SavedModel or run, or a .keras or .json file"
-        )
-    if not place.exists():
-        raise ModelError(f"model file {place} does not exist")
-    if place.name.endswith(".keras"):
-        archive = place.read_bytes()
-        if not _is_archive(archive):
-            raise ModelError(f"model file {place} is not a Keras archive (model.save('….keras'))")
-        return ModelSource(archive=archive, custom_objects=custom_objects)
-    if place.name.endswith(".json"):
-        return ModelSource(json=_model_json(place), custom_objects=custom_objects)
-    raise ModelError(f"model file {place} must end in .keras or .json")
-
-
-def _is_archive(data: bytes) -> bool:
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return "config.json" in archive.namelist()
-    except zipfile.BadZipFile:
-        return False
-
-
-def _model_json(place: Location) -> str:
-    try:
-        text = place.read_text()
-        config = json.loads(text)
-    except ValueError as error:
-        raise ModelError(f"model file {place} is not JSON: {error}") from error
-    if not isinstance(config, dict) or "class_name" not in config:
-        raise ModelError(f"model file {place} was not made by model.to_json()")
-    if not config.get("compile_config"):
-        raise ModelError(
-            f"model file {place} holds a model that was not compiled; call model.compile(…) "
-            "before model.to_json(), or give a model_fn"
-        )
-    return text
 
 
 @dataclass(frozen=True)
@@ -219,7 +118,7 @@ class TrainingSpec:
         checkpoints: when checkpoints are taken and which are kept.
         run_id: identity of the run.
         lock_token: the run directory's lock as it must be for this attempt to write.
-        callbacks: Keras callbacks, or a function that returns them.
+        callbacks: those of the framework, or a function that returns them.
         transforms: what to do with each row's value, by column.
         settings: what to record in checkpoints.
     """
@@ -242,6 +141,11 @@ class TrainingSpec:
     callbacks: Any
     settings: dict[str, Any]
     transforms: Mapping[str, Transform] = field(default_factory=dict)
+
+    @property
+    def engine(self) -> str:
+        """Dotted name of the module whose engine trains."""
+        return self.model.engine
 
     @property
     def global_batch(self) -> int:
@@ -278,21 +182,6 @@ class OutputSpec:
 
 
 @dataclass(frozen=True)
-class SavedModel:
-    """How the trained model can be made again, besides by its `ModelSource`.
-
-    Attributes:
-        loads: ``"archive"`` if its archive suffices, ``"objects"`` if it does together with
-            ``objects``, ``"source"`` if it must be built and given its weights.
-        objects: pickled dictionary of the user's classes and functions that the archive names.
-            They travel in memory only: nothing that is read from storage is unpickled.
-    """
-
-    loads: str
-    objects: bytes | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True)
 class TrainingReport:
     """What a rank tells of a finished training.
 
@@ -302,7 +191,7 @@ class TrainingReport:
         train_seconds: time spent in training steps.
         preempted_at: step of the checkpoint saved because a rank was asked to end; ``None`` for
             a training that came to its end.
-        saved: how to make the trained model again; only rank 0 knows.
+        saved: how to make the trained model again, as its engine says; only rank 0 knows.
         timings: seconds of rank 0 per phase, one after the other: ``build`` (of the model, and
             whatever comes before the first step), ``epochs``, ``save``.
     """
@@ -311,5 +200,5 @@ class TrainingReport:
     samples_per_second: float
     train_seconds: float
     preempted_at: int | None = None
-    saved: SavedModel | None = None
+    saved: Any = None
     timings: dict[str, float] = field(default_factory=dict)

@@ -3,53 +3,95 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import tensorflow as tf
 
 from ..errors import RunDirectoryError
 from ..storage.arrays import Arrays
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
-class TrainingVariables:
+# MPI counts in 32 bits.
+_BROADCAST_BYTES = 1 << 30
+
+
+class Variable(Protocol):
+    """A value that training changes."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def shape(self) -> Any: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def numpy(self) -> Any:
+        """Return the value."""
+        ...
+
+    def assign(self, value: Any) -> Any:
+        """Set the value."""
+        ...
+
+
+class TrainingVariables(ABC):
     """All variables a training goes on from: weights, optimizers, seeds of random layers.
 
-    Weights and optimizers have one value on all ranks; each rank's random layers have seeds of
-    their own.
-
-    Args:
-        model: the built model.
-        optimizers: its optimizers.
+    Weights and optimizers have one value on all ranks, where the way of synchronising makes it so;
+    each rank's random layers have seeds of their own. An engine says which there are.
     """
-
-    def __init__(self, model: Any, optimizers: Sequence[Any]) -> None:
-        self._model = model
-        self._optimizers = optimizers
 
     # Always as they are now: an optimizer, or a layer, may make variables in the first step.
 
     @property
-    def weights(self) -> list[Any]:
-        """The model's weights."""
-        return list(self._model.weights)
+    @abstractmethod
+    def groups(self) -> dict[str, list[Any]]:
+        """The shared variables: ``model`` (weights), ``optimizer``, ``optimizer1`` and so on."""
 
     @property
     def seeds(self) -> list[Any]:
         """The states of random layers."""
-        # What is a variable but no weight is the state of a random layer (dropout and the like).
-        ids = {id(variable) for variable in self._model.weights}
-        return [v for v in self._model.non_trainable_variables if id(v) not in ids]
+        return []
+
+    def view(self, variable: Any) -> Any:
+        """Return a variable's value as NumPy can read it, without a copy where that is possible."""
+        return variable.numpy()
+
+    def trained_by(self) -> list[list[int] | None]:
+        """Return, for each optimizer, the places of the weights it was built for, as JSON.
+
+        ``None`` stands for one that is not built, or was built for something else than weights.
+        """
+        return []
+
+    def build_optimizers(self, trained: Sequence[Sequence[int] | None]) -> None:
+        """Build the optimizers that were built when `trained_by` was asked, for the same weights.
+
+        One that is built in its first step only would else have nothing to restore values to.
+        """
+
+    def is_rate(self, variable: Any) -> bool:
+        """Tell whether others differ between ranks because this one does, such as a rate."""
+        return False
+
+    def likely_cause(self, differing: Sequence[Any]) -> str:
+        """Return a sentence on why ``differing`` are not the same on all ranks, and what to do."""
+        return (
+            "They are set from what only their own rank knows; let all ranks change them alike, by "
+            "gradients that are exchanged"
+        )
 
     @property
     def _named(self) -> dict[str, Any]:
-        groups = {"model": self.weights}
-        for number, optimizer in enumerate(self._optimizers):
-            groups[f"optimizer{number or ''}"] = optimizer.variables
         return {
             f"{group}/{number:05d}": variable
-            for group, variables in groups.items()
+            for group, variables in self.groups.items()
             for number, variable in enumerate(variables)
         }
 
@@ -57,30 +99,6 @@ class TrainingVariables:
     def shared(self) -> list[Any]:
         """The variables that have one value on all ranks."""
         return list(self._named.values())
-
-    def trained_by(self) -> list[list[int] | None]:
-        """Return, for each optimizer, the places of the weights it was built for, as JSON.
-
-        ``None`` stands for one that is not built, or was built for something else than weights.
-        """
-        places = {id(variable): place for place, variable in enumerate(self.weights)}
-        found: list[list[int] | None] = []
-        for optimizer in self._optimizers:
-            # Keras has no public name for what an optimizer was built for.
-            own = [places.get(id(v)) for v in getattr(optimizer, "_trainable_variables", ())]
-            known = [place for place in own if place is not None]
-            found.append(known if optimizer.built and known and len(known) == len(own) else None)
-        return found
-
-    def build_optimizers(self, trained: Sequence[Sequence[int] | None]) -> None:
-        """Build the optimizers that were built when `trained_by` was asked, for the same weights.
-
-        One that is built in its first step only would else have nothing to restore values to.
-        """
-        weights = self.weights
-        for optimizer, places in zip(self._optimizers, trained, strict=False):
-            if not optimizer.built and places and max(places) < len(weights):
-                optimizer.build([weights[place] for place in places])
 
     def describe(self) -> list[list[Any]]:
         """Return (name, path, shape, dtype) of every variable, as JSON."""
@@ -97,7 +115,7 @@ class TrainingVariables:
             arrays: what an earlier call returned and nobody needs any more; it is filled again,
                 because memory that the system has to provide first costs more than the copy.
         """
-        values = {name: tf.convert_to_tensor(variable) for name, variable in self._named.items()}
+        values = {name: self.view(variable) for name, variable in self._named.items()}
         if arrays is None or arrays.keys() != values.keys():
             return {name: np.array(value) for name, value in values.items()}
         for name, value in values.items():
@@ -144,6 +162,20 @@ class TrainingVariables:
         """Give the random layers of this rank a stream of their own."""
         for variable in self.seeds:
             variable.assign(separate_seed(variable.numpy(), rank))
+
+
+def broadcast(variables: TrainingVariables, world: MPI.Comm) -> None:
+    """Give the shared variables of every rank the values they have on rank 0."""
+    if world.Get_size() == 1:
+        return
+    for variable in variables.shared:
+        value = np.array(variables.view(variable))
+        # As bytes, in pieces: MPI knows neither all types nor counts beyond 32 bits.
+        flat = value.reshape(-1).view(np.uint8)
+        for begin in range(0, flat.size, _BROADCAST_BYTES):
+            world.Bcast(flat[begin : begin + _BROADCAST_BYTES], root=0)
+        if world.Get_rank():
+            variable.assign(value)
 
 
 def separate_seed(seed: np.ndarray, rank: int) -> np.ndarray:

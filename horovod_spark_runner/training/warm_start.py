@@ -1,6 +1,6 @@
 """Weights to begin with, as the driver finds them: of another run, a Keras file, a SavedModel.
 
-The files are sent along as they are; `horovod_spark_runner.training.initial_weights` puts the
+The files are sent along as they are; `horovod_spark_runner.training.keras.initial_weights` puts the
 values into the model.
 """
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from ..errors import ModelError
 from ..rundir.checkpoint import VARIABLES_FILE, CheckpointInfo, newest_readable, read_file
 from ..rundir.directory import RunDirectory
-from ..rundir.model_folder import WEIGHTS_FILE, read_model
 from ..storage.filesystem import Location
 from .spec import WarmStart
+from .trained_model import WEIGHTS_FILE, read_model
 
 ARRAYS, KERAS, SAVED_MODEL = "arrays", "keras", "saved_model"
 _GRAPH_FILE = "saved_model.pb"
@@ -60,7 +60,7 @@ def _read(location: Location) -> WarmStart:
     directory = RunDirectory(location)
     if directory.signature.exists():
         model = read_model(directory)
-        paths = tuple(model.signature.get("weights", ()))
+        paths = model.signature.weights
         return WarmStart(text, ARRAYS, {WEIGHTS_FILE: model.read(WEIGHTS_FILE)}, paths)
     newest = newest_readable(directory, read)
     if newest is None:

@@ -43,7 +43,7 @@ def make_model(optimizer: str) -> Any:
 
 def make_model_without_exchange() -> Any:
     """Return the network, and let this rank keep its gradients to itself."""
-    from horovod_spark_runner.training.exchange import GradientExchange
+    from horovod_spark_runner.training.keras.exchange import GradientExchange
 
     GradientExchange.reduce = lambda self, gradients: list(gradients)  # type: ignore[method-assign]
     return make_model("sgd")

@@ -10,7 +10,7 @@ import pytest
 
 from horovod_spark_runner import RunDirectoryError, TFTransformer, run_training
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.rundir.model_folder import read_model
+from horovod_spark_runner.training.trained_model import read_model
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
@@ -70,7 +70,7 @@ def test_model_fn_is_not_called_to_predict(digits_df: Any, tmp_path: Path) -> No
     expected = softmax((images * 2) ** 2 @ kernel + bias)
     np.testing.assert_allclose([row.scores for row in rows], expected, atol=1e-5)
     signature = read_model(RunDirectory(str(tmp_path / "run"))).signature
-    assert signature["self_contained"] is False
-    assert signature["state"]["image_data_format"] == "channels_first"
+    assert signature.own["self_contained"] is False
+    assert signature.own["state"]["image_data_format"] == "channels_first"
     with pytest.raises(RunDirectoryError, match="'Scale' in layer 'scale'"):
         TFTransformer.from_run(str(tmp_path / "run"))

@@ -21,9 +21,9 @@ from keras import layers, ops
 from mpi4py import MPI
 
 from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.training.keras.metrics import epoch_logs
+from horovod_spark_runner.training.keras.optimizers import find_optimizers, leaf_optimizers
 from horovod_spark_runner.training.loop import train
-from horovod_spark_runner.training.metrics import epoch_logs
-from horovod_spark_runner.training.optimizers import find_optimizers, leaf_optimizers
 from tests.conformance.case import Case
 from tests.conformance.recording import recorder
 from tests.conformance.steps import Adversaries, own, registered

@@ -16,18 +16,13 @@ from horovod_spark_runner.ml.loading import load_model
 from horovod_spark_runner.ml.trained import (
     check_callable,
     read_finished_run,
-    read_signature,
     read_trained_model,
 )
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.rundir.model_folder import (
-    ARCHIVE_FILE,
-    SAMPLE_FILE,
-    WEIGHTS_FILE,
-    read_model,
-)
-from horovod_spark_runner.training.keras_state import keras_state, using_keras_state
-from horovod_spark_runner.training.outputs import output_specs
+from horovod_spark_runner.training.keras.keras_state import keras_state, using_keras_state
+from horovod_spark_runner.training.keras.outputs import output_specs
+from horovod_spark_runner.training.keras.saved import ARCHIVE_FILE, SAMPLE_FILE, facts_of
+from horovod_spark_runner.training.trained_model import WEIGHTS_FILE, read_model
 
 from ..runs import save_run, source
 
@@ -162,7 +157,7 @@ def test_keras_own_layers_need_no_code(name: str, tmp_path: Path) -> None:
     model = compiled(SELF_CONTAINED[name]())
     saved = save_run(tmp_path, model, [X])
     assert saved.loads == "archive"
-    assert read_signature(read_model(RunDirectory(str(tmp_path)))).self_contained
+    assert facts_of(read_model(RunDirectory(str(tmp_path)))).self_contained
     recipe = read_trained_model(RunDirectory(str(tmp_path)), source(never), saved, {}).recipe
     expected = model.predict(VALUES, verbose=0)
     expected = expected if isinstance(expected, list) else [expected]

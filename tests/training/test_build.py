@@ -13,10 +13,12 @@ from mpi4py import MPI
 
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import ModelError
-from horovod_spark_runner.training.batches import class_weights
-from horovod_spark_runner.training.binding import input_structure
-from horovod_spark_runner.training.build import BuiltModel, call_outputs
+from horovod_spark_runner.training.keras.batches import class_weights
+from horovod_spark_runner.training.keras.binding import input_structure
+from horovod_spark_runner.training.keras.build import BuiltModel, call_outputs
+from horovod_spark_runner.training.keras.collectives import TensorCollectives
 from horovod_spark_runner.training.spec import Binding
+from horovod_spark_runner.training.sync.allreduce import Allreduce
 from tests.runs import source, spec_of
 
 X, Y, Z = Column("x", "float32", (3,)), Column("y", "float32", ()), Column("z", "float32", ())
@@ -35,7 +37,8 @@ def build(
     hvd.init()
     columns = (X, Y, Z, A, B, WORD)
     spec = spec_of(columns, model=source(make), inputs=features, outputs=labels, **fields)
-    return BuiltModel(spec, MPI.COMM_WORLD, share_logs=False)
+    allreduce = Allreduce(spec.allreduce, TensorCollectives())
+    return BuiltModel(spec, MPI.COMM_WORLD, allreduce, share_logs=False)
 
 
 def rows(count: int = 4) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 
-from horovod_spark_runner.training.callback_state import CallbackStates
+from horovod_spark_runner.training.keras.callback_state import CallbackStates
 from tests.runs import variables_of
 
 EPOCHS, STEPS = 7, 3

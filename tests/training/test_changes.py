@@ -14,12 +14,12 @@ import pytest
 from horovod_spark_runner.config import FitOptions
 from horovod_spark_runner.errors import RunDirectoryError
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo
-from horovod_spark_runner.training.architecture import describe_model
 from horovod_spark_runner.training.changes import (
     check_same_data,
-    compare_models,
     settings_to_go_on_with,
 )
+from horovod_spark_runner.training.keras.architecture import describe_model
+from horovod_spark_runner.training.keras.changes import compare_models
 
 layers = keras.layers
 optimizers = keras.optimizers

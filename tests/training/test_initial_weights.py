@@ -13,8 +13,8 @@ import pytest
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.training import initial_weights
-from horovod_spark_runner.training.initial_weights import load_initial_weights, match_paths
+from horovod_spark_runner.training.keras import initial_weights
+from horovod_spark_runner.training.keras.initial_weights import load_initial_weights, match_paths
 from horovod_spark_runner.training.warm_start import read_warm_start
 from tests.runs import variables_of
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import ops
 
 from horovod_spark_runner.errors import ModelError
-from horovod_spark_runner.training import probe
+from horovod_spark_runner.training.keras import probe
 
 X = np.random.default_rng(0).random((7, 3)).astype(np.float32)
 Y = X.sum(1).astype(np.float32)

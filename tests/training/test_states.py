@@ -21,6 +21,7 @@ def keras() -> Any:
 def test_generators_go_on_where_they_were(keras: Any) -> None:
     import tensorflow as tf
 
+    from horovod_spark_runner.training.keras.generators import generators
     from horovod_spark_runner.training.random_state import capture_random, restore_random
 
     def draw() -> list[Any]:
@@ -35,21 +36,21 @@ def test_generators_go_on_where_they_were(keras: Any) -> None:
 
     keras.utils.set_random_seed(3)
     draw()  # a gauss of each pair is kept for the next call
-    values, arrays = capture_random()
+    values, arrays = capture_random(generators())
     expected = draw()
     draw()
-    restore_random(json.loads(json.dumps(values)), arrays)
+    restore_random(json.loads(json.dumps(values)), arrays, generators())
     assert draw() == expected
 
 
 def test_making_the_generators_draws_nothing(keras: Any) -> None:
-    from horovod_spark_runner.training.random_state import make_generators
+    from horovod_spark_runner.training.keras.generators import generators
 
     keras.utils.set_random_seed(3)
     expected = random.random()
     keras.utils.clear_session()
     keras.utils.set_random_seed(3)
-    make_generators()
+    generators()
     assert random.random() == expected
 
 
@@ -78,7 +79,7 @@ def some_callbacks(keras: Any) -> dict[str, Any]:
 
 
 def test_callbacks_go_on_where_they_were(keras: Any) -> None:
-    from horovod_spark_runner.training.callback_state import CallbackStates
+    from horovod_spark_runner.training.keras.callback_state import CallbackStates
 
     before = some_callbacks(keras)
     states = CallbackStates(before)
@@ -106,7 +107,7 @@ def test_callbacks_go_on_where_they_were(keras: Any) -> None:
 
 
 def test_settings_of_callbacks_may_change(keras: Any) -> None:
-    from horovod_spark_runner.training.callback_state import CallbackStates
+    from horovod_spark_runner.training.keras.callback_state import CallbackStates
 
     before = some_callbacks(keras)
     states = CallbackStates(before)
@@ -165,6 +166,26 @@ def test_other_numbers_of_ranks_keep_the_sums() -> None:
         assert all(count == 9 for _, count in seeds)
 
 
+def test_what_a_way_of_synchronising_keeps_goes_to_its_own_rank() -> None:
+    from horovod_spark_runner.training.rank_state import RankState, state_for
+
+    def state(rank: int) -> RankState:
+        arrays = {"sync/residual": np.array([rank]), "variable/model/00000": np.array([10 + rank])}
+        if rank == 0:
+            arrays["sync/shared/anchor"] = np.array([7])
+        return RankState({"random": rank, "callbacks": {}}, arrays)
+
+    states = [state(0), state(1)]
+    for size in (1, 2, 3):
+        for rank in range(size):
+            found = state_for(states, rank, size)
+            assert found.group("sync/shared") == {"anchor": 7}
+            # A rank that was not there begins with none of its own, and with rank 0's model.
+            own = [rank] if rank < 2 else None
+            assert found.group("sync").get("residual", np.array(None)).tolist() == own
+            assert found.group("variable")["model/00000"] == 10 + (rank if rank < 2 else 0)
+
+
 def small_model(keras: Any, width: int = 3) -> Any:
     return keras.Sequential(
         [
@@ -179,7 +200,7 @@ def small_model(keras: Any, width: int = 3) -> Any:
 
 @pytest.mark.parametrize("form", ["keras", "weights.h5", "saved_model"])
 def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
-    from horovod_spark_runner.training.initial_weights import load_initial_weights
+    from horovod_spark_runner.training.keras.initial_weights import load_initial_weights
     from horovod_spark_runner.training.warm_start import read_warm_start
 
     source = small_model(keras)
@@ -209,21 +230,24 @@ def test_what_holds_no_weights_is_refused(tmp_path: Any) -> None:
 
 
 def test_other_metrics_within_an_epoch_are_refused(keras: Any) -> None:
-    from horovod_spark_runner.training.callback_state import CallbackStates
+    from horovod_spark_runner.training.hooks import Hooks
+    from horovod_spark_runner.training.keras.trainee import KerasTrainee
     from horovod_spark_runner.training.rank_state import capture_rank, restore_rank
+    from horovod_spark_runner.training.sync.allreduce import Allreduce
 
-    def fitted(metrics: list[str]) -> Any:
-        model = small_model(keras)
-        model.compile("sgd", "mse", metrics=metrics)
-        model.fit(np.zeros((4, 2)), np.zeros(4), verbose=0)
-        return model
+    class Fitted(KerasTrainee):
+        def __init__(self, metrics: list[str]) -> None:
+            self.model = small_model(keras)
+            self.model.compile("sgd", "mse", metrics=metrics)
+            self.model.fit(np.zeros((4, 2)), np.zeros(4), verbose=0)
+            self.variables = variables_of(self.model)
 
-    one, other = fitted(["mae"]), fitted([])
-    states = CallbackStates({})
-    state = capture_rank(one, variables_of(one), states, rank=0, in_epoch=True)
-    restore_rank(state, one, variables_of(one), states)
+    one, other = Fitted(["mae"]), Fitted([])
+    sync: Any = object.__new__(Allreduce)
+    state = capture_rank(one, Hooks(), sync, rank=0, in_epoch=True, equal=True)
+    restore_rank(state, one, Hooks(), sync)
     with pytest.raises(RunDirectoryError, match="compiled with other metrics"):
-        restore_rank(state, other, variables_of(other), states)
+        restore_rank(state, other, Hooks(), sync)
 
 
 def test_ranks_drop_other_units(keras: Any) -> None:

@@ -18,7 +18,7 @@ from horovod_spark_runner.data.prepare.parquet import open_parquet
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.read.arrow_to_numpy import empty_rows
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.training.tensors import as_tensor
+from horovod_spark_runner.training.keras.tensors import as_tensor
 
 from ..unit.test_reader import dataset
 

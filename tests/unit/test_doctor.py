@@ -37,7 +37,7 @@ from horovod_spark_runner.commands.doctor_rules import (
     Finding,
     matching_rules,
 )
-from horovod_spark_runner.training.entry import train_rank
+from horovod_spark_runner.training.keras.engine import ENGINE
 
 OPEN_MPI = "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n"
 GOOD = {
@@ -193,10 +193,8 @@ def test_variables_that_make_keras_another_one() -> None:
     assert check_variables({"KERAS_BACKEND": "tensorflow"}) == []
     (found,) = check_variables({"KERAS_BACKEND": "jax"})
     assert "KERAS_BACKEND is 'jax'" in found.text
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KERAS_BACKEND", "jax")
-        with pytest.raises(EnvironmentProblem, match="KERAS_BACKEND is 'jax'"):
-            train_rank(None)  # type: ignore[arg-type]
+    with pytest.raises(EnvironmentProblem, match="KERAS_BACKEND is 'jax'"):
+        ENGINE.begin(0, {"KERAS_BACKEND": "jax"})
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from horovod_spark_runner.config import FitOptions
 from horovod_spark_runner.errors import ModelError
+from horovod_spark_runner.training.keras.optimizers import LearningRates
 from horovod_spark_runner.training.learning_rate import (
     LearningRate,
     scale_factor,
@@ -41,12 +42,17 @@ def rates(optimizers: list[Any]) -> list[float]:
     return [float(optimizer.learning_rate) for optimizer in optimizers]
 
 
+def scaled(optimizers: list[Any], options: FitOptions, world: int, state: Any = None) -> Any:
+    rates = LearningRates(optimizers, options.lr_scaling)
+    return LearningRate(rates, options, world, state)
+
+
 WARMED = FitOptions(epochs=9, lr_scaling="linear", warmup_epochs=2.0)
 
 
 def test_all_optimizers_are_scaled() -> None:
     optimizers = sgd(0.1, 0.3)
-    rate = LearningRate(optimizers, WARMED, 3)
+    rate = scaled(optimizers, WARMED, 3)
     for progress, factor in ((0.0, 1), (0.5, 1.5), (2.0, 3), (2.5, 3)):
         rate.before_step(progress)
         assert rates(optimizers) == pytest.approx([0.1 * factor, 0.3 * factor])
@@ -61,14 +67,14 @@ def test_optimizers_that_others_wrap_are_scaled() -> None:
     wrapped = keras.optimizers.LossScaleOptimizer(first)
     by_path = keras.optimizers.OptimizerMap(second, {".*bias": third})
     pair = keras.optimizers.MultiOptimizer(by_path)
-    LearningRate([wrapped, pair], FitOptions(lr_scaling="linear"), 2).before_step(0.0)
+    scaled([wrapped, pair], FitOptions(lr_scaling="linear"), 2).before_step(0.0)
     assert rates([first, second, third]) == pytest.approx([0.2, 0.4, 0.6])
 
 
 @pytest.mark.parametrize("when", [0.0, 1.0])
 def test_what_a_callback_sets_has_the_last_word(when: float) -> None:
     (optimizer,) = sgd(0.1)
-    rate = LearningRate([optimizer], WARMED, 3)
+    rate = scaled([optimizer], WARMED, 3)
     if when:
         rate.before_step(0.0)
     optimizer.learning_rate = 0.07
@@ -80,13 +86,13 @@ def test_what_a_callback_sets_has_the_last_word(when: float) -> None:
 
 def test_a_resumed_warm_up_goes_on() -> None:
     whole, optimizers = sgd(0.1, 0.3), sgd(0.1, 0.3)
-    first, before = LearningRate(whole, WARMED, 3), LearningRate(optimizers, WARMED, 3)
+    first, before = scaled(whole, WARMED, 3), scaled(optimizers, WARMED, 3)
     for progress in (0.0, 0.5, 1.0):
         first.before_step(progress)
     before.before_step(0.0)
     before.before_step(0.5)
     restored = sgd(*rates(optimizers))  # as they come with a checkpoint
-    after = LearningRate(restored, WARMED, 3, before.state)
+    after = scaled(restored, WARMED, 3, before.state)
     after.before_step(1.0)
     assert rates(restored) == rates(whole)
 
@@ -97,5 +103,7 @@ def test_a_schedule_is_refused_by_name() -> None:
     (plain,) = sgd(0.1)
     second = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10), name="second")
     with pytest.raises(ModelError, match="that of 'second' is a CosineDecay"):
-        LearningRate([plain, second], FitOptions(lr_scaling="linear"), 2)
-    LearningRate([second], FitOptions(), 2).before_step(0.0)
+        scaled([plain, second], FitOptions(lr_scaling="linear"), 2)
+    unscaled = LearningRate(None, FitOptions(), 2)
+    unscaled.before_step(0.0)
+    assert unscaled.state == {"base": [], "last": [], "done": True}

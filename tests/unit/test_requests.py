@@ -16,7 +16,8 @@ from horovod_spark_runner.config import (
 from horovod_spark_runner.data.prepare.datasets import DataOptions
 from horovod_spark_runner.errors import InvalidInputError
 from horovod_spark_runner.run.pipeline import TrainingRequest
-from horovod_spark_runner.training.spec import check_given_callbacks, check_objects
+from horovod_spark_runner.training.keras.source import check_given_callbacks
+from horovod_spark_runner.training.spec import check_objects
 
 
 def request(**given: Any) -> TrainingRequest:

@@ -12,8 +12,8 @@ from typing import Any
 
 import keras
 
-from ..errors import ModelError
-from .spec import ModelSource
+from ...errors import ModelError
+from ..spec import ModelSource
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..errors import ModelError
-from ..launch.worker.reporting import notify
+from ...errors import ModelError
+from ...launch.worker.reporting import notify
 from .metrics import metric_variables
 from .outputs import unchanged
 

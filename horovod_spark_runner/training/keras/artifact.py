@@ -12,11 +12,12 @@ import cloudpickle
 import keras
 import numpy as np
 
-from ..errors import CheckpointError
-from ..rundir.directory import RunDirectory
-from ..rundir.model_folder import ARCHIVE_FILE, SAMPLE_FILE, WEIGHTS_FILE, ModelWriter
-from ..serialize import dumps
-from ..storage.arrays import dump_arrays
+from ...errors import CheckpointError
+from ...rundir.directory import RunDirectory
+from ...serialize import dumps
+from ...storage.arrays import dump_arrays
+from ..spec import KERAS, OutputSpec, TrainingSpec
+from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature
 from .archive import custom_parts, read_config, with_named_lambdas
 from .custom_objects import find_objects, name_lambdas, only_keras, revivable
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
@@ -29,8 +30,7 @@ from .outputs import (
     unchanged,
 )
 from .sample import check_close, take_sample, try_out
-from .signature import Signature
-from .spec import OutputSpec, SavedModel, TrainingSpec
+from .saved import ARCHIVE_FILE, FILES, SAMPLE_FILE, KerasFacts, SavedModel
 
 logger = logging.getLogger(__name__)
 
@@ -79,22 +79,26 @@ def _save(directory: RunDirectory, model: Any, spec: TrainingSpec, example: Any)
     saved = SavedModel("source")
     if archive is not None and outputs is not None:
         saved, problem = _how_it_loads(archive, model, spec.model.custom_objects, example)
+    facts = KerasFacts(
+        archive=archive is not None,
+        self_contained=saved.loads == "archive",
+        needs_source=archive is not None and saved.loads == "source",
+        run_eagerly=bool(model.run_eagerly),
+        state=state,
+        keras=keras.__version__,
+    )
     signature = Signature(
         inputs=spec.inputs,
         columns=tuple(spec.train.column(name) for name in spec.inputs.columns),
         outputs=outputs,
+        engine=KERAS,
         weights=tuple(weight.path for weight in model.weights),
         transforms=tuple(sorted(set(spec.transforms) & set(spec.inputs.columns))),
-        archive=archive is not None,
-        self_contained=saved.loads == "archive",
-        needs_source=archive is not None and saved.loads == "source",
         problem=problem,
-        run_eagerly=bool(model.run_eagerly),
         batch_size=fixed_batch(model),
-        state=state,
-        keras=keras.__version__,
+        own=facts.to_fields(),
     )
-    files.finish(signature.to_fields())
+    files.finish(signature, FILES)
     return saved
 
 

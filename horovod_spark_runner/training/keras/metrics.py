@@ -14,9 +14,9 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
-import numpy as np
 import tensorflow as tf
 
+from ..logs import flat
 from .collectives import Part, sum_over_ranks
 from .scope import Scope, classes_with, in_condition, replaced
 
@@ -51,42 +51,12 @@ def epoch_logs(model: Any, logs: Any, names: set[str], fraction: float) -> dict[
     return _over_ranks(flat(logs), local, _values(results), part)
 
 
-def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``logs`` without nesting, as Keras's callbacks see them."""
-    result: dict[str, Any] = {}
-    for name, value in sorted(logs.items()):
-        result.update(flat(value) if isinstance(value, Mapping) else {name: value})
-    return result
-
-
 def _values(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``logs`` as they are now: a metric may give its very variables."""
     return {
         name: value if (number := _number(value)) is None else tf.identity(number)
         for name, value in flat(logs).items()
     }
-
-
-def plain(logs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return ``logs`` as JSON: numbers, and lists where a metric gives several."""
-    return {name: _plain_value(value) for name, value in flat(logs or {}).items()}
-
-
-def _plain_value(value: Any) -> Any:
-    if isinstance(value, (str, bool)) or value is None:
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_plain_value(item) for item in value]
-    try:
-        array = np.asarray(value, np.float64)
-    except (TypeError, ValueError):
-        return str(value)
-    return array.item() if array.size == 1 and array.ndim <= 1 else array.tolist()
-
-
-def numbers(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Return the entries of plain ``logs`` that are one number."""
-    return {name: value for name, value in logs.items() if isinstance(value, float)}
 
 
 class StepMetrics:

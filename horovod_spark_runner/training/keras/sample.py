@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..errors import ModelError
-from ..storage.arrays import dump_arrays, load_arrays
+from ...errors import ModelError
+from ...storage.arrays import dump_arrays, load_arrays
 from .outputs import call_model, fixed_batch, output_leaves, repeat_rows, unchanged
 
 # How far other hardware may be off, relative to the largest value.

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..data.manifest import Column
-from ..storage.arrays import Arrays
+from ...data.manifest import Column
+from ...storage.arrays import Arrays
 
 # Bytes; kernels end the process if memory of any other alignment is passed to them.
 ALIGNMENT = 64

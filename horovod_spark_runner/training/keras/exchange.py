@@ -1,14 +1,10 @@
-"""The gradient exchange: what makes N ranks train one model.
+"""The gradient exchange: where a Keras model's step is synchronised with the other ranks'.
 
 Horovod's own Keras optimizer silently does nothing under Keras 3. Here the ``apply`` of Keras's
-optimizers, while a step runs, first adds the gradients of all ranks up with one grouped allreduce,
-inside the compiled step, and then goes on as before: clipping, loss scaling, gradient accumulation
-and moving averages see the reduced gradients, as in a single process. It does so for every
-optimizer that the step uses, wherever the model keeps it.
-
-Each rank's gradient is the mean over its own rows, so it counts by the rows it stands for: the sum
-of ``rows · gradient`` over the ranks, divided by the sum of the rows, is the gradient of the global
-batch, also when the last one is partial and spread unevenly.
+optimizers, while a step runs, first hands the gradients to the way of synchronising (allreduce adds
+those of all ranks up), inside the compiled step, and then goes on as before: clipping, loss
+scaling, gradient accumulation and moving averages see the reduced gradients, as in a single
+process. It does so for every optimizer that the step uses, wherever the model keeps it.
 """
 
 from __future__ import annotations
@@ -22,8 +18,8 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from ..config import AllreduceOptions
-from ..errors import ModelError
+from ...errors import ModelError
+from ..sync.synchroniser import Equality, Synchroniser
 from .collectives import Part, sum_over_ranks
 from .losses import alone, parts_of_a_whole
 from .metrics import StepMetrics
@@ -36,18 +32,16 @@ class GradientExchange:
 
     Args:
         model: a compiled model.
-        options: compression of what is sent.
+        synchroniser: what becomes of gradients.
         share_logs: whether the logs of each step are to be those of all ranks.
     """
 
-    def __init__(self, model: Any, options: AllreduceOptions, *, share_logs: bool = False) -> None:
+    def __init__(self, model: Any, synchroniser: Synchroniser, *, share_logs: bool = False) -> None:
         self._model = model
+        self._synchroniser = synchroniser
         self._own = has_own_steps(model)
         self._logs_wanted = tf.Variable(share_logs, trainable=False)
         self._logs_wanted_now = share_logs
-        self._compression = (
-            hvd.Compression.fp16 if options.compression == "fp16" else hvd.Compression.none
-        )
         self.share_logs = share_logs
         # The optimizers that the step was seen to use, in this order.
         self.applied: list[Any] = []
@@ -89,7 +83,8 @@ class GradientExchange:
             control: float32 vector of what this rank asks of all: 1 for each request and 0 else.
 
         Returns:
-            The step's logs, and how many ranks made each request.
+            The step's logs, and how many ranks made each request; ``None`` where ranks do not meet
+            in every step.
         """
         return self._step(data, control, Part(hvd.size(), self._fraction))
 
@@ -112,7 +107,7 @@ class GradientExchange:
         self._reduced = None
         self.scope.enter()
         metrics = StepMetrics(self._model, part)
-        statistics = _Statistics(self._model, part)
+        statistics = _Statistics(self._model, part, self._synchroniser)
         with (
             parts_of_a_whole(part, self.scope),
             self._reducing_optimizers(),
@@ -120,7 +115,7 @@ class GradientExchange:
         ):
             logs = self._train_step(data)
             self._end_applying()
-        if self._reduced is None:
+        if self._reduced is None and self._synchroniser.equality is Equality.EVERY_STEP:
             # No gradients were applied, or in a graph of their own, whose tensors stay there.
             self._reduced = sum_over_ranks([control], "control")[0]
         statistics.average()
@@ -149,22 +144,15 @@ class GradientExchange:
             ModelError: it depends on a tensor whether they are applied, so that ranks could part.
         """
         self._check_unconditional()
-        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        packed, contexts = [], []
-        for i in present:
-            term = self._part.term(tf.convert_to_tensor(gradients[i]))
-            small, context = self._compression.compress(term)
-            packed.append(small)
-            contexts.append(context)
+        dense = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
         # What the ranks ask of each other goes along, where its sum can be used outside.
         along = [self._control] if self.scope.outermost else []
-        summed = sum_over_ranks([*packed, *along], self.scope.name("gradients"))
-        if along:
-            self._reduced = summed[-1]
-        result: list[Any] = [None] * len(gradients)
-        for i, tensor, context in zip(present, summed, contexts, strict=False):
-            result[i] = self._part.total(self._compression.decompress(tensor, context))
-        return result
+        reduced, summed = self._synchroniser.gradients(
+            dense, self._part, self.scope.name("gradients"), along
+        )
+        if summed:
+            self._reduced = summed[0]
+        return reduced
 
     @contextlib.contextmanager
     def _reducing_optimizers(self) -> Iterator[None]:
@@ -245,23 +233,25 @@ class _Statistics:
     Args:
         model: the model, before a step.
         part: this rank's part of the step.
+        synchroniser: what becomes of the changes.
     """
 
-    def __init__(self, model: Any, part: Part) -> None:
+    def __init__(self, model: Any, part: Part, synchroniser: Synchroniser) -> None:
         self._part = part
+        self._synchroniser = synchroniser
         self._variables = changing_statistics(model) if part.size > 1 else []
         self._before = [tf.identity(tf.convert_to_tensor(v)) for v in self._variables]
 
     def average(self) -> None:
         if not self._variables:
             return
-        terms = [
-            self._part.term(tf.convert_to_tensor(variable) - before)
+        own = [
+            tf.convert_to_tensor(variable) - before
             for variable, before in zip(self._variables, self._before, strict=True)
         ]
-        changes = sum_over_ranks(terms, "statistics")
+        changes = self._synchroniser.changes(own, self._part, "statistics")
         for variable, before, change in zip(self._variables, self._before, changes, strict=True):
-            variable.assign(before + self._part.total(change))
+            variable.assign(before + change)
 
 
 def changing_statistics(model: Any) -> list[Any]:

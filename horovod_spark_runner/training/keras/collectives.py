@@ -1,4 +1,4 @@
-"""Sums and means over the ranks, and handing out what rank 0 has."""
+"""Sums and means of tensors over the ranks, by Horovod."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
-import numpy as np
 import tensorflow as tf
-from mpi4py import MPI
 
 # Types that MPI has no sum for; they are added up as float32.
 _NARROW = (tf.bfloat16,)
-# MPI counts in 32 bits.
-_BROADCAST_BYTES = 1 << 30
 
 
 class Part:
@@ -107,15 +103,13 @@ def differentiable_sum(tensor: Any, part: Part, name: str) -> Any:
     return tf.custom_gradient(summed)(tensor)
 
 
-def broadcast(variables: Sequence[Any], world: MPI.Comm) -> None:
-    """Give ``variables`` of every rank the values they have on rank 0."""
-    if world.Get_size() == 1:
-        return
-    for variable in variables:
-        value = np.array(tf.convert_to_tensor(variable))
-        # As bytes, in pieces: MPI knows neither all types nor counts beyond 32 bits.
-        flat = value.reshape(-1).view(np.uint8)
-        for begin in range(0, flat.size, _BROADCAST_BYTES):
-            world.Bcast(flat[begin : begin + _BROADCAST_BYTES], root=0)
-        if world.Get_rank():
-            variable.assign(value)
+class TensorCollectives:
+    """Sums of tensors, as `horovod_spark_runner.training.sync` needs them."""
+
+    def sum(self, tensors: Sequence[Any], name: str) -> list[Any]:
+        """Return `sum_over_ranks`."""
+        return sum_over_ranks(tensors, name)
+
+    def compression(self, name: str) -> Any:
+        """Return Horovod's own compression of that name."""
+        return getattr(hvd.Compression, name)

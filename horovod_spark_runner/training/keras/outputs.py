@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..errors import ModelError
-from .spec import OutputSpec
+from ...errors import ModelError
+from ..spec import OutputSpec
 
 Path = tuple[Any, ...]
 

@@ -8,6 +8,8 @@ import keras
 import tensorflow as tf
 from mpi4py import MPI
 
+from ..spec import TrainingSpec
+from ..sync.synchroniser import Synchroniser
 from .batches import BatchBinding
 from .exchange import GradientExchange
 from .model import (
@@ -18,7 +20,6 @@ from .model import (
     switch_off_jit,
 )
 from .optimizers import check_optimizers, find_optimizers
-from .spec import TrainingSpec
 from .step import Steps
 from .tensors import as_tensor
 
@@ -33,13 +34,16 @@ class BuiltModel:
     Args:
         spec: the training.
         world: communicator of all ranks.
+        synchroniser: what becomes of gradients.
         share_logs: whether the steps' logs are to be those of all ranks.
 
     Raises:
         ModelError: the model cannot be trained here, or not on these columns.
     """
 
-    def __init__(self, spec: TrainingSpec, world: MPI.Comm, *, share_logs: bool) -> None:
+    def __init__(
+        self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser, *, share_logs: bool
+    ) -> None:
         self.model, asked_for_jit = build_and_watch(spec.model)
         parts = [spec.train] if spec.validation is None else [spec.train, spec.validation]
         rows = [part.rows for part in parts]
@@ -53,7 +57,7 @@ class BuiltModel:
         self.batches = BatchBinding(self.model, spec)
         example = tf.nest.map_structure(as_tensor, self.batches.example)
         self.batches.bind_labels(call_outputs(self.model, example))
-        self.exchange = GradientExchange(self.model, spec.allreduce, share_logs=share_logs)
+        self.exchange = GradientExchange(self.model, synchroniser, share_logs=share_logs)
         eager = bool(self.model.run_eagerly)
         blank = self.batches.blank
         data, test_data = self.batches.training_data(blank), self.batches.data(blank)

@@ -7,12 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..errors import ModelError
+from ...errors import ModelError
+from ..agreement import NOTHING
 from .exchange import GradientExchange
-
-# What a rank may ask of all ranks at a step, by place.
-STOP, SAVE, PREEMPT = range(3)
-NOTHING = (False, False, False)
 
 
 class Steps:
@@ -85,7 +82,8 @@ class Steps:
             asked: what this rank asks of all, by place.
 
         Returns:
-            The step's logs, and how many ranks asked for each.
+            The step's logs, and how many ranks asked for each; ``None`` where ranks do not meet in
+            every step.
         """
         control = _control(asked) if any(asked) else self._nothing_asked
         if self._train_full is None:

@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..data.manifest import Column, Manifest
-from ..errors import ModelError
-from .spec import Binding
+from ...data.manifest import Column, Manifest
+from ...errors import ModelError
+from ..spec import Binding
 
 Columns = Mapping[str, Any]
 

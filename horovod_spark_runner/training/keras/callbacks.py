@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 
-from ..errors import InvalidInputError
+from ...errors import InvalidInputError
+from ...storage.arrays import Arrays
+from ..hooks import Hooks
+from .callback_state import CallbackStates
 
 # These write files or send messages: one rank is enough, and several would disturb each other.
 _RANK_ZERO_ONLY = tuple(
@@ -62,7 +65,7 @@ def overrides(callbacks: Sequence[Any], *names: str) -> bool:
     )
 
 
-class Callbacks:
+class Callbacks(Hooks):
     """Calls the callbacks of this rank as ``Model.fit`` does.
 
     Args:
@@ -71,6 +74,7 @@ class Callbacks:
         rank: Keras' own callbacks that write files are kept on rank 0 only.
         params: what Keras tells callbacks of a training.
         resumed: whether files written before are to be gone on with.
+        retrace: compiles the steps anew, where a callback has opened what their summaries go to.
     """
 
     def __init__(
@@ -81,39 +85,100 @@ class Callbacks:
         params: Mapping[str, Any],
         *,
         resumed: bool,
+        retrace: Callable[[], None],
     ) -> None:
         for callback in callbacks:
             if isinstance(callback, keras.callbacks.CSVLogger) and resumed:
                 callback.append = True
         # A callback's name, its place and class, is the same on all ranks and in a resumed run.
-        self.named = {
+        self._named = {
             f"{number:03d}.{type(callback).__name__}": callback
             for number, callback in enumerate(callbacks)
             if rank == 0 or not isinstance(callback, _RANK_ZERO_ONLY)
         }
+        self._model = model
         self._logs = _EpochLogs()
-        self.list = keras.callbacks.CallbackList(
-            list(self.named.values()), add_history=True, model=model, **params
+        self._list = keras.callbacks.CallbackList(
+            list(self._named.values()), add_history=True, model=model, **params
         )
-        self.list.callbacks.append(self._logs)
+        self._list.callbacks.append(self._logs)
+        self._retrace = retrace
+        self._summaries = any(isinstance(c, keras.callbacks.TensorBoard) for c in callbacks)
         begins = ("on_train_batch_begin", "on_batch_begin")
         ends = ("on_train_batch_end", "on_batch_end")
         self.watch_begin = overrides(callbacks, *begins)
         self.watch_end = overrides(callbacks, *ends)
         self.watch_test = overrides(callbacks, "on_test_batch_begin", "on_test_batch_end")
 
-    def end_epoch(self, epoch: int, logs: Mapping[str, Any]) -> dict[str, Any]:
-        """Call the hooks of an epoch's end; return its logs with what callbacks have added."""
-        self.list.on_epoch_end(epoch, dict(logs))
+    @property
+    def stop_training(self) -> Any:
+        return self._model.stop_training
+
+    @stop_training.setter
+    def stop_training(self, value: Any) -> None:
+        self._model.stop_training = value
+
+    @property
+    def stop_evaluating(self) -> Any:
+        return self._model.stop_evaluating
+
+    @stop_evaluating.setter
+    def stop_evaluating(self, value: Any) -> None:
+        self._model.stop_evaluating = value
+
+    @property
+    def initial_epoch(self) -> int:  # type: ignore[override]
+        # Keras's BackupAndRestore, on rank 0, may have loaded weights, and says the epoch.
+        return int(self._model._initial_epoch or 0)
+
+    def train_begin(self) -> None:
+        self._list.on_train_begin()
+        if self._summaries:
+            self._retrace()
+
+    def train_end(self, logs: Mapping[str, Any] | None) -> None:
+        self._list.on_train_end(logs)
+
+    def epoch_begin(self, epoch: int) -> None:
+        self._list.on_epoch_begin(epoch)
+
+    def epoch_end(self, epoch: int, logs: Mapping[str, Any]) -> dict[str, Any]:
+        self._list.on_epoch_end(epoch, dict(logs))
         return self._logs.last
 
+    def train_step_begin(self, number: int) -> None:
+        self._list.on_train_batch_begin(number)
+
+    def train_step_end(self, number: int, logs: Any) -> None:
+        self._list.on_train_batch_end(number, logs)
+
+    def test_begin(self) -> None:
+        self._list.on_test_begin()
+
+    def test_end(self, logs: Mapping[str, Any]) -> None:
+        self._list.on_test_end(logs)
+
+    def test_step_begin(self, number: int) -> None:
+        self._list.on_test_batch_begin(number)
+
+    def test_step_end(self, number: int, logs: Any) -> None:
+        self._list.on_test_batch_end(number, logs)
+
+    def remember(self) -> None:
+        self._states = CallbackStates(self._named)
+
     def restore_history(self, history: Sequence[Mapping[str, Any]]) -> None:
-        """Give the model's ``History`` the epochs of earlier attempts."""
-        record = self.list.model.history
+        record = self._model.history
         record.epoch = list(range(len(history)))
         for logs in history:
             for name, value in logs.items():
                 record.history.setdefault(name, []).append(value)
+
+    def capture(self) -> tuple[dict[str, Any], Arrays]:
+        return self._states.capture()
+
+    def restore(self, state: dict[str, Any], arrays: Arrays) -> None:
+        self._states.restore(state, arrays)
 
 
 class _EpochLogs(keras.callbacks.Callback):  # type: ignore[misc]

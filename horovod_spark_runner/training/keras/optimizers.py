@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from ..errors import ModelError
+from ...errors import ModelError
 
 
 def find_optimizers(model: Any, applied: Sequence[Any] = ()) -> list[Any]:
@@ -73,3 +73,35 @@ def check_optimizers(optimizers: Sequence[Any]) -> None:
                 "which does not average gradients under Keras 3; compile the model with the plain "
                 "Keras optimizer: run_training exchanges the gradients itself"
             )
+
+
+class LearningRates:
+    """The rates of a model's optimizers, to be scaled and warmed up.
+
+    Args:
+        optimizers: the model's optimizers.
+        scaling: the ``lr_scaling`` they are wanted for.
+
+    Raises:
+        ModelError: a rate is a schedule.
+    """
+
+    def __init__(self, optimizers: Sequence[Any], scaling: str) -> None:
+        self._optimizers = leaf_optimizers(optimizers)
+        for optimizer in self._optimizers:
+            if not hasattr(optimizer._learning_rate, "assign"):
+                raise ModelError(
+                    f"lr_scaling={scaling!r} needs a model compiled with a plain "
+                    f"learning rate, but that of {optimizer.name!r} is a "
+                    f"{type(optimizer._learning_rate).__name__}; scale the schedule in model_fn "
+                    "instead"
+                )
+
+    def read(self) -> list[float]:
+        """Return the rates as they are now."""
+        return [float(optimizer.learning_rate) for optimizer in self._optimizers]
+
+    def write(self, values: Sequence[float]) -> None:
+        """Set the rates."""
+        for optimizer, value in zip(self._optimizers, values, strict=True):
+            optimizer.learning_rate = value

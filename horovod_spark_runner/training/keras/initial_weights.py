@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ModelError
-from ..launch.worker.reporting import notify
-from ..rundir.checkpoint import VARIABLES_FILE
-from ..storage.arrays import load_arrays
+from ...errors import ModelError
+from ...launch.worker.reporting import notify
+from ...rundir.checkpoint import VARIABLES_FILE
+from ...storage.arrays import load_arrays
+from ..spec import WarmStart
+from ..warm_start import ARRAYS, KERAS
 from .model import finalize_layers
 from .optimizers import find_optimizers
-from .spec import WarmStart
-from .warm_start import ARRAYS, KERAS
 
 _SHOWN = 5
 

@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..storage.arrays import Arrays
+from ...storage.arrays import Arrays
+from ..spec import TrainingSpec
 from .binding import InputBinding, bind_outputs
-from .spec import TrainingSpec
 from .tensors import as_tensor
 
 

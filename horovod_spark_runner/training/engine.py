@@ -1,0 +1,150 @@
+"""What a framework is to the project: write an `Engine` to train with another one.
+
+An engine is the object ``ENGINE`` of a module, and is found by that module's dotted name, which
+travels to the ranks in `ModelSource.engine`. The driver imports the module, too: it must import
+its framework at use only. A model's function says its engine by an attribute ``horovod_engine``
+with that name; without one, it is Keras'.
+
+On a rank, `Engine.trainee` gives a `Trainee`, which is where most of the work is: a step on a batch
+whose gradients go through the synchroniser, metrics as sums that can be merged, and the variables
+that are kept. The loop, checkpoints, the timing of callbacks, restarts, preemption and reports are
+the project's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import InvalidInputError
+from .spec import KERAS, ModelSource, TrainingSpec
+from .sync.synchroniser import Collectives, Synchroniser
+from .trained_model import Model, Recipe, StoredModel
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from .trainee import Trainee
+
+
+class Engine(Protocol):
+    """One framework.
+
+    Attributes:
+        modules: what ranks import while they find each other; it must not call MPI or a GPU.
+    """
+
+    modules: Sequence[str]
+
+    # -- on the driver -------------------------------------------------------------------------
+
+    def source(self, model: Any, custom_objects: Mapping[str, Any] | None) -> ModelSource:
+        """Return the source for ``run_training``'s ``model_fn``.
+
+        Raises:
+            ModelError: this is no way to make a model.
+            InvalidInputError: ``custom_objects`` cannot be used.
+        """
+        ...
+
+    def check_callbacks(self, given: Any) -> None:
+        """Check as much of ``callbacks`` as shows without the framework.
+
+        Raises:
+            InvalidInputError: they are none of this framework.
+        """
+        ...
+
+    # -- on the ranks --------------------------------------------------------------------------
+
+    def begin(self, seed: int, environment: Mapping[str, str]) -> None:
+        """Make the framework ready on this rank, which has joined MPI, and seed its generators.
+
+        Raises:
+            EnvironmentProblem: an environment variable makes it another than what is trained here.
+        """
+        ...
+
+    def collectives(self) -> Collectives:
+        """Return sums of the framework's tensors over all ranks."""
+        ...
+
+    def trainee(self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser) -> Trainee:
+        """Return the model on this rank, built from ``spec.model``.
+
+        Raises:
+            ModelError: it cannot be trained here, or not on these columns.
+            InvalidInputError: callbacks cannot be used.
+        """
+        ...
+
+    # -- the trained model ---------------------------------------------------------------------
+
+    def parts(
+        self,
+        model: StoredModel,
+        source: ModelSource | None,
+        saved: Any,
+        custom_objects: Mapping[str, Any],
+    ) -> Any:
+        """Return what a trained model is made from again: `Recipe.own`. On the driver.
+
+        Args:
+            model: its files.
+            source: builds it; ``None`` if what is stored has to do.
+            saved: what `Trainee.save` returned; ``None`` for an earlier run's model.
+            custom_objects: the user's own classes and functions by name.
+
+        Raises:
+            RunDirectoryError: a file is damaged, or something of the user's is needed.
+        """
+        ...
+
+    def load(self, recipe: Recipe) -> Model:
+        """Return the function from feature columns to the outputs. In a Python worker of Spark's.
+
+        It is called with any number of rows, or with exactly `Recipe.batch_size`.
+
+        Raises:
+            ModelError: what was built is not the model that was trained.
+        """
+        ...
+
+    def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
+        """Return the fields of each `OutputSpec` of the model, or none and why.
+
+        Asked in a Python worker of Spark's, for a model that another function builds than the one
+        that was trained.
+
+        Raises:
+            ModelError: it is not the model that was trained.
+        """
+        ...
+
+
+def engine_of(model: Any) -> str:
+    """Return the name of the engine for ``run_training``'s ``model_fn``.
+
+    Raises:
+        InvalidInputError: its ``horovod_engine`` is no name.
+    """
+    name = getattr(model, "horovod_engine", KERAS)
+    if not isinstance(name, str):
+        raise InvalidInputError(
+            f"horovod_engine must be the dotted name of an engine's module, got {name!r}"
+        )
+    return name
+
+
+def engine_named(name: str) -> Engine:
+    """Return the engine of the module ``name``.
+
+    Raises:
+        InvalidInputError: there is no such module, or it has no engine.
+    """
+    try:
+        engine: Engine = importlib.import_module(name).ENGINE
+    except (ImportError, AttributeError) as error:
+        raise InvalidInputError(f"engine {name!r} cannot be had: {error}") from error
+    return engine

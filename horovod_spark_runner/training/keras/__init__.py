@@ -1,0 +1,1 @@
+"""Training Keras models on TensorFlow."""

@@ -1,0 +1,113 @@
+"""How a Keras model differs from the one that a checkpoint was taken of. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..changes import ModelChanges, differ, joined, otherwise, since
+
+
+def compare_models(
+    then: Mapping[str, Any], now: Mapping[str, Any], *, in_epoch: bool
+) -> ModelChanges:
+    """Compare two results of `describe_model`.
+
+    Args:
+        then: that of the checkpoint; empty for one that recorded nothing.
+        now: that of this call's model.
+        in_epoch: whether the checkpoint was taken within an epoch, whose sums are gone on with.
+    """
+    if not then:
+        return ModelChanges(None, record=dict(now))
+    layers = _layer_changes(then.get("layers", []), now["layers"])
+    if layers:
+        return ModelChanges(joined(layers))
+    before, after = then.get("optimizers", []), now["optimizers"]
+    kinds = [[entry["class"] for entry in entries] for entries in (before, after)]
+    if kinds[0] != kinds[1]:
+        return ModelChanges(otherwise("optimizer", ", ".join(kinds[0]), ", ".join(kinds[1])))
+    if in_epoch:
+        for name in ("loss", "loss_weights", "metrics"):
+            if then.get(name) != now[name]:
+                return ModelChanges(
+                    f"{since(_argument(name), then.get(name), now[name])}, within an epoch, "
+                    "whose sums go on; finish that epoch with the same, then change it"
+                )
+    warnings = [
+        f"{since(_argument(name), then.get(name), now[name])}: what is left is trained with the "
+        "new one"
+        for name in ("loss", "loss_weights")
+        if then.get(name) != now[name]
+    ]
+    ignored, changed, kept = _optimizer_changes(before, after)
+    return ModelChanges(None, (*warnings, *ignored), changed, {**now, "optimizers": kept})
+
+
+def _layer_changes(then: Sequence[Any], now: Sequence[Any]) -> list[str]:
+    kinds = [[entry["class"] for entry in entries] for entries in (then, now)]
+    if kinds[0] != kinds[1]:
+        place = next(
+            (n for n, pair in enumerate(zip(*kinds, strict=False)) if pair[0] != pair[1]),
+            min(map(len, kinds)),
+        )
+        shown = [
+            f"{names[place]} as layer {place}" if place < len(names) else f"{len(names) - 1} layers"
+            for names in kinds
+        ]
+        return [f"it had {shown[0]}, this one has {shown[1]}"]
+    found = []
+    for place, (before, after) in enumerate(zip(then, now, strict=True)):
+        name = f"layer {place} ({after['class']})" if place else "the model"
+        for part in ("config", "graph"):
+            old, new = before.get(part), after.get(part)
+            if old is None or new is None:
+                continue  # a class that does not tell its settings
+            if part == "graph" and old != new:
+                found.append("its layers are connected otherwise")
+            elif part == "config":
+                found += [otherwise(f"{name}: {path}", *pair) for path, *pair in differ(old, new)]
+    return found
+
+
+def _optimizer_changes(
+    then: Sequence[Any], now: Sequence[Any]
+) -> tuple[tuple[str, ...], tuple[str, ...], list[Any]]:
+    """Return warnings of what the checkpoint decides, all changes, and what to record."""
+    ignored: list[str] = []
+    changed: list[str] = []
+    kept = []
+    for before, after in zip(then, now, strict=True):
+        old, new = before.get("config"), after.get("config")
+        kept.append(after)
+        if old is None or new is None:
+            continue
+        for path, one, other in differ(old, new):
+            held = _is_variable(path, one, other)
+            say = otherwise if held else since
+            told = say(f"{path} of optimizer {after['class']}", one, other)
+            changed.append(told)
+            if held:
+                ignored.append(
+                    f"{told}: the checkpoint's value is gone on with. Set another by a callback, "
+                    "or begin a new run with initial_weights"
+                )
+                kept[-1] = {**after, "config": _with(kept[-1]["config"], path.split("."), one)}
+    return tuple(ignored), tuple(changed), kept
+
+
+def _is_variable(path: str, one: Any, other: Any) -> bool:
+    """Tell whether a setting is only what a variable, which a checkpoint holds, begins with."""
+    name = path.rpartition(".")[2]
+    if "learning_rate." in path or not all(isinstance(v, (int, float)) for v in (one, other)):
+        return False  # a schedule computes its rates anew
+    return name == "learning_rate" or name.startswith("initial_")
+
+
+def _with(config: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    first, *rest = path
+    return {**config, first: _with(config[first], rest, value) if rest else value}
+
+
+def _argument(name: str) -> str:
+    return f"compile's {name}"

@@ -1,0 +1,96 @@
+"""The engine of Keras models. Loads no framework until it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...errors import EnvironmentProblem
+from ...quiet import quiet_imports
+from ..spec import ModelSource, TrainingSpec
+from ..sync.synchroniser import Collectives, Synchroniser
+from ..trained_model import Model, Recipe, StoredModel
+from .saved import KerasParts, keras_parts
+from .source import check_given_callbacks, model_source
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from .trainee import KerasTrainee
+
+
+class KerasEngine:
+    """See `horovod_spark_runner.training.engine.Engine`."""
+
+    modules = (
+        "tensorflow",
+        "keras",
+        "horovod.tensorflow",
+        "horovod_spark_runner.training.keras.trainee",
+    )
+
+    def source(self, model: Any, custom_objects: Mapping[str, Any] | None) -> ModelSource:
+        return model_source(model, custom_objects)
+
+    def check_callbacks(self, given: Any) -> None:
+        check_given_callbacks(given)
+
+    def begin(self, seed: int, environment: Mapping[str, str]) -> None:
+        for problem, advice in wrong_variables(environment):
+            raise EnvironmentProblem(f"{problem}; {advice}")
+        import horovod.tensorflow as hvd
+        import keras
+        import tensorflow as tf
+
+        hvd.init()
+        for device in tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.set_memory_growth(device, True)
+        keras.utils.set_random_seed(seed)
+        # That leaves this one as it comes, from noise: no two runs would be the same.
+        tf.random.set_global_generator(tf.random.Generator.from_seed(seed + hvd.rank()))
+
+    def collectives(self) -> Collectives:
+        from .collectives import TensorCollectives
+
+        return TensorCollectives()
+
+    def trainee(
+        self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser
+    ) -> KerasTrainee:
+        from .trainee import KerasTrainee
+
+        return KerasTrainee(spec, world, synchroniser)
+
+    def parts(
+        self,
+        model: StoredModel,
+        source: ModelSource | None,
+        saved: Any,
+        custom_objects: Mapping[str, Any],
+    ) -> KerasParts:
+        return keras_parts(model, source, saved, custom_objects)
+
+    def load(self, recipe: Recipe) -> Model:
+        with quiet_imports():
+            from .loading import load_model
+        return load_model(recipe)
+
+    def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
+        with quiet_imports():
+            from .loading import describe_outputs
+        return describe_outputs(recipe)
+
+
+def wrong_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield what environment variables break, and what to do. Pure."""
+    if environment.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        yield "TF_USE_LEGACY_KERAS is set: TensorFlow would use Keras 2", "unset it"
+    backend = environment.get("KERAS_BACKEND") or "tensorflow"
+    if backend != "tensorflow":
+        yield (
+            f"KERAS_BACKEND is {backend!r}: Keras would not use TensorFlow, as training needs",
+            "unset it, or set it to tensorflow",
+        )
+
+
+ENGINE = KerasEngine()

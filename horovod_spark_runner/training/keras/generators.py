@@ -1,0 +1,39 @@
+"""TensorFlow's and Keras' global random generators.
+
+Those of random layers are variables of the model. TensorFlow's stateful ops (``tf.random.normal``
+inside a compiled step) keep a counter in their kernel that nothing can read: use ``keras.random``
+or ``tf.random.Generator`` in code whose runs are to be resumed exactly.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import tensorflow as tf
+from keras.src.random.seed_generator import global_seed_generator
+
+from ..state import separate_seed
+
+
+def generators() -> dict[str, Any]:
+    """Return the states of the generators, as variables by name.
+
+    They come into being at their first use, which leaves no trace here: Keras draws the seed of its
+    own from Python's generator.
+    """
+    before = random.getstate()
+    # Keras has no public name for the generator behind layers without a seed of their own.
+    keras_own = global_seed_generator().state
+    tensorflow_own = tf.random.get_global_generator().state
+    random.setstate(before)
+    return {"tensorflow": tensorflow_own, "keras": keras_own}
+
+
+def separate_generators(rank: int) -> None:
+    """Give Keras's global generator a stream of this rank's own.
+
+    Code that draws from it without a seed would draw the same numbers on every rank.
+    """
+    generator = global_seed_generator()
+    generator.state.assign(separate_seed(generator.state.numpy(), rank))

@@ -1,0 +1,165 @@
+"""What a trained Keras model is made from again. Loads no framework."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ...errors import RunDirectoryError
+from ...rundir.directory import RunDirectory
+from ...serialize import dumps
+from ..spec import ModelSource
+from ..trained_model import WEIGHTS_FILE, StoredModel
+from .archive import LAMBDA, CustomPart, custom_parts, read_config
+
+ARCHIVE_FILE = "model.keras"
+SAMPLE_FILE = "sample.npz"
+FILES = (ARCHIVE_FILE, WEIGHTS_FILE, SAMPLE_FILE)
+
+_WITH_MODEL_FN = "TFTransformer.from_run(run_dir, model_fn=…)"
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """How the trained model can be made again, besides by its `ModelSource`.
+
+    Attributes:
+        loads: ``"archive"`` if its archive suffices, ``"objects"`` if it does together with
+            ``objects``, ``"source"`` if it must be built and given its weights.
+        objects: pickled dictionary of the user's classes and functions that the archive names.
+            They travel in memory only: nothing that is read from storage is unpickled.
+    """
+
+    loads: str
+    objects: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class KerasFacts:
+    """What a signature says of a Keras model besides what it says of any.
+
+    Attributes:
+        archive: whether there is a ``model.keras``.
+        self_contained: whether it loads and predicts the same without the user's code.
+        needs_source: whether it does not with the user's code either, but must be built anew.
+        run_eagerly: whether it was compiled to run without a graph.
+        state: Keras' global settings it was trained under, by name.
+        keras: version of Keras.
+    """
+
+    archive: bool = False
+    self_contained: bool = False
+    needs_source: bool = False
+    run_eagerly: bool = False
+    state: Mapping[str, str] | None = None
+    keras: str = ""
+
+    def to_fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def facts_of(model: StoredModel) -> KerasFacts:
+    """Return what a stored model's signature says of it; defaults for what it does not."""
+    known = KerasFacts.__annotations__
+    return KerasFacts(**{k: v for k, v in model.signature.own.items() if k in known})
+
+
+@dataclass(frozen=True)
+class KerasParts:
+    """What a Keras model is made from.
+
+    Attributes:
+        archive: contents of its ``.keras`` file, if that is the way.
+        objects: pickled dictionary of the user's classes and functions that the archive names.
+        source: builds it, otherwise.
+        weights: contents of the weights file for ``source``.
+        sample: what the trained model gave, by which what ``source`` builds is checked.
+        state: Keras' global settings it was trained under.
+        eager: call it without making a graph of it.
+    """
+
+    archive: bytes | None = field(default=None, repr=False)
+    objects: bytes | None = field(default=None, repr=False)
+    source: ModelSource | None = None
+    weights: bytes | None = field(default=None, repr=False)
+    sample: bytes | None = field(default=None, repr=False)
+    state: Mapping[str, str] | None = None
+    eager: bool = False
+
+
+def keras_parts(
+    model: StoredModel,
+    source: ModelSource | None,
+    saved: SavedModel | None,
+    custom_objects: Mapping[str, Any],
+) -> KerasParts:
+    """Return what a stored model is made from; see `Engine.parts`."""
+    facts = facts_of(model)
+    state, eager = facts.state, facts.run_eagerly
+    if saved is not None and saved.loads in ("archive", "objects"):
+        archive = model.read(ARCHIVE_FILE)
+        return KerasParts(archive=archive, objects=saved.objects, state=state, eager=eager)
+    if source is not None:
+        return KerasParts(
+            source=source,
+            weights=model.read(WEIGHTS_FILE),
+            sample=model.read(SAMPLE_FILE) if SAMPLE_FILE in model.sums else None,
+            state=state,
+            eager=eager,
+        )
+    directory = model.directory
+    if not facts.archive:
+        raise RunDirectoryError(
+            f"{directory.location} holds the model's weights only, because Keras could not write "
+            f"it; its layers need get_config(). Or give the function that builds it: "
+            + _WITH_MODEL_FN
+        )
+    if facts.needs_source:
+        raise RunDirectoryError(
+            f"the archive in {directory.location} does not give the model that was trained "
+            f"({model.signature.problem}); give the function that builds it: {_WITH_MODEL_FN}"
+        )
+    archive = model.read(ARCHIVE_FILE)
+    objects = None
+    if not facts.self_contained:
+        objects = dumps(_needed_objects(directory, archive, custom_objects))
+    return KerasParts(archive=archive, objects=objects, state=state, eager=eager)
+
+
+def _needed_objects(
+    directory: RunDirectory, archive: bytes, custom_objects: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the custom objects under all names by which the archive calls them.
+
+    Raises:
+        RunDirectoryError: some are missing.
+    """
+    try:
+        parts = custom_parts(read_config(archive))
+    except (ValueError, json.JSONDecodeError) as error:
+        raise RunDirectoryError(f"{directory.model} cannot be read: {error}") from error
+    objects = dict(custom_objects)
+    for part in parts:
+        if part.key not in objects and part.name in objects:
+            objects[part.key] = objects[part.name]
+    missing = [part for part in parts if part.key not in objects]
+    if missing:
+        raise RunDirectoryError(_missing(directory, missing))
+    return objects
+
+
+def _missing(directory: RunDirectory, missing: Sequence[CustomPart]) -> str:
+    named = [part.name for part in missing if part.name != LAMBDA]
+    text = (
+        f"the model in {directory.location} has parts that are not Keras' own, and code is not "
+        f"kept in storage: {', '.join(part.describe() for part in missing)}. "
+    )
+    if len(named) == len(missing):
+        example = ", ".join(f"{name!r}: {name}" for name in named)
+        return (
+            f"{text}Give them, custom_objects={{{example}}}, or the function that builds the "
+            + (f"model: {_WITH_MODEL_FN}")
+        )
+    return f"{text}Give the function that builds the model, {_WITH_MODEL_FN}"

@@ -1,0 +1,115 @@
+"""Where a Keras model comes from, as far as the driver can tell. Loads no framework."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...errors import InvalidInputError, ModelError
+from ...storage.filesystem import Location
+from ..spec import ModelSource, check_objects
+
+
+def model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) -> ModelSource:
+    """Return the source for ``run_training``'s ``model_fn`` argument.
+
+    Args:
+        model: a function without required arguments, or the path or URL of a ``.keras`` or
+            ``.json`` file.
+        custom_objects: see `ModelSource`.
+
+    Raises:
+        ModelError: it is neither, or the file cannot be a Keras model.
+        InvalidInputError: ``custom_objects`` is no dictionary by name.
+    """
+    custom_objects = check_objects(custom_objects)
+    if isinstance(model, (str, os.PathLike)):
+        return _file_source(Location(model), custom_objects)
+    if _is_of_keras(model, "Model"):
+        raise ModelError(
+            f"model_fn is a {type(model).__name__} object; give the function that builds and "
+            "compiles it, so that the model is made on the workers"
+        )
+    if not callable(model):
+        raise ModelError(
+            "model_fn must be a function that returns a compiled keras.Model, or the path of a "
+            f".keras or .json file, got {model!r}"
+        )
+    return ModelSource(function=model, custom_objects=custom_objects)
+
+
+def check_given_callbacks(given: Any) -> None:
+    """Check as much of ``callbacks`` as shows without Keras; the ranks check what functions return.
+
+    Raises:
+        InvalidInputError: it holds something else than Keras callbacks.
+    """
+    if callable(given) or _is_of_keras(given, "Callback"):
+        return
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InvalidInputError(
+            "callbacks must be a list of keras.callbacks.Callback, or a function that returns one, "
+            f"got {given!r}"
+        )
+    for callback in given:
+        if not _is_of_keras(callback, "Callback"):
+            raise InvalidInputError(
+                f"callbacks holds {callback!r}, which is no keras.callbacks.Callback"
+            )
+
+
+def _is_of_keras(value: Any, name: str) -> bool:
+    """Tell whether ``value`` is an instance of Keras' class of that name."""
+    # Without importing Keras: if it is an instance, Keras is loaded already.
+    return any(
+        cls.__module__.startswith("keras.") and cls.__name__ == name for cls in type(value).__mro__
+    )
+
+
+def _file_source(place: Location, custom_objects: dict[str, Any]) -> ModelSource:
+    if place.is_folder:
+        kind = "a folder"
+        if place.join("saved_model.pb").exists():
+            kind = "a SavedModel, whose graph cannot be trained on"
+        raise ModelError(
+            f"model_fn={str(place)!r} is {kind}; give a function that builds the model, with "
+            "initial_weights for the weights of a SavedModel or run, or a .keras or .json file"
+        )
+    if not place.exists():
+        raise ModelError(f"model file {place} does not exist")
+    if place.name.endswith(".keras"):
+        archive = place.read_bytes()
+        if not _is_archive(archive):
+            raise ModelError(f"model file {place} is not a Keras archive (model.save('….keras'))")
+        return ModelSource(archive=archive, custom_objects=custom_objects)
+    if place.name.endswith(".json"):
+        return ModelSource(json=_model_json(place), custom_objects=custom_objects)
+    raise ModelError(f"model file {place} must end in .keras or .json")
+
+
+def _is_archive(data: bytes) -> bool:
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return "config.json" in archive.namelist()
+    except zipfile.BadZipFile:
+        return False
+
+
+def _model_json(place: Location) -> str:
+    try:
+        text = place.read_text()
+        config = json.loads(text)
+    except ValueError as error:
+        raise ModelError(f"model file {place} is not JSON: {error}") from error
+    if not isinstance(config, dict) or "class_name" not in config:
+        raise ModelError(f"model file {place} was not made by model.to_json()")
+    if not config.get("compile_config"):
+        raise ModelError(
+            f"model file {place} holds a model that was not compiled; call model.compile(…) "
+            "before model.to_json(), or give a model_fn"
+        )
+    return text

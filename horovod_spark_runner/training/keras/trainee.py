@@ -1,0 +1,153 @@
+"""A Keras model as the training loop knows it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+from mpi4py import MPI
+
+from ...errors import ModelError
+from ...rundir.directory import RunDirectory
+from ..changes import ModelChanges
+from ..epochs import Step
+from ..spec import TrainingSpec, WarmStart
+from ..sync.synchroniser import Synchroniser
+from ..trainee import Trainee
+from .architecture import describe_model
+from .artifact import save_model
+from .build import BuiltModel
+from .callbacks import Callbacks, check_callbacks, overrides
+from .changes import compare_models
+from .generators import generators, separate_generators
+from .initial_weights import load_initial_weights
+from .metrics import epoch_logs
+from .model import finalize_layers
+from .optimizers import LearningRates
+from .probe import Probe
+from .saved import SavedModel
+from .variables import KerasVariables
+
+logger = logging.getLogger(__name__)
+
+
+class KerasTrainee(Trainee):
+    """See `Trainee`.
+
+    Args:
+        spec: the training.
+        world: communicator of all ranks.
+        synchroniser: what becomes of gradients.
+
+    Raises:
+        ModelError: the model cannot be trained here, or not on these columns.
+        InvalidInputError: something given is not a Keras callback.
+    """
+
+    def __init__(self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser) -> None:
+        self._spec = spec
+        self._rank = world.Get_rank()
+        self._given = check_callbacks(spec.callbacks)
+        watched = ("on_train_batch_end", "on_batch_end", "on_test_batch_end")
+        share_logs = overrides(self._given, *watched)
+        self._built = BuiltModel(spec, world, synchroniser, share_logs=share_logs)
+        self.model = self._built.model
+        self._batches, self._steps = self._built.batches, self._built.steps
+        self._exchange = self._built.exchange
+        self.columns = self._batches.columns
+        self.blank = self._batches.blank
+        self.variables = KerasVariables(self.model, self._built.optimizers)
+        generators()  # now, and not when a checkpoint is taken
+
+    def train_step(self, step: Step, asked: Sequence[Any], last: bool) -> tuple[Any, Any]:
+        # Fewer rows than ranks: take part in the exchange with a row that counts for nothing.
+        arrays = step.batch.arrays if step.batch.rows else self.blank
+        data = self._batches.training_data(arrays)
+        self._exchange.want_logs(last)
+        if step.equal:
+            logs, counts = self._steps.train_full(data, asked)
+        else:
+            logs, counts = self._steps.train(data, step.fraction, asked)
+        return logs, None if counts is None else counts.numpy()
+
+    def test_step(self, step: Step, last: bool) -> Any:
+        arrays = step.batch.arrays if step.batch.rows else self.blank
+        self._exchange.want_logs(last)
+        return self._steps.test(self._batches.data(arrays), step.fraction)
+
+    def reset_metrics(self) -> None:
+        self.model.reset_metrics()
+
+    def results(self, kind: str, logs: Any, fraction: float) -> dict[str, Any]:
+        return epoch_logs(self.model, logs, self._exchange.logged.get(kind, set()), fraction)
+
+    def describe(self) -> dict[str, Any]:
+        return describe_model(self.model)
+
+    def compare(
+        self, then: Mapping[str, Any], now: Mapping[str, Any], *, in_epoch: bool
+    ) -> ModelChanges:
+        return compare_models(then, now, in_epoch=in_epoch)
+
+    def save(self, directory: RunDirectory) -> SavedModel:
+        return save_model(directory, self.model, self._spec, self._batches.example)
+
+    @property
+    def steps_per_execution(self) -> int:
+        steps: int = self.model.steps_per_execution
+        return steps
+
+    def hooks(self, *, steps: int, resumed: bool) -> Callbacks:
+        params = {"verbose": 2 if self._rank == 0 else 0, "epochs": self._spec.fit.epochs}
+        return Callbacks(
+            self._given,
+            self.model,
+            self._rank,
+            {**params, "steps": steps},
+            resumed=resumed,
+            retrace=self._steps.trace,
+        )
+
+    def rates(self, scaling: str) -> LearningRates:
+        return LearningRates(self._built.optimizers, scaling)
+
+    def load_initial_weights(self, start: WarmStart) -> None:
+        load_initial_weights(self.model, start)
+
+    def variables_were_set(self) -> None:
+        if finalize_layers(self.model):
+            self._steps.trace()
+
+    def separate(self, rank: int) -> None:
+        separate_generators(rank)
+
+    def generators(self) -> dict[str, Any]:
+        return generators()
+
+    def metric_variables(self) -> list[Any]:
+        return [variable for metric in self.model.metrics for variable in metric.variables]
+
+    def metric_names(self) -> list[str]:
+        return [metric.name for metric in self.model.metrics]
+
+    def make_metrics(self) -> None:
+        if self.model.run_eagerly:  # Keras makes the compiled metrics at their first use
+            self.model.test_step(self._batches.data(self.blank))
+            self.model.reset_metrics()
+
+    def probe(self, step: Step) -> None:
+        if not step.batch.rows:
+            return
+        try:
+            Probe(self.model, self._batches.data(step.batch.arrays)).run()
+        except ModelError:
+            raise
+        except Exception as raised:  # user code that only works inside its own step
+            logger.info("losses and metrics were not tried beforehand: %r", raised)
+
+    def finish(self) -> None:
+        optimizer = self.model.optimizer
+        if isinstance(optimizer, keras.optimizers.Optimizer):
+            optimizer.finalize_variable_values(self.model.trainable_weights)

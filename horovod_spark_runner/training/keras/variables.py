@@ -1,0 +1,82 @@
+"""The variables of a Keras model and its optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..state import TrainingVariables
+
+
+class KerasVariables(TrainingVariables):
+    """See `TrainingVariables`.
+
+    Args:
+        model: the built model.
+        optimizers: its optimizers.
+    """
+
+    def __init__(self, model: Any, optimizers: Sequence[Any]) -> None:
+        self._model = model
+        self._optimizers = optimizers
+
+    @property
+    def weights(self) -> list[Any]:
+        """The model's weights."""
+        return list(self._model.weights)
+
+    @property
+    def groups(self) -> dict[str, list[Any]]:
+        groups = {"model": self.weights}
+        for number, optimizer in enumerate(self._optimizers):
+            groups[f"optimizer{number or ''}"] = list(optimizer.variables)
+        return groups
+
+    @property
+    def seeds(self) -> list[Any]:
+        # What is a variable but no weight is the state of a random layer (dropout and the like).
+        ids = {id(variable) for variable in self._model.weights}
+        return [v for v in self._model.non_trainable_variables if id(v) not in ids]
+
+    def view(self, variable: Any) -> Any:
+        return tf.convert_to_tensor(variable)
+
+    def trained_by(self) -> list[list[int] | None]:
+        places = {id(variable): place for place, variable in enumerate(self.weights)}
+        found: list[list[int] | None] = []
+        for optimizer in self._optimizers:
+            # Keras has no public name for what an optimizer was built for.
+            own = [places.get(id(v)) for v in getattr(optimizer, "_trainable_variables", ())]
+            known = [place for place in own if place is not None]
+            found.append(known if optimizer.built and known and len(known) == len(own) else None)
+        return found
+
+    def build_optimizers(self, trained: Sequence[Sequence[int] | None]) -> None:
+        weights = self.weights
+        for optimizer, places in zip(self._optimizers, trained, strict=False):
+            if not optimizer.built and places and max(places) < len(weights):
+                optimizer.build([weights[place] for place in places])
+
+    def is_rate(self, variable: Any) -> bool:
+        return str(getattr(variable, "name", "")) == "learning_rate"
+
+    def likely_cause(self, differing: Sequence[Any]) -> str:
+        if any(map(self.is_rate, differing)):
+            return (
+                "The learning rate differs, so a callback set it from what only its own rank knows "
+                "(its clock, random numbers, or a loss of its own); use the logs that Keras "
+                "passes, which are those of all ranks"
+            )
+        if not any(getattr(v, "trainable", True) for v in differing):
+            return (
+                "They are not trained but set by a layer or callback from its own rank's rows; "
+                "average them over the ranks (horovod.tensorflow.allreduce), or keep them out of "
+                "the weights"
+            )
+        return (
+            "They are changed outside Keras's optimizers (assigned by a train_step or callback on "
+            "its own), whose gradients are exchanged; apply gradients with a "
+            "keras.optimizers.Optimizer, and let callbacks do the same on every rank"
+        )

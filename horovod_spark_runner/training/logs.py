@@ -1,0 +1,38 @@
+"""Logs of steps and epochs, as callbacks, checkpoints and the driver see them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``logs`` without nesting, as Keras's callbacks see them."""
+    result: dict[str, Any] = {}
+    for name, value in sorted(logs.items()):
+        result.update(flat(value) if isinstance(value, Mapping) else {name: value})
+    return result
+
+
+def plain(logs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return ``logs`` as JSON: numbers, and lists where a metric gives several."""
+    return {name: _plain_value(value) for name, value in flat(logs or {}).items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, (str, bool)) or value is None:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(item) for item in value]
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        return str(value)
+    return array.item() if array.size == 1 and array.ndim <= 1 else array.tolist()
+
+
+def numbers(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the entries of plain ``logs`` that are one number."""
+    return {name: value for name, value in logs.items() if isinstance(value, float)}

@@ -1,0 +1,69 @@
+"""Allreduce: every step adds the gradients of all ranks up, so that all make the same step.
+
+Each rank's gradient is the mean over its own rows, so it counts by the rows it stands for: the sum
+of ``rows · gradient`` over the ranks, divided by the sum of the rows, is the gradient of the global
+batch, also when the last one is partial and spread unevenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ...config import AllreduceOptions
+from .synchroniser import Collectives, Equality, Share, Tensor, Variables
+
+
+class Allreduce:
+    """All ranks hold the same model after every step; see `Synchroniser`.
+
+    Args:
+        options: compression of what is sent.
+        collectives: sums of the framework's tensors.
+    """
+
+    equality = Equality.EVERY_STEP
+
+    def __init__(self, options: AllreduceOptions, collectives: Collectives) -> None:
+        self._collectives = collectives
+        self._compression = collectives.compression(options.compression)
+
+    def meets_after(self, step: int) -> bool:
+        return True
+
+    def gradients(
+        self,
+        gradients: Sequence[Tensor | None],
+        share: Share,
+        name: str,
+        along: Sequence[Tensor] = (),
+    ) -> tuple[list[Tensor | None], list[Tensor]]:
+        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        packed, contexts = [], []
+        for i in present:
+            small, context = self._compression.compress(share.term(gradients[i]))
+            packed.append(small)
+            contexts.append(context)
+        # One group for all, so that what goes along costs nothing of its own.
+        summed = self._collectives.sum([*packed, *along], name)
+        result: list[Tensor | None] = [None] * len(gradients)
+        for i, tensor, context in zip(present, summed, contexts, strict=False):
+            result[i] = share.total(self._compression.decompress(tensor, context))
+        return result, summed[len(packed) :]
+
+    def changes(self, changes: Sequence[Tensor], share: Share, name: str) -> list[Tensor]:
+        summed = self._collectives.sum([share.term(change) for change in changes], name)
+        return [share.total(change) for change in summed]
+
+    def after_step(self, variables: Variables, step: int) -> None:
+        """All is done within the step."""
+
+    def finish(self, variables: Variables) -> None:
+        """All ranks hold the same model already."""
+
+    def capture(self, rank: int) -> dict[str, np.ndarray]:
+        return {}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """There is nothing to keep."""

@@ -1,0 +1,166 @@
+"""A model on a rank, as the training loop knows it. Knows no framework."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import ModelError
+from ..rundir.directory import RunDirectory
+from ..storage.arrays import Arrays
+from .changes import ModelChanges, other_model
+from .epochs import Step
+from .hooks import Hooks
+from .learning_rate import Rates
+from .spec import WarmStart
+from .state import TrainingVariables, Variable
+
+
+class Trainee(ABC):
+    """A model on this rank, its optimizers and its metrics, all variables made.
+
+    What an engine has to write is abstract: a step, the results of an epoch, what the model is and
+    how it is saved. What a framework may lack has a default here. All ranks call the same methods
+    in the same order, so these may use collectives.
+
+    Attributes:
+        columns: the columns that the arrays of a batch must hold.
+        blank: one row of these, which stands in where a rank has no row of its own.
+        variables: what the ranks share and checkpoints hold.
+    """
+
+    columns: Sequence[str]
+    blank: Arrays
+    variables: TrainingVariables
+
+    # -- to be written -------------------------------------------------------------------------
+
+    @abstractmethod
+    def train_step(
+        self, step: Step, asked: Sequence[Any], last: bool
+    ) -> tuple[Any, Sequence[Any] | None]:
+        """Train on this rank's part of a global batch, together with all other ranks.
+
+        The gradients go through the synchroniser's ``gradients``, as those of a mean over this
+        rank's rows that counts by ``step.fraction``. A rank without rows takes part, too.
+
+        Args:
+            step: the batch, and this rank's part of the global batch's rows.
+            asked: numbers or truth values that go along with the gradients.
+            last: whether it is the last step of the epoch.
+
+        Returns:
+            The step's logs by name, and the sums over the ranks of what was ``asked``; ``None``
+            where the synchroniser carries nothing.
+        """
+
+    @abstractmethod
+    def test_step(self, step: Step, last: bool) -> Any:
+        """Update the metrics with this rank's part of a global batch; return the step's logs."""
+
+    @abstractmethod
+    def reset_metrics(self) -> None:
+        """Begin new sums, before an epoch and before an evaluation."""
+
+    @abstractmethod
+    def results(self, kind: str, logs: Any, fraction: float) -> dict[str, Any]:
+        """Return the results of an epoch over the rows of all ranks.
+
+        Args:
+            kind: ``"train"`` or ``"test"``.
+            logs: those of the last step.
+            fraction: this rank's part of the last step's rows.
+        """
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return what makes it this model, as JSON; see `compare`."""
+
+    @abstractmethod
+    def save(self, directory: RunDirectory) -> Any:
+        """Write the trained model, on rank 0.
+
+        Returns:
+            What the driver has to know besides, to be pickled; see `Engine.recipe_parts`.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+
+    # -- what a framework may lack -------------------------------------------------------------
+
+    @property
+    def steps_per_execution(self) -> int:
+        """Steps from one call of the hooks of steps to the next."""
+        return 1
+
+    def hooks(self, *, steps: int, resumed: bool) -> Hooks:
+        """Return the callbacks that were given.
+
+        Args:
+            steps: steps of an epoch.
+            resumed: whether the run is gone on with.
+        """
+        return Hooks()
+
+    def rates(self, scaling: str) -> Rates:
+        """Return the learning rates, for the ``lr_scaling`` that was asked for.
+
+        Raises:
+            ModelError: they cannot be scaled.
+        """
+        raise ModelError(f"lr_scaling={scaling!r}: this model has no learning rate to scale")
+
+    def compare(
+        self, then: Mapping[str, Any], now: Mapping[str, Any], *, in_epoch: bool
+    ) -> ModelChanges:
+        """Compare two results of `describe`: a checkpoint's, empty if there is none, and this one.
+
+        Args:
+            then: that of the checkpoint.
+            now: that of this call's model.
+            in_epoch: whether the checkpoint was taken within an epoch, whose sums are gone on with.
+        """
+        return ModelChanges(other_model(then, now), record=dict(now))
+
+    def load_initial_weights(self, start: WarmStart) -> None:
+        """Take over weights to begin with, on rank 0.
+
+        Raises:
+            ModelError: they do not fit.
+        """
+        raise ModelError(
+            f"initial_weights={start.origin!r}: this model takes none; load them in model_fn"
+        )
+
+    def variables_were_set(self) -> None:
+        """Make anew what was derived from the variables' values."""
+
+    def separate(self, rank: int) -> None:
+        """Give the framework's own generators a stream of this rank's."""
+
+    def generators(self) -> dict[str, Variable]:
+        """Return the states of the framework's own random generators, by name."""
+        return {}
+
+    def metric_variables(self) -> list[Variable]:
+        """Return the sums of metrics that an epoch goes on from; sums over rows, on each rank."""
+        return []
+
+    def metric_names(self) -> list[str]:
+        """Return the names of the metrics, for messages."""
+        return []
+
+    def make_metrics(self) -> None:
+        """Make the metrics that come into being at their first use, before sums are restored."""
+
+    def probe(self, step: Step) -> None:
+        """Check on rank 0, before the first step, that several ranks can compute what is asked.
+
+        Raises:
+            ModelError: they cannot; all ranks raise it.
+        """
+
+    def finish(self) -> None:
+        """Bring the variables to their last values, after the last step."""

@@ -1,0 +1,176 @@
+"""A second framework, and a second way of synchronising, through all that knows neither."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner import HorovodRunner, RunDirectoryError, TFTransformer, run_training
+from tests.numpy_engine import Line
+from tests.runs import arrays_in, assert_same_weights
+
+pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+
+SLOPES = np.array([1.0, -2.0, 0.5])
+
+
+@pytest.fixture(scope="module")
+def points(spark: Any) -> Any:
+    x = np.random.default_rng(0).normal(size=(170, 3)).astype(np.float32)
+    rows = [(row.tolist(), float(row @ SLOPES + 3)) for row in x]
+    return spark.createDataFrame(rows, "x array<float>, y float").coalesce(2).cache()
+
+
+def train(points: Any, run_dir: Path, line: Line | None = None, **arguments: Any) -> Any:
+    given: dict[str, Any] = {
+        "feature_cols": ["x"],
+        "label_cols": ["y"],
+        "num_workers": 2,
+        "batch_size": 8,
+        "epochs": 3,
+        "validation": 0.2,
+        "run_dir": str(run_dir),
+        "verbose": False,
+        **arguments,
+    }
+    return run_training(points, line or Line(), **given)
+
+
+def die_once(run_dir: Path) -> Any:
+    """Return a callback that kills rank 1 in the second epoch, once step 12 is kept."""
+    marker, kept = run_dir.parent / "died", run_dir / "checkpoints" / "step-00000012"
+    seen: list[int] = []
+
+    def callback(number: int, logs: Any) -> None:
+        from mpi4py import MPI
+
+        seen.append(number)
+        if len(seen) == 14 and MPI.COMM_WORLD.Get_rank() == 1 and not marker.exists():
+            marker.touch()
+            while not kept.exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return callback
+
+
+def predictions(transformer: Any, points: Any) -> np.ndarray:
+    rows = transformer.transform(points).orderBy("y").collect()
+    return np.array([row.prediction for row in rows])
+
+
+def test_another_engine_trains_resumes_and_predicts(points: Any, tmp_path: Path) -> None:
+    whole = train(points, tmp_path / "whole")
+    losses = [logs["val_loss"] for logs in whole.history]
+    assert losses[-1] < 0.2 * losses[0]
+    run = train(
+        points,
+        tmp_path / "run",
+        callbacks=[die_once(tmp_path / "run")],
+        checkpoint_every_steps=4,
+        max_restarts=1,
+        restart_backoff=0.1,
+    )
+    assert [(a.first_step, a.ending) for a in run.attempts] == [
+        (0, "rank killed or lost"),
+        (12, "finished"),
+    ]
+    assert run.history == whole.history
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+
+    weights = arrays_in(tmp_path / "run" / "model" / "weights.npz")["00000"]
+    inputs = np.array([row.x for row in points.orderBy("y").collect()], np.float32)
+    expected = inputs @ weights[:3] + weights[3]
+    np.testing.assert_allclose(predictions(run, points), expected, atol=1e-9)
+    place = str(tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match=r"engine 'tests\.numpy_engine'.*model_fn"):
+        TFTransformer.from_run(place)
+    again = TFTransformer.from_run(place, model_fn=Line())
+    np.testing.assert_array_equal(predictions(again, points), predictions(run, points))
+
+    with pytest.raises(RunDirectoryError, match=r"momentum is 0\.9 now, .* begun with 0\.5"):
+        train(points, tmp_path / "run", Line(momentum=0.9), epochs=4)
+
+
+def test_ranks_of_another_engine_equal_one_process(points: Any, tmp_path: Path) -> None:
+    line = Line(noise=0.0)
+    two = train(points, tmp_path / "two", line, epochs=2)
+    one = train(points, tmp_path / "one", line, epochs=2, num_workers=1, batch_size=16)
+    for ours, theirs in zip(two.history, one.history, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-9)
+    assert_same_weights(tmp_path / "two", tmp_path / "one", atol=1e-9)
+
+
+def train_apart(data: str, folder: str) -> list[Any]:
+    """Train two epochs of four steps at once, and in two parts; ranks meet after every third."""
+    from dataclasses import replace
+
+    from mpi4py import MPI
+
+    from horovod_spark_runner.config import CheckpointOptions, FitOptions
+    from horovod_spark_runner.data.prepare.materialize import DataRequest
+    from horovod_spark_runner.data.prepare.parquet import open_parquet
+    from horovod_spark_runner.data.prepare.schema import Roles
+    from horovod_spark_runner.storage.filesystem import Location
+    from horovod_spark_runner.training.loop import train
+    from horovod_spark_runner.training.spec import Binding, ModelSource
+    from tests.numpy_engine import NAME, Averaging, Line
+    from tests.runs import spec_of
+
+    manifest = open_parquet(Location(f"{data}/59"), DataRequest(Roles(("x",), ("y",), None), {}))
+    ways: list[Averaging] = []
+
+    def way(*given: Any) -> Averaging:
+        ways.append(Averaging(*given))
+        return ways[-1]
+
+    def run(name: str, epochs: int, **fields: Any) -> Any:
+        place = Path(folder, name)
+        if MPI.COMM_WORLD.Get_rank() == 0:
+            place.mkdir(exist_ok=True)
+            (place / "lock.json").write_text(json.dumps({"token": "token"}))
+        spec = spec_of(
+            (),
+            model=ModelSource(function=Line(), engine=NAME),
+            inputs=Binding(("x",)),
+            train=manifest,
+            fit=FitOptions(batch_size=8, epochs=epochs),
+            run_dir=str(place),
+            workers=2,
+            run_id="apart",
+            lock_token="token",
+            checkpoints=CheckpointOptions(keep=9),
+            **fields,
+        )
+        report = train(replace(spec), way)
+        return report.history
+
+    whole = run("whole", 2)
+    run("parts", 1)
+    parts = run("parts", 2, checkpoint=4)
+    return [whole, parts, [(each.alone, each.meetings) for each in ways]]
+
+
+def test_ranks_that_differ_between_meetings_go_on_as_they_were(spark: Any, tmp_path: Path) -> None:
+    from tests.conformance.data import write_once
+
+    data = write_once(tmp_path)
+    result = HorovodRunner(2, stream_logs=False).run(train_apart, str(data), str(tmp_path))
+    for rank, (whole, parts, states) in enumerate(result.results):
+        assert parts == whole
+        steps = rank + 1
+        # Each rank's own state, and what all share, went through the checkpoint.
+        assert states == [(8 * steps, 2), (4 * steps, 1), (8 * steps, 2)]
+    assert_same_weights(tmp_path / "parts", tmp_path / "whole")
+    kept = arrays_in(tmp_path / "parts" / "checkpoints" / "step-00000004" / "ranks.npz")
+    first, second = (kept[f"{rank:05d}/variable/model/00000"] for rank in (0, 1))
+    assert not np.array_equal(first, second)
+    met = arrays_in(tmp_path / "whole" / "checkpoints" / "step-00000008" / "ranks.npz")
+    assert "00001/variable/model/00000" in met
