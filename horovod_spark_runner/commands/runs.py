@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..config import CheckpointOptions
 from ..errors import InvalidInputError
 from ..rundir.attempt import FINISHED, RUNNING, Attempt, describe_attempts, steps_lost
 from ..rundir.checkpoint import CheckpointInfo, best_step, verify_checkpoint
 from ..rundir.directory import RunDirectory
 from ..rundir.lock import read_lock, seems_held
+from ..settings.training import CheckpointOptions
 from ..storage.filesystem import Location
 
 INTERRUPTED, UNFINISHED = "interrupted", "not finished"

@@ -10,9 +10,9 @@ import cloudpickle
 import numpy as np
 
 from ..data.manifest import Column, Manifest
-from ..data.read.decode import Transform
 from ..errors import ModelError
 from ..quiet import quiet_imports
+from ..settings.data import Transform
 from ..storage.arrays import load_arrays
 from ..training.spec import Binding, ModelSource, OutputSpec
 

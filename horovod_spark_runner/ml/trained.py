@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..data.prepare.schema import quote_all
-from ..data.read.decode import Transform
 from ..errors import DataError, InvalidInputError, ModelError, RunDirectoryError
 from ..rundir.directory import RunDirectory
 from ..rundir.model_folder import (
@@ -19,6 +18,7 @@ from ..rundir.model_folder import (
     read_model,
 )
 from ..serialize import check_picklable, dumps
+from ..settings.data import Transform
 from ..training.archive import LAMBDA, CustomPart, custom_parts, read_config
 from ..training.signature import Signature
 from ..training.spec import ModelSource, SavedModel, check_objects

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ..config import LaunchOptions, RestartOptions
 from ..errors import (
     CheckpointError,
     HorovodSparkError,
@@ -30,7 +29,9 @@ from ..rundir.attempt import (
 from ..rundir.checkpoint import newest_checkpoint
 from ..rundir.directory import RunDirectory
 from ..rundir.lock import RunLock
-from ..spark.capacity import REPLACEMENT_SECONDS, check_slots
+from ..settings.launching import LaunchSettings
+from ..settings.training import RestartOptions
+from ..spark.capacity import check_slots
 from ..training.entry import MODULES, train_rank
 from ..training.spec import TrainingSpec
 
@@ -72,6 +73,7 @@ class Attempts:
     Attributes:
         spark: session to run in.
         launching: how to start the ranks.
+        workers: how many of them.
         restarts: what to do when they are cut short.
         directory: the run directory.
         lock: its lock, held.
@@ -79,7 +81,8 @@ class Attempts:
     """
 
     spark: SparkSession
-    launching: LaunchOptions
+    launching: LaunchSettings
+    workers: int
     restarts: RestartOptions
     directory: RunDirectory
     lock: RunLock
@@ -112,12 +115,19 @@ class Attempts:
         observer = StepObserver(Console(quiet=not self.launching.stream_logs), first_step)
         attempt = self._begin(first_step)
         try:
-            launching = self._fitting()
-            attempt = replace(attempt, workers=launching.num_workers)
+            workers = self._fitting()
+            attempt = replace(attempt, workers=workers)
             self._write(attempt)
             spec = replace(spec, checkpoint=newest, lock_token=self.lock.begin_attempt())
             result = launch(
-                self.spark, launching, train_rank, (spec,), {}, observer, modules=MODULES
+                self.spark,
+                self.launching,
+                train_rank,
+                (spec,),
+                {},
+                observer,
+                modules=MODULES,
+                workers=workers,
             )
             saved = result.result.preempted_at
             if saved is not None:
@@ -141,7 +151,7 @@ class Attempts:
     def _begin(self, first_step: int) -> Attempt:
         return Attempt(
             number=len(self._earlier) + len(self.done) + 1,
-            workers=self.launching.num_workers,
+            workers=self.workers,
             started=time.time(),
             ended=time.time(),
             first_step=first_step,
@@ -159,27 +169,22 @@ class Attempts:
             self._close(self._begin(first_step), classify(error), _first_line(error))
             raise
 
-    def _fitting(self) -> LaunchOptions:
-        """Return the settings for as many ranks as there are slots for now.
+    def _fitting(self) -> int:
+        """Return how many ranks there are slots for now.
 
         The first attempt takes what was asked for. A restart waits for the executors that replace
         lost ones; then it may make do with fewer, and the next one asks for all again.
         """
-        if not self.done:
-            return self.launching
-        patience = self.launching.start_timeout
-        launching = replace(
-            self.launching, start_timeout=REPLACEMENT_SECONDS if patience is None else patience
-        )
-        try:
-            check_slots(self.spark, launching)
-        except NotEnoughSlotsError as error:
-            ranks = launching.num_workers * error.found // error.asked
-            if ranks < (self.restarts.min_workers or launching.num_workers):
-                raise
-            logger.warning("going on with %d ranks instead of %d", ranks, launching.num_workers)
-            return replace(launching, num_workers=ranks)
-        return launching
+        if self.done:
+            try:
+                check_slots(self.spark, self.launching, self.workers, replacing=True)
+            except NotEnoughSlotsError as error:
+                ranks = self.workers * error.found // error.asked
+                if ranks < (self.restarts.min_workers or self.workers):
+                    raise
+                logger.warning("going on with %d ranks instead of %d", ranks, self.workers)
+                return ranks
+        return self.workers
 
     def _close(self, attempt: Attempt, ending: str, cause: str = "") -> None:
         self.done.append(replace(attempt, ended=time.time(), ending=ending, cause=cause))

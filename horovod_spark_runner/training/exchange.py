@@ -22,8 +22,8 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from ..config import AllreduceOptions
 from ..errors import ModelError
+from ..settings.training import Allreduce
 from .collectives import Part, sum_over_ranks
 from .losses import alone, parts_of_a_whole
 from .metrics import StepMetrics
@@ -40,7 +40,7 @@ class GradientExchange:
         share_logs: whether the logs of each step are to be those of all ranks.
     """
 
-    def __init__(self, model: Any, options: AllreduceOptions, *, share_logs: bool = False) -> None:
+    def __init__(self, model: Any, options: Allreduce, *, share_logs: bool = False) -> None:
         self._model = model
         self._own = has_own_steps(model)
         self._logs_wanted = tf.Variable(share_logs, trainable=False)

@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..config import FitOptions
 from ..errors import ModelError
+from ..settings.training import FitOptions
 from .optimizers import leaf_optimizers
 
 logger = logging.getLogger(__name__)

@@ -107,7 +107,7 @@ class Training:
     def _read(self, data: Manifest, *, training: bool = True) -> Epochs:
         spec = self._spec
         # The window may take as much, so a dataset that fits into it can just as well be kept.
-        keep = spec.fit.window_bytes
+        keep = spec.window_bytes
         reader = DatasetReader(data, self._batches.columns, spec.transforms, keep)
         self._readers.append(reader)
         return Epochs(
@@ -115,6 +115,7 @@ class Training:
             data,
             spec.fit,
             spec.global_batch,
+            spec.window_bytes,
             self._rank,
             self._size,
             training=training,

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config import AllreduceOptions, CheckpointOptions, FitOptions
 from ..data.manifest import Manifest
-from ..data.read.decode import Transform
 from ..errors import InvalidInputError, ModelError
+from ..settings.data import Transform
+from ..settings.training import Allreduce, CheckpointOptions, FitOptions
 from ..storage.filesystem import Location
 
 
@@ -209,6 +209,7 @@ class TrainingSpec:
         weight: column of sample weights.
         fit: batch size, epochs and the like.
         allreduce: how gradients are exchanged.
+        window_bytes: memory of the shuffle window of a rank.
         train: the training data.
         validation: the validation data.
         run_dir: path or URL of the run directory.
@@ -229,7 +230,8 @@ class TrainingSpec:
     outputs: Binding
     weight: str | None
     fit: FitOptions
-    allreduce: AllreduceOptions
+    allreduce: Allreduce
+    window_bytes: int
     train: Manifest
     validation: Manifest | None
     run_dir: str
@@ -255,7 +257,7 @@ class TrainingSpec:
             "global_batch": self.global_batch,
             "seed": self.fit.seed,
             "shuffle": self.fit.shuffle,
-            "window_bytes": self.fit.window_bytes,
+            "window_bytes": self.window_bytes,
             "steps_per_epoch": self.fit.steps_per_epoch,
         }
 

@@ -179,6 +179,7 @@ def small_model(keras: Any, width: int = 3) -> Any:
 
 @pytest.mark.parametrize("form", ["keras", "weights.h5", "saved_model"])
 def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
+    from horovod_spark_runner.settings.training import InitialWeights
     from horovod_spark_runner.training.initial_weights import load_initial_weights
     from horovod_spark_runner.training.warm_start import read_warm_start
 
@@ -190,7 +191,7 @@ def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
         source.save_weights(place)
     else:
         source.export(place, verbose=False)
-    start = read_warm_start(place)
+    start = read_warm_start(InitialWeights(place))
     model = small_model(keras)
     load_initial_weights(model, start)
     for ours, theirs in zip(model.weights, source.weights, strict=True):
@@ -200,12 +201,13 @@ def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
 
 
 def test_what_holds_no_weights_is_refused(tmp_path: Any) -> None:
+    from horovod_spark_runner.settings.training import InitialWeights
     from horovod_spark_runner.training.warm_start import read_warm_start
 
     with pytest.raises(ModelError, match="is no run directory"):
-        read_warm_start(tmp_path)
+        read_warm_start(InitialWeights(tmp_path))
     with pytest.raises(ModelError, match="cannot be read"):
-        read_warm_start(tmp_path / "none.keras")
+        read_warm_start(InitialWeights(tmp_path / "none.keras"))
 
 
 def test_other_metrics_within_an_epoch_are_refused(keras: Any) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.config import LaunchOptions
 from horovod_spark_runner.errors import NotEnoughSlotsError
+from horovod_spark_runner.settings.launching import LaunchSettings
 from horovod_spark_runner.spark import capacity as capacity_module
 from horovod_spark_runner.spark.capacity import (
     REGISTRATION_SECONDS,
@@ -86,7 +86,7 @@ def test_the_advice_helps(
     monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
     session: Any = Cluster(master, 2)
     with pytest.raises(NotEnoughSlotsError, match=f"asked for 3 slots .* found 2: .*{ending}"):
-        check_slots(session, LaunchOptions(3, start_timeout=start_timeout))
+        check_slots(session, LaunchSettings(start_timeout=start_timeout), 3)
 
 
 def test_where_no_executor_starts_what_they_ask_for_is_named(
@@ -97,12 +97,14 @@ def test_where_no_executor_starts_what_they_ask_for_is_named(
     session: Any = Cluster("spark://h:1", 0)
     asked = r"\(spark.executor.cores=4, spark.executor.memory=8g\)"
     with pytest.raises(NotEnoughSlotsError, match=f"found 0: no executor .* asks for {asked}"):
-        check_slots(session, LaunchOptions(2))
+        check_slots(session, LaunchSettings(), 2)
 
 
 def test_executors_are_waited_for_where_they_are_to_come() -> None:
-    asked, unasked = LaunchOptions(2, start_timeout=3), LaunchOptions(2)
+    asked, unasked = LaunchSettings(2, start_timeout=3), LaunchSettings(2)
     assert patience(asked, 1000, none_there=True) == 3
     assert patience(unasked, 1, none_there=False) == REGISTRATION_SECONDS
     assert patience(unasked, 1000, none_there=True) == REPLACEMENT_SECONDS  # all were lost
     assert patience(unasked, 1000, none_there=False) == 0  # there are some, and too few
+    assert patience(unasked, 1, none_there=False, replacing=True) == REPLACEMENT_SECONDS
+    assert patience(asked, 1, none_there=False, replacing=True) == 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod_spark_runner.config import LaunchOptions
 from horovod_spark_runner.launch.driver.watch import (
     FAILED_GRACE,
     TASK_START_SECONDS,
@@ -12,10 +11,11 @@ from horovod_spark_runner.launch.driver.watch import (
     Verdict,
 )
 from horovod_spark_runner.launch.shared.outcome import ABORTED, DIED, LOST, is_telling
+from horovod_spark_runner.settings.launching import LaunchSettings
 
 
 def watch(slots: int = 2, **options: Any) -> RunWatch:
-    return RunWatch(slots, LaunchOptions(slots, **options), now=0.0)
+    return RunWatch(slots, LaunchSettings(slots, **options), now=0.0)
 
 
 def message(what: str, slot: int, **more: Any) -> dict[str, Any]:

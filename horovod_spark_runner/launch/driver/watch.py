@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from enum import Enum
 
-from ...config import LaunchOptions
 from ...errors import NotEnoughSlotsError
+from ...settings.launching import LaunchOptions
 from ..shared.channel import Message
 from ..shared.outcome import LAUNCH, LOG_TAIL_LINES, LOST, Failure, RankOutcome
 from ..shared.topology import RankPlacement

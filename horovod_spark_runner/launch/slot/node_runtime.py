@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ...config import LaunchOptions
+from ...settings.launching import MpiOptions
 from ..shared.channel import Message
 from ..shared.network import Interface, mpi_network
 from ..shared.topology import Part
@@ -68,7 +68,7 @@ class NodeRuntime:
     def log_tail(self) -> tuple[str, ...]:
         return () if self._daemon is None else self._daemon.log_tail
 
-    def join(self, part: Part, options: LaunchOptions) -> None:
+    def join(self, part: Part, options: MpiOptions) -> None:
         """Do what falls to the slot of ``part``; start mpirun if it is slot 0.
 
         Raises:
