@@ -72,6 +72,14 @@ def test_a_function_on_every_rank(
         assert f"[{rank}/{os.uname().nodename}] grüße von {rank}" in output
 
 
+def test_as_many_ranks_as_there_are_slots(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    assert len(HorovodRunner().run(max, 1, 2).results) == 4
+    told = (
+        "num_workers=4, as many as Spark can run at once: master local[4] has 4 cores, 1 per task"
+    )
+    assert capfd.readouterr().err.count(told) == 1
+
+
 def fail_on(rank: int, how: str) -> None:
     import horovod.tensorflow as hvd
     import tensorflow as tf
