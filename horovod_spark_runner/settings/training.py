@@ -182,6 +182,7 @@ class CheckpointOptions(Settings):
 
     @property
     def best_is_highest(self) -> bool:
+        """Whether a higher value of ``best_metric`` is better."""
         return self.best_mode == "max"
 
 
