@@ -92,15 +92,20 @@ class Attempts:
     def __post_init__(self) -> None:
         self._earlier = self.directory.read_attempts()
 
-    def run(self, spec: TrainingSpec) -> RunResult:
-        """Train as ``spec`` says and return the ranks' results.
+    def run(self, spec_for: Callable[[int | None, str], TrainingSpec], run_id: str) -> RunResult:
+        """Train and return the ranks' results.
+
+        Args:
+            spec_for: returns what the ranks of an attempt are told; takes the step of the
+                checkpoint to go on from, if there is one, and the attempt's token of the lock.
+            run_id: identity of the run.
 
         Raises:
             HorovodSparkError: the last attempt's error, with a line for each attempt.
         """
         while True:
             try:
-                return self._attempt(spec)
+                return self._attempt(spec_for, run_id)
             except HorovodSparkError as error:
                 decision = decide(self.done, self.restarts, time.time())
                 if decision.restart_at is None:
@@ -108,8 +113,10 @@ class Attempts:
                 logger.warning("%s: %s", decision.reason, _first_line(error))
                 self.pause(max(0.0, decision.restart_at - time.time()))
 
-    def _attempt(self, spec: TrainingSpec) -> RunResult:
-        newest = self._newest(spec)
+    def _attempt(
+        self, spec_for: Callable[[int | None, str], TrainingSpec], run_id: str
+    ) -> RunResult:
+        newest = self._newest(run_id)
         self.directory.sweep()
         first_step = newest or 0
         observer = StepObserver(Console(quiet=not self.launching.stream_logs), first_step)
@@ -118,7 +125,7 @@ class Attempts:
             workers = self._fitting()
             attempt = replace(attempt, workers=workers)
             self._write(attempt)
-            spec = replace(spec, checkpoint=newest, lock_token=self.lock.begin_attempt())
+            spec = spec_for(newest, self.lock.begin_attempt())
             result = launch(
                 self.spark,
                 self.launching,
@@ -159,9 +166,9 @@ class Attempts:
             ending=RUNNING,
         )
 
-    def _newest(self, spec: TrainingSpec) -> int | None:
+    def _newest(self, run_id: str) -> int | None:
         try:
-            newest = newest_checkpoint(self.directory, spec.run_id)
+            newest = newest_checkpoint(self.directory, run_id)
             return None if newest is None else newest[1].step
         except CheckpointError as error:
             # An attempt, too: storage that stays away uses up the restarts.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..data.manifest import Manifest
-from ..data.prepare.datasets import prepared, session_of
+from ..data.prepare.datasets import Prepared, prepared, session_of
 from ..errors import CheckpointError, DataError
 from ..launch.driver.head_start import import_meanwhile
 from ..launch.driver.launch import RunResult
@@ -49,7 +49,7 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
         # The script's name only: its arguments may hold secrets.
         program = {"program": sys.argv[0]} if Path(sys.argv[0]).is_file() else {}
         try:
-            spec = _training_spec(checked, data.train, data.validation)
+            run_id = _run_id(checked)
             directory.write_config({**checked.settings, **program, "rows": data.train.rows})
         except OSError as error:
             raise CheckpointError(
@@ -58,7 +58,10 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
         attempts = Attempts(
             spark, checked.launching, checked.workers, request.restarts, directory, lock
         )
-        result = attempts.run(spec)
+        result = attempts.run(
+            lambda checkpoint, token: _training_spec(checked, data, run_id, checkpoint, token),
+            run_id,
+        )
     trained = time.monotonic()
     transformer = _transformer(checked, result, attempts.done)
     ended = time.monotonic()
@@ -77,8 +80,9 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
 
 
 def _training_spec(
-    checked: CheckedRequest, train: Manifest, held_out: Manifest | None
+    checked: CheckedRequest, data: Prepared, run_id: str, checkpoint: int | None, lock_token: str
 ) -> TrainingSpec:
+    """Return what the ranks of one attempt are told."""
     request = checked.request
     return TrainingSpec(
         model=checked.source,
@@ -88,15 +92,15 @@ def _training_spec(
         fit=checked.fit,
         allreduce=request.allreduce,
         window_bytes=request.data.window_bytes,
-        train=train,
-        validation=held_out,
+        train=data.train,
+        validation=data.validation,
         run_dir=str(checked.directory.location),
         workers=checked.workers,
-        checkpoint=None,
+        checkpoint=checkpoint,
         warm_start=checked.warm_start,
         checkpoints=request.checkpoints,
-        run_id=_run_id(checked),
-        lock_token="",
+        run_id=run_id,
+        lock_token=lock_token,
         callbacks=request.callbacks,
         transforms=request.data.transforms,
         settings=checked.settings,

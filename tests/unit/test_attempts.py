@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ from horovod_spark_runner.training.spec import (
 )
 
 
-def spec_of(directory: RunDirectory) -> TrainingSpec:
+def spec_of(directory: RunDirectory, checkpoint: int | None, lock_token: str) -> TrainingSpec:
     return TrainingSpec(
         model=ModelSource(),
         inputs=Binding(("x",)),
@@ -52,11 +53,11 @@ def spec_of(directory: RunDirectory) -> TrainingSpec:
         validation=None,
         run_dir=str(directory.location),
         workers=4,
-        checkpoint=None,
+        checkpoint=checkpoint,
         warm_start=None,
         checkpoints=CheckpointOptions(),
         run_id="r",
-        lock_token="",
+        lock_token=lock_token,
         callbacks=(),
         settings={},
     )
@@ -131,7 +132,7 @@ def run(
             pauses.append,
         )
         try:
-            result = attempts.run(spec_of(cluster.directory))
+            result = attempts.run(functools.partial(spec_of, cluster.directory), "r")
         finally:
             cluster.done = attempts.done
     return attempts, pauses, result
