@@ -16,6 +16,7 @@ from .kinds import (
     TEXT,
     TEXT_MAP,
     Kind,
+    check_number,
     choice,
     count,
     number_above_zero,
@@ -46,6 +47,18 @@ def _check_resources(name: str, value: Any) -> Any:
     }
 
 
+def _check_heartbeat(name: str, value: object) -> float:
+    seconds = check_number(name, value, unit="seconds")
+    if seconds < MIN_HEARTBEAT_TIMEOUT:
+        raise InvalidInputError(
+            f"{name} must be at least {MIN_HEARTBEAT_TIMEOUT:g} seconds, got {value!r}"
+        )
+    return seconds
+
+
+_HEARTBEAT: Kind[float] = Kind(
+    f"number of seconds, at least {MIN_HEARTBEAT_TIMEOUT:g}", _check_heartbeat, "toFloat", float
+)
 _RESOURCES: Kind[Any] = Kind(
     "amounts above 0 by name, or a Spark `ResourceProfile`; or `None`", _check_resources
 )
@@ -123,7 +136,7 @@ class LaunchOptions(Settings):
         "function tells with `report_progress`; what it prints is not.",
     )
     heartbeat_timeout: float = setting(
-        30.0, SECONDS, "seconds of silence after which a host counts as lost (30); at least 15."
+        30.0, _HEARTBEAT, "seconds of silence after which a host counts as lost (30)."
     )
     worker_idle_timeout: float = setting(
         60.0,
@@ -147,14 +160,6 @@ class LaunchOptions(Settings):
     mpi: MpiOptions = setting(
         MpiOptions(), options_of(MpiOptions), "see `MpiOptions`: MPI, Horovod and the network."
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.heartbeat_timeout < MIN_HEARTBEAT_TIMEOUT:
-            raise InvalidInputError(
-                f"heartbeat_timeout must be at least {MIN_HEARTBEAT_TIMEOUT:g} seconds, got "
-                f"{self.heartbeat_timeout!r}"
-            )
 
     def __reduce__(self) -> tuple[Callable[[], Settings], tuple[()]]:
         # On the workers the resources, perhaps a handle on Spark's JVM, mean nothing any more.

@@ -34,7 +34,7 @@ from horovod_spark_runner.settings.training import (
         ({"num_workers": 1, "start_timeout": float("nan")}, "start_timeout"),
         ({"num_workers": 1, "env": {"A": 1}}, r"env must map text to text, got \{'A': int\}"),
         ({"num_workers": 1, "env": ["A"]}, "env must map text to text, got .* list"),
-        ({"heartbeat_timeout": 14}, "heartbeat_timeout must be at least 15 seconds, got 14.0"),
+        ({"heartbeat_timeout": 14}, "heartbeat_timeout must be at least 15 seconds, got 14"),
         ({"share_gpus": "no"}, "share_gpus must be True or False, got 'no'"),
         ({"stream_logs": 2}, "stream_logs must be True or False, got 2"),
         ({"log_dir": ""}, "log_dir is empty; give a folder or URL"),
