@@ -30,7 +30,7 @@ from model import SIDE, make_arrays, make_cnn, make_frame
 from peers.object_store import object_store
 from report import present, shown_command, table
 
-from horovod_spark_runner import run_training
+from horovod_spark_runner import CheckpointOptions, DataOptions, run_training
 
 BATCH = 64
 # Seconds before an answer of the object store.
@@ -190,16 +190,15 @@ def measure(frame: Any, case: Case, place: str, data_dir: str) -> list[Any]:
                 case.make,
                 feature_cols=["image"],
                 label_cols=["label"],
-                shapes={"image": (SIDE, SIDE, 1)},
+                data=DataOptions(shapes={"image": (SIDE, SIDE, 1)}, data_dir=data_dir),
                 num_workers=2,
                 batch_size=BATCH,
                 epochs=case.epochs,
                 steps_per_epoch=case.steps,
                 run_dir=f"{place}/{case.title.replace(' ', '-')}-{run}",
-                data_dir=data_dir,
-                checkpoint_every_steps=2 * case.half,
+                checkpoints=CheckpointOptions(every_steps=2 * case.half),
                 callbacks=note_steps(folder),
-                verbose=False,
+                stream_logs=False,
             )
             noted = json.loads(Path(folder, "noted").read_text())
         pairs += pairs_of(noted["times"], noted["written"], case.half)

@@ -26,7 +26,7 @@ from typing import Any
 
 from report import output_of, present, shown_command, table
 
-from horovod_spark_runner.config import RestartOptions
+from horovod_spark_runner import CheckpointOptions, RestartOptions
 
 PLAIN = """
 import keras
@@ -112,7 +112,7 @@ def be_spark(calls: int, restarts: int) -> None:
             num_workers=2,
             epochs=12,
             batch_size=32,
-            verbose=False,
+            stream_logs=False,
             **options,
         )
 
@@ -132,8 +132,8 @@ def be_spark(calls: int, restarts: int) -> None:
             train(
                 run_dir=f"{folder}/restarted-{restart}",
                 callbacks=functools.partial(killers, str(place)),
-                max_restarts=1,
-                checkpoint_every_steps=20,
+                restarts=RestartOptions(max_restarts=1),
+                checkpoints=CheckpointOptions(every_steps=20),
             )
             moments = [float((place / name).read_text()) for name in ("killed", "again")]
             again.append(moments[1] - moments[0])
@@ -195,7 +195,7 @@ def main() -> None:
             f"From the SIGKILL of a rank to the first step after the restart: median "
             f"{statistics.median(again):.2f} s, {min(again):.2f} to {max(again):.2f} s "
             f"(n = {len(again)}), of which {RestartOptions().backoff_seconds:g} s is the pause "
-            "before a restart (`restart_backoff`)."
+            "before a restart (`backoff_seconds`)."
         )
     present("First result", shown_command(), "\n\n".join(parts), arguments.write)
 

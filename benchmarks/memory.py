@@ -103,7 +103,7 @@ def make_model() -> Any:
 def train(spark: Any, rows: int, folder: str) -> None:
     from pyspark.sql import functions as F
 
-    from horovod_spark_runner import run_training
+    from horovod_spark_runner import DataOptions, run_training
 
     features = F.array(*(F.rand(i).cast("float") for i in range(WIDTH)))
     frame = spark.range(0, rows, 1, 4).select(features.alias("features"))
@@ -115,9 +115,9 @@ def train(spark: Any, rows: int, folder: str) -> None:
         num_workers=2,
         batch_size=512,
         epochs=2,
-        window_bytes=WINDOW,
+        data=DataOptions(window_bytes=WINDOW),
         run_dir=str(Path(folder, f"run-{rows}")),
-        verbose=False,
+        stream_logs=False,
     )
 
 

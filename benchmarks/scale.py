@@ -34,7 +34,6 @@ from typing import Any
 import psutil
 from report import present, shown_command, table
 
-from horovod_spark_runner.config import LaunchOptions
 from horovod_spark_runner.data.manifest import Column, Manifest, RowGroup
 from horovod_spark_runner.data.read.sharding import plan_epoch
 from horovod_spark_runner.errors import HorovodSparkError
@@ -58,6 +57,7 @@ from horovod_spark_runner.launch.shared.outcome import RAISED, Failure, RankOutc
 from horovod_spark_runner.launch.shared.slot_plan import SlotPlan
 from horovod_spark_runner.launch.shared.topology import SlotInfo
 from horovod_spark_runner.launch.slot.slot_link import SlotLink
+from horovod_spark_runner.settings.launching import LaunchSettings
 
 KEY = os.urandom(32)
 CLIENTS = 4
@@ -260,10 +260,10 @@ def watch_slots(slots: int, conduct: Conduct) -> dict[str, Any]:
         threading.active_count(),
         process.num_fds(),
     )
-    options = LaunchOptions(slots)
+    options = LaunchSettings(slots)
     recorder = Recorder()
     with ControlServer("127.0.0.1", KEY, slots=slots) as server:
-        plan = SlotPlan("scale", KEY, server.address, options, slots, b"", 0)
+        plan = SlotPlan("scale", KEY, server.address, options, slots, slots, b"", 0)
         job = Slots(plan, conduct, recorder)
         own_threads = 1 + len(job._processes)  # the server's, and the benchmark's own readers
         try:
@@ -301,7 +301,7 @@ def take_calls(hosts: int, per_host: int, megabytes: int) -> dict[str, Any]:
         ControlServer("127.0.0.1", KEY, payload) as server,
     ):
         plan = SlotPlan(
-            "scale", KEY, server.address, LaunchOptions(slots), slots, None, len(payload)
+            "scale", KEY, server.address, LaunchSettings(slots), slots, slots, None, len(payload)
         )
         links = [SlotLink(plan, slot) for slot in range(slots)]
         # One for each thread: adding up is not atomic.

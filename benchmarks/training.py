@@ -118,7 +118,7 @@ def stopwatch(folder: str, batch_size: int) -> Any:
 
 def ours(frame: Any, epochs: int, batch_size: int) -> Rates:
     """Return how fast ``run_training`` is."""
-    from horovod_spark_runner import run_training
+    from horovod_spark_runner import DataOptions, run_training
 
     with tempfile.TemporaryDirectory() as folder:
         run_training(
@@ -130,9 +130,9 @@ def ours(frame: Any, epochs: int, batch_size: int) -> Rates:
             batch_size=batch_size,
             epochs=epochs,
             run_dir=str(Path(folder, "run")),
-            shapes={"image": (SIDE, SIDE, 1)},
+            data=DataOptions(shapes={"image": (SIDE, SIDE, 1)}),
             callbacks=stopwatch(folder, batch_size),
-            verbose=False,
+            stream_logs=False,
         )
         steps = [float(Path(folder, str(epoch)).read_text()) for epoch in range(epochs)]
         made, first = (float(Path(folder, name).read_text()) for name in ("made", "first"))

@@ -10,7 +10,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from horovod_spark_runner import run_training
+from horovod_spark_runner import DataOptions, run_training
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,7 +81,7 @@ def main() -> None:
         make_model,
         feature_cols=["image"],
         label_cols=["digit"],
-        shapes={"image": (8, 8, 1)},
+        data=DataOptions(shapes={"image": (8, 8, 1)}),
         num_workers=arguments.workers,
         batch_size=arguments.batch_size,
         epochs=arguments.epochs,

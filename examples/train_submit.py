@@ -13,7 +13,7 @@ import argparse
 import functools
 from typing import TYPE_CHECKING, Any
 
-from horovod_spark_runner import run_training
+from horovod_spark_runner import LaunchOptions, run_training
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -116,8 +116,9 @@ def main() -> None:
         label_cols=["label"],
         num_workers=arguments.num_workers,
         gpus_per_worker=arguments.gpus_per_worker,
-        share_gpus=arguments.share_gpus,
-        start_timeout=arguments.start_timeout,
+        launch=LaunchOptions(
+            share_gpus=arguments.share_gpus, start_timeout=arguments.start_timeout
+        ),
         batch_size=arguments.batch_size,
         epochs=arguments.epochs,
         validation=0.1,

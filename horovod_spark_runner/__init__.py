@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
-from .config import AllreduceOptions
 from .errors import (
     CheckpointError,
     DataError,
@@ -35,10 +34,25 @@ if TYPE_CHECKING:
     from .launch.worker.reporting import report_progress
     from .ml.transformer import TFTransformer
     from .runner import HorovodRunner
+    from .settings.data import DataOptions
+    from .settings.launching import LaunchOptions, MpiOptions
+    from .settings.training import (
+        Allreduce,
+        CheckpointOptions,
+        InitialWeights,
+        RestartOptions,
+    )
 
 _LAZY = {
+    "Allreduce": ".settings.training",
+    "CheckpointOptions": ".settings.training",
+    "DataOptions": ".settings.data",
     "Dataset": ".dataset",
     "HorovodRunner": ".runner",
+    "InitialWeights": ".settings.training",
+    "LaunchOptions": ".settings.launching",
+    "MpiOptions": ".settings.launching",
+    "RestartOptions": ".settings.training",
     "RunResult": ".launch.driver.launch",
     "TFTransformer": ".ml.transformer",
     "prepare_dataset": ".dataset",
@@ -47,20 +61,26 @@ _LAZY = {
 }
 
 __all__ = [
-    "AllreduceOptions",
+    "Allreduce",
     "CheckpointError",
+    "CheckpointOptions",
     "DataError",
+    "DataOptions",
     "Dataset",
     "EnvironmentProblem",
     "HorovodRunner",
     "HorovodSparkError",
+    "InitialWeights",
     "InvalidInputError",
     "LaunchError",
+    "LaunchOptions",
     "ModelError",
+    "MpiOptions",
     "NotEnoughSlotsError",
     "PreemptedError",
     "RankFailedError",
     "RanksDivergedError",
+    "RestartOptions",
     "RunCancelledError",
     "RunDirectoryError",
     "RunFailedError",

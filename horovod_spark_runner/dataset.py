@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .config import check_count, check_flag
 from .data.manifest import Manifest
-from .data.prepare.datasets import DataOptions, check_data, data_folder, prepare_one, session_of
+from .data.prepare.datasets import check_data, data_folder, prepare_one, session_of
 from .data.prepare.schema import Roles
-from .data.read.decode import Transform
 from .data.read.reader import DatasetReader
 from .data.read.sharding import EpochPlan, plan_epoch
 from .data.store import delete_dataset
 from .errors import InvalidInputError
+from .settings.data import DataOptions, Materializer, Transform
+from .settings.kinds import check_count, check_flag
 from .spark.session import runs_on_this_machine
 from .storage.arrays import Arrays
 from .storage.filesystem import Location
@@ -299,7 +299,7 @@ def prepare_dataset(
     dtypes: Mapping[str, str] | None = None,
     transforms: Mapping[str, Transform] | None = None,
     allow_nan: bool = False,
-    materializer: str = "petastorm",
+    materializer: Materializer = "petastorm",
 ) -> Dataset:
     """Make a DataFrame readable by the ranks of a `HorovodRunner`.
 
@@ -309,11 +309,11 @@ def prepare_dataset(
         data_dir: cache directory that the driver and all executors reach; by default Spark's
             setting ``spark.horovod.dataDir``, else, on a ``local`` master, ``runs/data``. Rows that
             are there already, of the same data, are used again.
-        shapes: see `run_training`.
-        dtypes: see `run_training`.
-        transforms: see `run_training`.
-        allow_nan: see `run_training`.
-        materializer: see `run_training`.
+        shapes: see `DataOptions`.
+        dtypes: see `DataOptions`.
+        transforms: see `DataOptions`.
+        allow_nan: see `DataOptions`.
+        materializer: see `DataOptions`.
 
     Raises:
         DataError: the columns or values cannot be read as arrays.

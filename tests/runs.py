@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from horovod_spark_runner.config import AllreduceOptions, CheckpointOptions, FitOptions
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.settings.training import Allreduce, CheckpointOptions, FitOptions
 from horovod_spark_runner.training.keras.saved import SavedModel
 from horovod_spark_runner.training.spec import Binding, ModelSource, TrainingSpec
 
@@ -44,7 +44,8 @@ def spec_of(columns: Sequence[Column], **fields: Any) -> TrainingSpec:
         "outputs": Binding(("y",)),
         "weight": None,
         "fit": FitOptions(batch_size=4, epochs=1),
-        "allreduce": AllreduceOptions(),
+        "allreduce": Allreduce(),
+        "window_bytes": 1 << 20,
         "train": manifest,
         "validation": None,
         "run_dir": "",

@@ -120,6 +120,12 @@ def _register_runs(commands: Commands) -> None:
         parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _register_parameters(commands: Commands) -> None:
+    text = "print every argument and setting, what it can be, its default and what it does"
+    parser = commands.add_parser("parameters", help=text, description=text)
+    parser.set_defaults(run=".parameters:command")
+
+
 # One function per sub-command: it adds a parser and names ".module:function", which takes the
 # parsed arguments and returns the exit code.
 REGISTERED: tuple[Callable[[Commands], None], ...] = (
@@ -128,6 +134,7 @@ REGISTERED: tuple[Callable[[Commands], None], ...] = (
     _register_pack,
     _register_runs,
     _register_data,
+    _register_parameters,
 )
 
 

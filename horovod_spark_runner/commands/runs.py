@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..config import CheckpointOptions
 from ..errors import InvalidInputError, RunDirectoryError
 from ..rundir.attempt import FINISHED, RUNNING, Attempt, describe_attempts, steps_lost
 from ..rundir.checkpoint import CheckpointInfo, best_step, verify_checkpoint
 from ..rundir.directory import RunDirectory
 from ..rundir.lock import read_lock, seems_held
-from ..rundir.model_folder import read_model
+from ..settings.training import CheckpointOptions
 from ..storage.filesystem import Location
+from ..training.trained_model import read_model
 
 INTERRUPTED, UNFINISHED = "interrupted", "not finished"
 # Of a model: it is there, and no file of it is damaged.

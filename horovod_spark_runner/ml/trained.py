@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..data.prepare.schema import quote_all
-from ..data.read.decode import Transform
 from ..errors import DataError, InvalidInputError, ModelError, RunDirectoryError
 from ..rundir.directory import RunDirectory
 from ..serialize import check_picklable
+from ..settings.data import Transform
 from ..training.engine import engine_named, engine_of
 from ..training.spec import ModelSource, check_objects
 from ..training.trained_model import Recipe, StoredModel, read_model

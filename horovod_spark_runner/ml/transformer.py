@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 from pyspark.ml import Transformer
 
-from ..config import check_choice, check_count
 from ..data.prepare.columns import sources_of_features
-from ..data.read.decode import Transform
 from ..errors import InvalidInputError, ModelError
 from ..launch.shared.topology import RankPlacement
 from ..rundir.attempt import Attempt
 from ..rundir.directory import RunDirectory
 from ..serialize import dumps
+from ..settings.data import Transform
+from ..settings.kinds import check_choice, check_count
 from ..spark.session import classic_context, use_own_python
 from ..training.trained_model import Recipe, output_from
 from .features import check_once, feature_argument

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ..config import LaunchOptions, RestartOptions
 from ..errors import (
     CheckpointError,
     HorovodSparkError,
@@ -30,7 +29,9 @@ from ..rundir.attempt import (
 from ..rundir.checkpoint import newest_checkpoint
 from ..rundir.directory import RunDirectory
 from ..rundir.lock import RunLock
-from ..spark.capacity import REPLACEMENT_SECONDS, check_slots
+from ..settings.launching import LaunchSettings
+from ..settings.training import RestartOptions
+from ..spark.capacity import check_slots
 from ..training.entry import modules_for, train_rank
 from ..training.spec import TrainingSpec
 
@@ -73,6 +74,7 @@ class Attempts:
     Attributes:
         spark: session to run in.
         launching: how to start the ranks.
+        workers: how many of them.
         restarts: what to do when they are cut short.
         directory: the run directory.
         lock: its lock, held.
@@ -80,7 +82,8 @@ class Attempts:
     """
 
     spark: SparkSession
-    launching: LaunchOptions
+    launching: LaunchSettings
+    workers: int
     restarts: RestartOptions
     directory: RunDirectory
     lock: RunLock
@@ -90,15 +93,20 @@ class Attempts:
     def __post_init__(self) -> None:
         self._earlier = self.directory.read_attempts()
 
-    def run(self, spec: TrainingSpec) -> RunResult:
-        """Train as ``spec`` says and return the ranks' results.
+    def run(self, spec_for: Callable[[int | None, str], TrainingSpec], run_id: str) -> RunResult:
+        """Train and return the ranks' results.
+
+        Args:
+            spec_for: returns what the ranks of an attempt are told; takes the step of the
+                checkpoint to go on from, if there is one, and the attempt's token of the lock.
+            run_id: identity of the run.
 
         Raises:
             HorovodSparkError: the last attempt's error, with a line for each attempt.
         """
         while True:
             try:
-                return self._attempt(spec)
+                return self._attempt(spec_for, run_id)
             except HorovodSparkError as error:
                 decision = decide(self.done, self.restarts, time.time())
                 if decision.restart_at is None:
@@ -106,20 +114,28 @@ class Attempts:
                 logger.warning("%s: %s", decision.reason, _first_line(error))
                 self.pause(max(0.0, decision.restart_at - time.time()))
 
-    def _attempt(self, spec: TrainingSpec) -> RunResult:
-        newest = self._newest(spec)
+    def _attempt(
+        self, spec_for: Callable[[int | None, str], TrainingSpec], run_id: str
+    ) -> RunResult:
+        newest = self._newest(run_id)
         self.directory.sweep()
         first_step = newest or 0
         observer = StepObserver(Console(quiet=not self.launching.stream_logs), first_step)
         attempt = self._begin(first_step)
         try:
-            launching = self._fitting()
-            attempt = replace(attempt, workers=launching.num_workers)
+            workers = self._fitting()
+            attempt = replace(attempt, workers=workers)
             self._write(attempt)
-            spec = replace(spec, checkpoint=newest, lock_token=self.lock.begin_attempt())
-            modules = modules_for(spec.engine)
+            spec = spec_for(newest, self.lock.begin_attempt())
             result = launch(
-                self.spark, launching, train_rank, (spec,), {}, observer, modules=modules
+                self.spark,
+                self.launching,
+                train_rank,
+                (spec,),
+                {},
+                observer,
+                modules=modules_for(spec.engine),
+                workers=workers,
             )
             saved = result.result.preempted_at
             if saved is not None:
@@ -143,7 +159,7 @@ class Attempts:
     def _begin(self, first_step: int) -> Attempt:
         return Attempt(
             number=len(self._earlier) + len(self.done) + 1,
-            workers=self.launching.num_workers,
+            workers=self.workers,
             started=time.time(),
             ended=time.time(),
             first_step=first_step,
@@ -151,9 +167,9 @@ class Attempts:
             ending=RUNNING,
         )
 
-    def _newest(self, spec: TrainingSpec) -> int | None:
+    def _newest(self, run_id: str) -> int | None:
         try:
-            newest = newest_checkpoint(self.directory, spec.run_id)
+            newest = newest_checkpoint(self.directory, run_id)
             return None if newest is None else newest[1].step
         except CheckpointError as error:
             # An attempt, too: storage that stays away uses up the restarts.
@@ -161,27 +177,22 @@ class Attempts:
             self._close(self._begin(first_step), classify(error), _first_line(error))
             raise
 
-    def _fitting(self) -> LaunchOptions:
-        """Return the settings for as many ranks as there are slots for now.
+    def _fitting(self) -> int:
+        """Return how many ranks there are slots for now.
 
         The first attempt takes what was asked for. A restart waits for the executors that replace
         lost ones; then it may make do with fewer, and the next one asks for all again.
         """
-        if not self.done:
-            return self.launching
-        patience = self.launching.start_timeout
-        launching = replace(
-            self.launching, start_timeout=REPLACEMENT_SECONDS if patience is None else patience
-        )
-        try:
-            check_slots(self.spark, launching)
-        except NotEnoughSlotsError as error:
-            ranks = launching.num_workers * error.found // error.asked
-            if ranks < (self.restarts.min_workers or launching.num_workers):
-                raise
-            logger.warning("going on with %d ranks instead of %d", ranks, launching.num_workers)
-            return replace(launching, num_workers=ranks)
-        return launching
+        if self.done:
+            try:
+                check_slots(self.spark, self.launching, self.workers, replacing=True)
+            except NotEnoughSlotsError as error:
+                ranks = self.workers * error.found // error.asked
+                if ranks < (self.restarts.min_workers or self.workers):
+                    raise
+                logger.warning("going on with %d ranks instead of %d", ranks, self.workers)
+                return ranks
+        return self.workers
 
     def _close(self, attempt: Attempt, ending: str, cause: str = "") -> None:
         self.done.append(replace(attempt, ended=time.time(), ending=ending, cause=cause))

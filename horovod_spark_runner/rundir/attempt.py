@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..config import RestartOptions
 from ..errors import (
     CheckpointError,
     HorovodSparkError,
@@ -24,6 +23,7 @@ from ..errors import (
     RunFailedError,
     StalledError,
 )
+from ..settings.training import RestartOptions
 
 RUNNING = "running"  # what the record says until an attempt has ended
 # How attempts end.

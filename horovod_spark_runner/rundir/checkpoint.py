@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..config import CheckpointOptions
 from ..errors import RunDirectoryError
+from ..settings.training import CheckpointOptions
 from ..storage.arrays import Arrays, dump_arrays, load_arrays
 from ..storage.filesystem import Location
 from ..storage.patience import patiently

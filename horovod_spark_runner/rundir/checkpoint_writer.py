@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from ..config import CheckpointOptions
 from ..errors import CheckpointError
+from ..settings.training import CheckpointOptions
 from ..storage.arrays import Arrays
 from ..storage.patience import patiently
 from .checkpoint import CheckpointInfo, prune_checkpoints, save_checkpoint
@@ -87,7 +87,7 @@ class CheckpointWriter:
             f"the checkpoint of step {info.step} could not be written to "
             f"{self._directory.checkpoints}",
             "Those before are untouched; once the storage takes files again, the same call goes on "
-            "from the newest. With on_checkpoint_error='warn' the training goes on without",
+            "from the newest. With on_error='warn' the training goes on without",
             self._pause,
         )
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..config import LaunchOptions
-from ..errors import EnvironmentProblem, NotEnoughSlotsError
+from ..errors import EnvironmentProblem, InvalidInputError, NotEnoughSlotsError
+from ..settings.launching import LaunchSettings
 from .session import classic_context, master_of
 from .stage_resources import TaskShape, java_profile, task_shape
 
@@ -31,6 +31,30 @@ _OF_EXECUTORS = (
     "spark.executor.memoryOverhead",
     "spark.executor.resource.gpu.amount",
 )
+
+
+@dataclass(frozen=True)
+class Allotment:
+    """What Spark gives a run.
+
+    Attributes:
+        slots: tasks that run at once.
+        shape: what each of them holds.
+        reason: where the number comes from if Spark was to give as many as it can; else empty.
+    """
+
+    slots: int
+    shape: TaskShape
+    reason: str = ""
+
+    @property
+    def workers(self) -> int:
+        """How many ranks that makes."""
+        return self.slots * self.shape.ranks
+
+    def describe(self) -> str:
+        """Say how many ranks there will be, and why."""
+        return f"num_workers={self.workers}, as many as Spark can run at once: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -69,16 +93,25 @@ def local_capacity(master: str, task_cpus: int, machine_cpus: int) -> Capacity |
     return None
 
 
-def check_slots(spark: SparkSession, options: LaunchOptions) -> TaskShape:
-    """Make sure that Spark can run the ranks' tasks at once, and return what each holds.
+def check_slots(
+    spark: SparkSession, options: LaunchSettings, workers: int | None, *, replacing: bool = False
+) -> Allotment:
+    """Make sure that Spark can run the ranks' tasks at once, and return what it gives them.
 
     What can never be enough fails at once. A cluster whose executors are still registering is
     given time: ``options.start_timeout`` seconds, or, in a new session, `REGISTRATION_SECONDS`
-    for each; in one that has lost all of them, `REPLACEMENT_SECONDS`.
+    for each; in one that has lost its executors, `REPLACEMENT_SECONDS`.
+
+    Args:
+        spark: session to run in.
+        options: how the ranks are started.
+        workers: ranks; ``None`` for as many as Spark can run at once.
+        replacing: whether Spark may be replacing executors that were lost.
 
     Raises:
         NotEnoughSlotsError: it cannot.
-        InvalidInputError: resources and ranks do not go together.
+        InvalidInputError: resources and ranks do not go together, or Spark does not tell how many
+            it can run.
         EnvironmentProblem: Spark's settings rule barrier scheduling or the resources out.
     """
     if str(spark.conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
@@ -87,59 +120,81 @@ def check_slots(spark: SparkSession, options: LaunchOptions) -> TaskShape:
             "stage, all at once, only with a fixed set of executors; set it to false"
         )
     shape = task_shape(spark, options)
-    slots = options.num_workers // shape.ranks
+    asked = None if workers is None else workers // shape.ranks
     master = master_of(spark)
     fixed = local_capacity(master, shape.cpus, os.cpu_count() or 1)
-    if fixed is not None and fixed.slots < slots:
-        raise _not_enough(slots, shape, fixed, f"master {master} more cores")
+    if fixed is not None and fixed.slots < (asked or 1):
+        raise _not_enough(asked or 1, shape, fixed, f"master {master} more cores")
     context = classic_context(spark)
-    if context is not None and not re.fullmatch(r"local(\[.*\])?", master):
-        scala, profile = context._jsc.sc(), java_profile(spark, shape.profile)
-        age = time.time() - context.startTime / 1000
-        only_the_driver = scala.getExecutorMemoryStatus().size() <= 1
-        _await_slots(
-            lambda: int(scala.maxNumConcurrentTasks(profile)),
-            slots,
-            patience(options, age, none_there=only_the_driver),
-            lambda found, waited: _not_enough(
-                slots,
-                shape,
-                Capacity(found, _registered(spark, found, waited)),
-                _more_executors(options, master),
-            ),
-        )
-    return shape
+    if context is None or re.fullmatch(r"local(\[.*\])?", master):
+        if asked is not None:
+            return Allotment(asked, shape)
+        if fixed is None:
+            raise InvalidInputError(
+                "num_workers is needed with Spark Connect, which does not tell how many tasks its "
+                "server can run at once"
+            )
+        return Allotment(fixed.slots, shape, fixed.reason)
+    scala, profile = context._jsc.sc(), java_profile(spark, shape.profile)
+    age = time.time() - context.startTime / 1000
+    only_the_driver = scala.getExecutorMemoryStatus().size() <= 1
+    found, waited = _await_slots(
+        lambda: int(scala.maxNumConcurrentTasks(profile)),
+        asked or (fixed.slots if fixed is not None else None),
+        patience(options, age, none_there=only_the_driver, replacing=replacing),
+        settle=asked is None,
+    )
+    reason = _registered(spark, found, waited)
+    if found < (asked or 1):
+        more = _more_executors(options, master)
+        raise _not_enough(asked or 1, shape, Capacity(found, reason), more)
+    return Allotment(found, shape, reason) if asked is None else Allotment(asked, shape)
 
 
-def patience(options: LaunchOptions, session_age: float, *, none_there: bool) -> float:
+def patience(
+    options: LaunchSettings, session_age: float, *, none_there: bool, replacing: bool = False
+) -> float:
     """Return for how many seconds the next executor is waited for. Pure.
 
     Args:
         options: the run's settings.
         session_age: of the session, in seconds.
         none_there: whether there is no executor at all: Spark replaces those that were lost.
+        replacing: whether some may have been lost just now.
     """
     if options.start_timeout is not None:
         return options.start_timeout
+    if replacing:
+        return REPLACEMENT_SECONDS
     if session_age < NEW_SESSION_SECONDS:
         return REGISTRATION_SECONDS
     return REPLACEMENT_SECONDS if none_there else 0.0
 
 
 def _await_slots(
-    count: Callable[[], int],
-    slots: int,
-    patience: float,
-    refuse: Callable[[int, float], NotEnoughSlotsError],
-) -> None:
+    count: Callable[[], int], enough: int | None, patience: float, *, settle: bool
+) -> tuple[int, float]:
+    """Wait until there are enough slots, or no more come.
+
+    Args:
+        count: tells how many there are.
+        enough: how many are; ``None`` if that is not known.
+        patience: seconds to wait for the next one.
+        settle: whether to make do with any number, and not to wait for more longer than a new
+            session's executors take.
+
+    Returns:
+        How many there are, and for how many seconds they were waited for.
+    """
     began = progress = time.monotonic()
     best = 0
-    while (found := count()) < slots:
-        now = time.monotonic()
+    while True:
+        found, now = count(), time.monotonic()
         if found > best:
             best, progress = found, now
-        if now - progress >= patience:
-            raise refuse(found, now - began)
+        limit = min(patience, REGISTRATION_SECONDS) if settle and found else patience
+        if (enough is not None and found >= enough) or now - progress >= limit:
+            return found, now - began
         time.sleep(POLL_SECONDS)
 
 
@@ -154,7 +209,7 @@ def _registered(spark: SparkSession, found: int, waited: float) -> str:
     )
 
 
-def _more_executors(options: LaunchOptions, master: str) -> str:
+def _more_executors(options: LaunchSettings, master: str) -> str:
     wait = "; start_timeout=… waits for executors that are to come"
     return f"Spark more executors (master {master})" + (
         wait if options.start_timeout is None else ""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..config import LaunchOptions
 from ..errors import EnvironmentProblem, InvalidInputError
+from ..settings.launching import LaunchSettings
 from .session import classic_context, master_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class TaskShape:
         return f"{self.cpus} core{'s' * (self.cpus > 1)}{gpus} each"
 
 
-def task_shape(spark: SparkSession, options: LaunchOptions) -> TaskShape:
+def task_shape(spark: SparkSession, options: LaunchSettings) -> TaskShape:
     """Return what a task of this training is to hold.
 
     Raises:
@@ -73,7 +73,7 @@ def task_shape(spark: SparkSession, options: LaunchOptions) -> TaskShape:
     return TaskShape(cpus, int(gpus), ranks, profile)
 
 
-def count_ranks(options: LaunchOptions, task_gpus: float) -> int:
+def count_ranks(options: LaunchSettings, task_gpus: float) -> int:
     """Return how many ranks a task with ``task_gpus`` GPUs holds. Pure.
 
     Raises:
@@ -88,7 +88,7 @@ def count_ranks(options: LaunchOptions, task_gpus: float) -> int:
             f"{task_gpus:g} GPUs; a task must hold one rank's GPUs, or those of several"
         )
     ranks = int(task_gpus) // each
-    if options.num_workers % ranks:
+    if (options.num_workers or 0) % ranks:
         raise InvalidInputError(
             f"num_workers={options.num_workers}, but Spark gives {task_gpus:g} GPUs to a task, "
             f"which makes {ranks} ranks of {each} GPU each; num_workers must be a multiple of "

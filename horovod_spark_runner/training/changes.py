@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..config import FitOptions
 from ..errors import RunDirectoryError
 from ..rundir.checkpoint import CheckpointInfo
+from ..settings.training import FitOptions
 
 _SHOWN = 3
 _LONGEST = 80

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from ..config import FitOptions
 from ..data.manifest import Manifest
 from ..data.read.reader import Batch, DatasetReader
 from ..data.read.sharding import EpochPlan, plan_epoch
+from ..settings.training import FitOptions
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Epochs:
         manifest: the dataset.
         fit: batch size, shuffle and the like.
         global_batch: rows of a global batch.
+        window_bytes: memory of the shuffle window.
         rank: this rank.
         size: number of ranks.
         training: ``False`` for the order of storage, every row once.
@@ -56,6 +57,7 @@ class Epochs:
         manifest: Manifest,
         fit: FitOptions,
         global_batch: int,
+        window_bytes: int,
         rank: int,
         size: int,
         *,
@@ -65,6 +67,7 @@ class Epochs:
         self._groups = [(group.rows, group.size) for group in manifest.row_groups]
         self._fit = fit
         self._global_batch = global_batch
+        self._window_bytes = window_bytes
         self._rank, self._size = rank, size
         self._training = training
         self._steps_of_pass = -(-manifest.rows // global_batch)
@@ -94,6 +97,6 @@ class Epochs:
             global_batch=self._global_batch,
             seed=self._fit.seed,
             epoch=passed,
-            window_bytes=self._fit.window_bytes,
+            window_bytes=self._window_bytes,
             shuffle=self._fit.shuffle and self._training,
         )

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..config import FitOptions
+from ..settings.training import FitOptions
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..config import AllreduceOptions
 from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
 from ..errors import ModelError
 from ..launch.worker.reporting import report_progress
 from ..rundir.directory import RunDirectory
+from ..settings.training import Allreduce
 from .agreement import PREEMPT, SAVE, STOP, Agreement
 from .divergence import check_ranks_agree
 from .engine import engine_named
@@ -32,15 +32,15 @@ from .progress import PhaseWatch, Progress, ProgressReporter
 from .rank_state import restore_rank
 from .spec import TrainingReport, TrainingSpec
 from .state import broadcast
-from .sync.allreduce import Allreduce
+from .sync.allreduce import AllreduceSynchroniser
 from .sync.synchroniser import Collectives, Synchroniser, equal_after
 from .trainee import Trainee
 
 # Makes a way of synchronising from its settings and the framework's collectives.
-Way = Callable[[AllreduceOptions, Collectives], Synchroniser]
+Way = Callable[[Allreduce, Collectives], Synchroniser]
 
 
-def train(spec: TrainingSpec, way: Way = Allreduce) -> TrainingReport:
+def train(spec: TrainingSpec, way: Way = AllreduceSynchroniser) -> TrainingReport:
     """Train on this rank, together with all others.
 
     Args:
@@ -112,7 +112,7 @@ class Training:
     def _read(self, data: Manifest, *, training: bool = True) -> Epochs:
         spec = self._spec
         # The window may take as much, so a dataset that fits into it can just as well be kept.
-        keep = spec.fit.window_bytes
+        keep = spec.window_bytes
         reader = DatasetReader(data, self._trainee.columns, spec.transforms, keep)
         self._readers.append(reader)
         return Epochs(
@@ -120,6 +120,7 @@ class Training:
             data,
             spec.fit,
             spec.global_batch,
+            spec.window_bytes,
             self._rank,
             self._size,
             training=training,

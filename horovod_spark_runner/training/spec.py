@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config import AllreduceOptions, CheckpointOptions, FitOptions
 from ..data.manifest import Manifest
-from ..data.read.decode import Transform
 from ..errors import InvalidInputError
+from ..settings.data import Transform
+from ..settings.training import Allreduce, CheckpointOptions, FitOptions
 
 # The engine of Keras models.
 KERAS = "horovod_spark_runner.training.keras.engine"
@@ -108,6 +108,7 @@ class TrainingSpec:
         weight: column of sample weights.
         fit: batch size, epochs and the like.
         allreduce: how gradients are exchanged.
+        window_bytes: memory of the shuffle window of a rank.
         train: the training data.
         validation: the validation data.
         run_dir: path or URL of the run directory.
@@ -128,7 +129,8 @@ class TrainingSpec:
     outputs: Binding
     weight: str | None
     fit: FitOptions
-    allreduce: AllreduceOptions
+    allreduce: Allreduce
+    window_bytes: int
     train: Manifest
     validation: Manifest | None
     run_dir: str
@@ -159,7 +161,7 @@ class TrainingSpec:
             "global_batch": self.global_batch,
             "seed": self.fit.seed,
             "shuffle": self.fit.shuffle,
-            "window_bytes": self.fit.window_bytes,
+            "window_bytes": self.window_bytes,
             "steps_per_epoch": self.fit.steps_per_epoch,
         }
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..data.manifest import Column
-from ..data.read.decode import Transform
 from ..errors import RunDirectoryError
 from ..rundir.directory import RunDirectory
+from ..settings.data import Transform
 from ..storage.sums import read_checked, sealed, sum_of, unsealed
 from .spec import KERAS, Binding, OutputSpec
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from pathlib import Path
 
 from ..errors import ModelError
 from ..rundir.checkpoint import VARIABLES_FILE, CheckpointInfo, newest_readable, read_file
 from ..rundir.directory import RunDirectory
+from ..settings.training import InitialWeights
 from ..storage.filesystem import Location
 from .spec import WarmStart
 from .trained_model import WEIGHTS_FILE, read_model
@@ -21,17 +21,13 @@ ARRAYS, KERAS, SAVED_MODEL = "arrays", "keras", "saved_model"
 _GRAPH_FILE = "saved_model.pb"
 
 
-def read_warm_start(place: str | Path, skip_mismatch: bool = False) -> WarmStart:
-    """Return the weights found at ``place``.
-
-    Args:
-        place: a run directory, a checkpoint folder of one, a ``.keras`` or ``.weights.h5`` file,
-            or the folder of a SavedModel; a path or URL.
-        skip_mismatch: whether to take over only what is there and fits.
+def read_warm_start(weights: InitialWeights) -> WarmStart:
+    """Return what the files of ``weights`` hold.
 
     Raises:
         ModelError: there are no such weights.
     """
+    place, skip_mismatch = weights.place, weights.skip_mismatch
     location = Location(place)
     try:
         start = _read(location)
@@ -42,7 +38,7 @@ def read_warm_start(place: str | Path, skip_mismatch: bool = False) -> WarmStart
     if skip_mismatch and start.kind == ARRAYS and not start.paths:
         raise ModelError(
             f"initial_weights={str(place)!r} was written by a version that did not record the "
-            "paths of weights, which initial_weights_skip_mismatch=True needs; give its "
+            "paths of weights, which skip_mismatch=True needs; give its "
             "model/model.keras or one of its checkpoints"
         )
     return replace(start, skip_mismatch=skip_mismatch)

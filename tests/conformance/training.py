@@ -14,7 +14,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from horovod_spark_runner.config import AllreduceOptions, CheckpointOptions, FitOptions
 from horovod_spark_runner.ml.loading import load_model
 from horovod_spark_runner.ml.trained import (
     TrainedModel,
@@ -22,8 +21,9 @@ from horovod_spark_runner.ml.trained import (
     read_finished_run,
     read_trained_model,
 )
-from horovod_spark_runner.run.pipeline import _binding
+from horovod_spark_runner.run.columns import bind_columns
 from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.settings.training import Allreduce, CheckpointOptions, FitOptions
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.spec import ModelSource, TrainingSpec
@@ -131,17 +131,17 @@ def _spec(
     """Return what `run_training` would tell the ranks."""
     return TrainingSpec(
         model=ModelSource(function=model),
-        inputs=_binding(_as_argument(case.x), "feature_cols"),
-        outputs=_binding(_as_argument(case.y), "label_cols"),
+        inputs=bind_columns(_as_argument(case.x), "feature_cols"),
+        outputs=bind_columns(_as_argument(case.y), "label_cols"),
         weight=case.weight,
         fit=FitOptions(
             batch_size=GLOBAL_BATCH // size,
             epochs=case.epochs,
             seed=SEED,
-            window_bytes=WINDOW,
             **case.options,
         ),
-        allreduce=AllreduceOptions(),
+        allreduce=Allreduce(),
+        window_bytes=WINDOW,
         train=open_data(data, case.rows, case),
         validation=open_data(data, VALIDATION_ROWS, case) if case.validation else None,
         run_dir=str(run_dir),

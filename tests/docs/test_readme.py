@@ -32,6 +32,8 @@ def test_the_python_snippets_run_one_after_the_other(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert run.returncode == 0, run.stderr[-4000:]
+    told = "num_workers=2, as many as Spark can run at once: master local[2] has 2 cores"
+    assert run.stderr.count(told) == 1
     assert "the DataFrame has no column 'pixels'; it has 'features', 'label'" in run.stdout
     assert run.stdout.splitlines()[-1] == "loaded: set()"
 

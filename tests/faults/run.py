@@ -102,9 +102,9 @@ def main() -> None:
                 run_dir,
                 faults,
                 str(notes),
-                stall_timeout=STALL,
-                heartbeat_timeout=SILENCE,
-                max_restarts=2 * count,  # a machine under load may look stalled
+                launch={"stall_timeout": STALL, "heartbeat_timeout": SILENCE},
+                # A machine under load may look stalled.
+                restarts={"max_restarts": 2 * count},
             )
             assert_same_end(run_dir, undisturbed)
             await_nothing_left(15)

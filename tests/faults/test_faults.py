@@ -90,7 +90,7 @@ def test_faults_that_only_show_by_silence(frame: Any, undisturbed: Path, tmp_pat
     faults = [Fault(10 + 11 * n, n % 2, kind) for n, kind in enumerate(kinds)]
     run_dir = tmp_path / "run"
     silence = {"stall_timeout": 20, "heartbeat_timeout": 15}
-    run = train(frame, run_dir, faults, str(tmp_path), **silence)
+    run = train(frame, run_dir, faults, str(tmp_path), launch=silence)
     assert_same_end(run_dir, undisturbed)
     assert len(list(tmp_path.glob("step-*"))) == len(faults)
     causes = [attempt.cause for attempt in run.attempts]
@@ -189,8 +189,11 @@ def test_a_run_shrinks_with_its_cluster_and_grows_back(
     train(frame, tmp_path / "whole", plain=True)
     run_dir = tmp_path / "run"
     faults = [Fault(14, 1, "worker"), Fault(33, 0, "sigkill later")]
-    options = {"min_workers": 1, "start_timeout": 15.0, "plain": True}
-    job = start_job(job_command(url, run_dir, tmp_path, faults, **options))
+    restarts, launch = {"min_workers": 1}, {"start_timeout": 15.0}
+    command = job_command(
+        url, run_dir, tmp_path, faults, plain=True, restarts=restarts, launch=launch
+    )
+    job = start_job(command)
     try:
         # The second fault waits, on the one rank that is left, for a new worker.
         waiting = tmp_path / "step-33-sigkill-later"

@@ -77,7 +77,7 @@ def test_a_host_that_vanishes_is_done_without(undisturbed: Path, tmp_path: Path)
         cluster = HostCluster(hosts, NAMES, tmp_path, cores=2)
         fault = Fault(30, 1, "pause later")
         run_dir = tmp_path / "run"
-        options = {"heartbeat_timeout": 15, "max_restarts": 6}
+        options = {"launch": {"heartbeat_timeout": 15}, "restarts": {"max_restarts": 6}}
         job = cluster.popen(job_command(cluster.master, run_dir, tmp_path, [fault], **options))
         while not note_of(str(tmp_path), fault).exists():
             assert job.poll() is None, job.communicate()[1][-3000:]

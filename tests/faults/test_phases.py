@@ -177,7 +177,13 @@ def test_faults_while_ranks_are_launched(frame: Any, undisturbed: Path, tmp_path
     kinds = ["rank", "mpirun", "slot"]
     gate = Gate(tmp_path / "gate", kinds)
     run_dir = tmp_path / "run"
-    run = train(frame, run_dir, env=gate.env, max_restarts=len(kinds), validate=True)
+    run = train(
+        frame,
+        run_dir,
+        launch={"env": gate.env},
+        restarts={"max_restarts": len(kinds)},
+        validate=True,
+    )
     assert gate.killed == kinds
     assert len(run.attempts) == len(kinds) + 1
     assert_all_is_well(run_dir, undisturbed)
@@ -192,7 +198,12 @@ def test_a_driver_that_is_killed_in_every_phase(undisturbed: Path, tmp_path: Pat
     faults = [*rows, *(fault(phase, (1, "driver")) for phase in phases)]
     run_dir = tmp_path / "run"
     command = job_command(
-        "local-cluster[2,1,1024]", run_dir, tmp_path, faults, validate=True, max_restarts=0
+        "local-cluster[2,1,1024]",
+        run_dir,
+        tmp_path,
+        faults,
+        validate=True,
+        restarts={"max_restarts": 0},
     )
     codes = []
     for _ in range(5):

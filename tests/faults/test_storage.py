@@ -20,6 +20,7 @@ from .injection import AT_THE_END, BALLAST, DISK, Fault, fill, freeze
 from .training import STEPS, assert_same_end, train
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+NONE = {"max_restarts": 0}
 
 
 @pytest.fixture
@@ -46,10 +47,10 @@ def test_a_disk_that_is_full_at_any_step(
         faults = [Fault(step, 0, "full disk")]
         run_dir = small / f"run-{number}"
         with pytest.raises(CheckpointError, match="No space left on device"):
-            train(frame, run_dir, faults, str(tmp_path), max_restarts=0)
+            train(frame, run_dir, faults, str(tmp_path), restarts=NONE)
         assert (small / BALLAST).exists()
         (small / BALLAST).unlink()
-        again = train(frame, run_dir, faults, str(tmp_path), max_restarts=0)
+        again = train(frame, run_dir, faults, str(tmp_path), restarts=NONE)
         assert again.attempts[-1].first_step >= min(step, STEPS) - 8
         assert_same_end(run_dir, undisturbed)
         fill(small)
@@ -65,7 +66,7 @@ def test_a_disk_that_is_full_while_rows_are_written(
     with pytest.raises(
         DataError, match="cannot be written to .*run/data: .*No space left on device"
     ):
-        train(rows, small / "run", materializer=materializer)
+        train(rows, small / "run", data={"materializer": materializer})
 
 
 def test_checkpoint_storage_that_hangs(
@@ -78,12 +79,13 @@ def test_checkpoint_storage_that_hangs(
     monkeypatch.setenv(ANSWER_VARIABLE, "3")
     run_dir = freezable / "run"
     faults = [Fault(26, 0, "frozen disk")]
+    patient = {"env": {ANSWER_VARIABLE: "3"}}
     began = time.monotonic()
     with pytest.raises(CheckpointError, match="storage has not answered for 3 s"):
-        train(frame, run_dir, faults, str(tmp_path), max_restarts=0, env={ANSWER_VARIABLE: "3"})
+        train(frame, run_dir, faults, str(tmp_path), restarts=NONE, launch=patient)
     assert time.monotonic() - began < 90
     thaw(freezable)
-    again = train(frame, run_dir, faults, str(tmp_path), max_restarts=0)
+    again = train(frame, run_dir, faults, str(tmp_path), restarts=NONE)
     assert again.attempts[-1].first_step >= 20
     assert_same_end(run_dir, undisturbed)
     await_nothing_left()

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod_spark_runner import run_training
+from horovod_spark_runner import (
+    CheckpointOptions,
+    DataOptions,
+    LaunchOptions,
+    RestartOptions,
+    run_training,
+)
 from tests.runs import assert_same_arrays
 
 from .injection import Fault, callbacks_for
@@ -71,9 +77,14 @@ def train(
     *,
     plain: bool = False,
     validate: bool = False,
-    **more: Any,
+    **options: Mapping[str, Any],
 ) -> Any:
-    """Train with faults; ``folder`` takes their notes. ``validate``: on the same rows."""
+    """Train with faults; ``folder`` takes their notes. ``validate``: on the same rows.
+
+    ``options`` holds settings by `run_training`'s arguments ``data``, ``launch`` and ``restarts``,
+    as a command line can hold them, too.
+    """
+    restarts = {"max_restarts": len(faults), "backoff_seconds": 0.1}
     of_steps = [fault for fault in faults if isinstance(fault, Fault)]
     of_phases = [fault for fault in faults if isinstance(fault, PhaseFault)]
     makers = [
@@ -90,14 +101,13 @@ def train(
         epochs=EPOCHS,
         run_dir=str(run_dir),
         callbacks=lambda: [callback for make in makers for callback in make()],
-        checkpoint_every_steps=EVERY,
         validation=frame if validate else None,
-        **{
-            "max_restarts": len(faults),
-            "restart_backoff": 0.1,
-            "verbose": False,
-            **more,
-        },
+        stream_logs=False,
+        checkpoints=CheckpointOptions(every_steps=EVERY),
+        data=DataOptions(**options.pop("data", {})),
+        launch=LaunchOptions(**options.pop("launch", {})),
+        restarts=RestartOptions(**{**restarts, **options.pop("restarts", {})}),
+        **options,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner import TFTransformer, run_training
+from horovod_spark_runner import DataOptions, TFTransformer, run_training
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
@@ -58,7 +58,7 @@ def test_models_of_strings_are_trained_and_predict(spark: Any, tmp_path: Path) -
         epochs=12,
         validation=0.2,
         run_dir=str(tmp_path / "run"),
-        verbose=False,
+        stream_logs=False,
     )
     assert trained.history[-1]["val_accuracy"] > 0.95
     new = frame.orderBy("id")
@@ -103,13 +103,13 @@ def test_transforms_of_numbers_equal_rows_made_so(spark: Any, tmp_path: Path) ->
         "num_workers": 2,
         "epochs": 3,
         "validation": frame,
-        "verbose": False,
+        "stream_logs": False,
     }
     changed = run_training(
         frame,
         small_model,
         run_dir=str(tmp_path / "changed"),
-        transforms={"v": standardize, "y": is_large},
+        data=DataOptions(transforms={"v": standardize, "y": is_large}),
         **settings,
     )
     plain = run_training(

@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 DRIVER = """
 import json, sys
 from pyspark.sql import SparkSession
-from horovod_spark_runner import HorovodRunner, TFTransformer, prepare_dataset, run_training
+from horovod_spark_runner import CheckpointOptions, DataOptions, HorovodRunner, TFTransformer
+from horovod_spark_runner import prepare_dataset, run_training
 
 def model_fn():
     import keras
@@ -40,18 +41,19 @@ df = spark.range(64).selectExpr("array(id / 64, 1 - id / 64) as x", "float(id) a
 def train(name, model, **more):
     return run_training(
         df, model, feature_cols=["x"], label_cols=["y"], num_workers=2, batch_size=8, epochs=1,
-        run_dir=f"{folder}/{name}", verbose=False, **more,
+        run_dir=f"{folder}/{name}", stream_logs=False, **more,
     )
 
 found = {}
 trained = train(
-    "first", model_fn, validation=0.25, callbacks=callbacks, best_metric="val_mae",
-    materializer="petastorm",
+    "first", model_fn, validation=0.25, callbacks=callbacks,
+    checkpoints=CheckpointOptions(best_metric="val_mae"),
+    data=DataOptions(materializer="petastorm"),
 )
 found["a training"] = loaded()
 train(
     "warm", f"{folder}/first/model/model.keras", initial_weights=f"{folder}/first",
-    lr_scaling="linear", warmup_epochs=1.0, materializer="spark",
+    lr_scaling="linear", warmup_epochs=1.0, data=DataOptions(materializer="spark"),
 )
 found["a model file, and weights of another run"] = loaded()
 trained.transform(df).collect()

@@ -114,10 +114,10 @@ def train_apart(data: str, folder: str) -> list[Any]:
 
     from mpi4py import MPI
 
-    from horovod_spark_runner.config import CheckpointOptions, FitOptions
     from horovod_spark_runner.data.prepare.materialize import DataRequest
     from horovod_spark_runner.data.prepare.parquet import open_parquet
     from horovod_spark_runner.data.prepare.schema import Roles
+    from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
     from horovod_spark_runner.storage.filesystem import Location
     from horovod_spark_runner.training.loop import train
     from horovod_spark_runner.training.spec import Binding, ModelSource

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner import AllreduceOptions, RanksDivergedError, run_training
+from horovod_spark_runner import Allreduce, DataOptions, RanksDivergedError, run_training
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.data.read.sharding import plan_epoch
@@ -83,9 +83,9 @@ def train(
         batch_size=GLOBAL_BATCH // world,
         epochs=EPOCHS,
         run_dir=str(folder / "run"),
-        keep_data=True,
+        data=DataOptions(keep_data=True),
         callbacks=lambda: recorder(place),
-        verbose=False,
+        stream_logs=False,
         **more,
     )
     weights = [np.load(folder / f"rank-{rank}.npy") for rank in range(world)]
@@ -177,7 +177,7 @@ def test_fewer_rows_in_the_last_batch_than_ranks(digits_df: Any, tmp_path: Path)
 
 
 def test_gradients_are_sent_in_half_precision(frame: Any, reference: Any, tmp_path: Path) -> None:
-    options = AllreduceOptions(compression="fp16")
+    options = Allreduce(compression="fp16")
     weights, _ = train(frame, tmp_path / "run", "sgd", 2, allreduce=options)
     np.testing.assert_array_equal(weights[1], weights[0])
     exact = reference["sgd"][0][0]

@@ -20,6 +20,7 @@ from horovod_spark_runner import (
     HorovodRunner,
     HorovodSparkError,
     LaunchError,
+    MpiOptions,
     RankFailedError,
     RunCancelledError,
     StalledError,
@@ -389,11 +390,15 @@ def test_large_calls_and_results_pass_beside_spark(spark: Any) -> None:
 
 def test_an_interface_that_is_not_there_is_named_with_those_that_are(spark: Any) -> None:
     with pytest.raises(LaunchError, match=r"network_interface='nope7' fits no interface .* lo"):
-        HorovodRunner(2, network_interface="nope7", stream_logs=False).run(max, 1, 2)
+        HorovodRunner(2, mpi=MpiOptions(network_interface="nope7"), stream_logs=False).run(
+            max, 1, 2
+        )
 
 
 def test_an_interface_may_be_a_network(spark: Any) -> None:
-    run = HorovodRunner(2, network_interface="127.0.0.0/8", stream_logs=False).run(max, 1, 2)
+    run = HorovodRunner(2, mpi=MpiOptions(network_interface="127.0.0.0/8"), stream_logs=False).run(
+        max, 1, 2
+    )
     assert run.results == (2, 2)
 
 

@@ -95,11 +95,11 @@ def test_a_dataset(folder: Location, spark: Any) -> None:
 @pytest.mark.spark
 def test_a_run_survives_a_kill(folder: Location, spark: Any, tmp_path: Any) -> None:
     frame = make_frame(spark)
-    place, data_dir = str(folder.join("run")), str(folder.join("data"))
-    run = train(frame, place, [Fault(33, 1, "sigkill")], str(tmp_path), data_dir=data_dir)
+    place, data = str(folder.join("run")), {"data_dir": str(folder.join("data"))}
+    run = train(frame, place, [Fault(33, 1, "sigkill")], str(tmp_path), data=data)
     assert [attempt.ending for attempt in run.attempts][-1] == "finished"
     assert run.attempts[1].first_step in (28, 32)
-    undisturbed = train(frame, str(tmp_path / "run"), [], str(tmp_path), data_dir=data_dir)
+    undisturbed = train(frame, str(tmp_path / "run"), [], str(tmp_path), data=data)
     loaded = TFTransformer.from_run(place)
     assert loaded.history == run.history == undisturbed.history
     before, after = (t.transform(frame).toPandas() for t in (undisturbed, loaded))

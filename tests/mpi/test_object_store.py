@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import RunDirectoryError, TFTransformer
-from horovod_spark_runner.config import CheckpointOptions
 from horovod_spark_runner.rundir import lock as lock_module
 from horovod_spark_runner.rundir.checkpoint import (
     CheckpointInfo,
@@ -24,6 +23,7 @@ from horovod_spark_runner.rundir.checkpoint import (
 )
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.rundir.lock import RunLock
+from horovod_spark_runner.settings.training import CheckpointOptions
 from horovod_spark_runner.storage.filesystem import Location
 from tests.faults.injection import Fault
 from tests.faults.training import make_frame, train
@@ -117,10 +117,10 @@ def test_a_run_in_an_object_store_survives_a_kill(
     s3: dict[str, str], spark: Any, tmp_path: Any
 ) -> None:
     frame = make_frame(spark)
-    arguments = {"data_dir": str(tmp_path / "data"), "env": s3}
+    data, launch = {"data_dir": str(tmp_path / "data")}, {"env": s3}
     place = "s3://bucket/runs/one"
     faults = [Fault(33, 1, "sigkill")]
-    run = train(frame, place, faults, str(tmp_path), **arguments)
+    run = train(frame, place, faults, str(tmp_path), data=data, launch=launch)
     assert len(run.history) == 3
     assert [attempt.ending for attempt in run.attempts][-1] == "finished"
     assert run.attempts[1].first_step in (28, 32)

@@ -60,7 +60,7 @@ def test_model_fn_is_not_called_to_predict(digits_df: Any, tmp_path: Path) -> No
         num_workers=2,
         run_dir=str(tmp_path / "run"),
         prediction_col="scores",
-        verbose=False,
+        stream_logs=False,
     )
     token.unlink()
     rows = transformer.transform(frame).collect()

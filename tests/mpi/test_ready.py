@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from horovod_spark_runner import HorovodRunner, RankFailedError, run_training
+from horovod_spark_runner import HorovodRunner, LaunchOptions, RankFailedError, run_training
 from tests.leftovers import await_nothing_left, own_task
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -66,8 +66,8 @@ def test_a_training_has_begun_to_import_while_its_data_are_prepared(
         epochs=1,
         batch_size=2,
         run_dir=str(tmp_path),
-        env={"HSR_TEST_OF_ITS_OWN": "no process of an earlier test has this"},
-        verbose=False,
+        launch=LaunchOptions(env={"HSR_TEST_OF_ITS_OWN": "no process of an earlier test has this"}),
+        stream_logs=False,
     )
     # When the ranks were asked for, the import was under way.
     assert trained.timings["import"] < 0.5

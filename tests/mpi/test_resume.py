@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner import InvalidInputError, RunDirectoryError, run_training
+from horovod_spark_runner import (
+    CheckpointOptions,
+    InvalidInputError,
+    RestartOptions,
+    RunDirectoryError,
+    run_training,
+)
 from tests.faults.injection import Fault, callbacks_for
 from tests.runs import assert_same_weights
 
@@ -86,8 +92,7 @@ def train(frame: Any, run_dir: Path, model_fn: Any = make_model, **arguments: An
         "epochs": 3,
         "validation": 0.2,
         "run_dir": str(run_dir),
-        "verbose": False,
-        "restart_backoff": 0.1,
+        "stream_logs": False,
         **arguments,
     }
     return run_training(frame, model_fn, **given)
@@ -100,18 +105,20 @@ def small(digits_df: Any) -> Any:
 
 def test_a_killed_run_ends_as_an_undisturbed_one(small: Any, tmp_path: Path) -> None:
     whole = train(
-        small, tmp_path / "whole", callbacks=Callbacks(folder=tmp_path), keep_checkpoints=9
+        small,
+        tmp_path / "whole",
+        callbacks=Callbacks(folder=tmp_path),
+        checkpoints=CheckpointOptions(keep=9),
     )
     faults = Callbacks(Fault(13, 1, "sigkill"), Fault(20, 0, "sigterm"), folder=tmp_path)
     run = train(
         small,
         tmp_path / "run",
         callbacks=faults,
-        checkpoint_every_steps=5,
-        max_restarts=2,
-        keep_checkpoints=1,
-        best_metric="val_accuracy",
-        best_mode="max",
+        checkpoints=CheckpointOptions(
+            every_steps=5, keep=1, best_metric="val_accuracy", best_mode="max"
+        ),
+        restarts=RestartOptions(max_restarts=2, backoff_seconds=0.1),
     )
     assert run.history == whole.history
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
@@ -155,8 +162,8 @@ def test_another_number_of_ranks_sees_the_same_batches(small: Any, tmp_path: Pat
             plain_model,
             epochs=2,
             callbacks=faults,
-            checkpoint_every_steps=4,
-            max_restarts=3,  # not for errors of one's own code
+            checkpoints=CheckpointOptions(every_steps=4),
+            restarts=RestartOptions(max_restarts=3),  # not for errors of one's own code
         )
     # Within the epoch, another global batch would leave out some rows and repeat others.
     with pytest.raises(RunDirectoryError, match=r"global_batch 48 \(now 24\)"):
@@ -176,11 +183,14 @@ def test_another_number_of_ranks_sees_the_same_batches(small: Any, tmp_path: Pat
         plain_model,
         epochs=1,
         initial_weights=str(tmp_path / "run"),
-        best_metric="val_loss",
-        checkpoint_every_minutes=1e-4,
-        keep_checkpoints=99,
+        checkpoints=CheckpointOptions(best_metric="val_loss", every_minutes=1e-4, keep=99),
     )
     assert len(list((tmp_path / "warm" / "checkpoints").iterdir())) > 1
     assert start.history[0]["loss"] < whole.history[0]["loss"] * 0.7
     with pytest.raises(InvalidInputError, match="best_metric='val_los' is no metric .* val_loss"):
-        train(small, tmp_path / "other", plain_model, best_metric="val_los")
+        train(
+            small,
+            tmp_path / "other",
+            plain_model,
+            checkpoints=CheckpointOptions(best_metric="val_los"),
+        )

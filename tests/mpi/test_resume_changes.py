@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner import ModelError, RunDirectoryError
+from horovod_spark_runner import (
+    CheckpointOptions,
+    InitialWeights,
+    ModelError,
+    RestartOptions,
+    RunDirectoryError,
+)
 from horovod_spark_runner.rundir.checkpoint import read_info
 from horovod_spark_runner.storage.filesystem import Location
 from tests.faults.injection import Fault, callbacks_for
@@ -121,12 +127,11 @@ def test_what_another_call_asks_for_otherwise(
             tmp_path / "warm",
             lambda: network(classes=12),
             epochs=1,
-            initial_weights=str(run_dir),
-            initial_weights_skip_mismatch=True,
+            initial_weights=InitialWeights(run_dir, skip_mismatch=True),
         )
     assert "5 of 7 weights taken over" in caplog.text
     assert "head_12/kernel (12, 12)" in caplog.text
-    with pytest.raises(ModelError, match="initial_weights_skip_mismatch=True takes over those"):
+    with pytest.raises(ModelError, match=r"InitialWeights\(…, skip_mismatch=True\) takes over"):
         train(small, tmp_path / "other", lambda: network(classes=12), initial_weights=str(run_dir))
 
 
@@ -137,8 +142,8 @@ def test_two_optimizers_go_on_to_the_bit(small: Any, tmp_path: Path) -> None:
         tmp_path / "within",
         pair,
         callbacks=callbacks_for([Fault(11, 1, "sigkill")], str(tmp_path)),
-        checkpoint_every_steps=2,
-        max_restarts=1,
+        checkpoints=CheckpointOptions(every_steps=2),
+        restarts=RestartOptions(max_restarts=1, backoff_seconds=0.1),
     )
     assert [attempt.first_step for attempt in within.attempts] == [0, 10]
     train(small, tmp_path / "between", pair, epochs=1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner import AllreduceOptions, HorovodRunner, RankFailedError, RunFailedError
+from horovod_spark_runner import HorovodRunner, MpiOptions, RankFailedError, RunFailedError
 from horovod_spark_runner.launch.driver.phases import PHASES
 from horovod_spark_runner.launch.shared import rendezvous
 from horovod_spark_runner.launch.shared.rendezvous import Rendezvous
@@ -70,6 +70,14 @@ def test_a_function_on_every_rank(
     output = capfd.readouterr().err
     for rank in range(world):
         assert f"[{rank}/{os.uname().nodename}] grüße von {rank}" in output
+
+
+def test_as_many_ranks_as_there_are_slots(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    assert len(HorovodRunner().run(max, 1, 2).results) == 4
+    told = (
+        "num_workers=4, as many as Spark can run at once: master local[4] has 4 cores, 1 per task"
+    )
+    assert capfd.readouterr().err.count(told) == 1
 
 
 def fail_on(rank: int, how: str) -> None:
@@ -224,8 +232,8 @@ def sum_in_some_order() -> list[float]:
     ],
 )
 def test_the_ring_can_be_forced(spark: Any, algorithm: str, ones: set[int]) -> None:
-    options = AllreduceOptions(algorithm=algorithm)
-    run = HorovodRunner(3, allreduce=options, stream_logs=False).run(sum_in_some_order)
+    options = MpiOptions(algorithm=algorithm)
+    run = HorovodRunner(3, mpi=options, stream_logs=False).run(sum_in_some_order)
     assert run.results[0] == run.results[1] == run.results[2]
     assert run.result.count(1.0) in ones
     assert run.result.count(0.0) == 300 - run.result.count(1.0)

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import (
-    AllreduceOptions,
+    Allreduce,
     CheckpointError,
     DataError,
+    DataOptions,
+    LaunchOptions,
     ModelError,
+    MpiOptions,
     RunDirectoryError,
     TFTransformer,
     run_training,
@@ -50,7 +53,7 @@ def train(frame: Any, run_dir: Path, model_fn: Any = make_model, **arguments: An
         "batch_size": 32,
         "epochs": 2,
         "run_dir": str(run_dir),
-        "verbose": False,
+        "stream_logs": False,
         **arguments,
     }
     return run_training(frame, model_fn, **given)
@@ -225,8 +228,9 @@ def test_several_inputs_and_outputs_by_name(
         two_headed,
         feature_cols={"mean": "m", "pixels": "image"},
         label_cols={"brightness_out": "w", "digit_out": "digit"},
-        shapes={"image": (8, 8, 1)},
-        allreduce=AllreduceOptions(algorithm="ring", compression="fp16"),
+        data=DataOptions(shapes={"image": (8, 8, 1)}),
+        launch=LaunchOptions(mpi=MpiOptions(algorithm="ring")),
+        allreduce=Allreduce(compression="fp16"),
         epochs=3,
     )
     assert "digit_out_accuracy" in transformer.history[-1]
@@ -371,9 +375,9 @@ def test_png_files_are_trained_on_from_parquet_and_predicted(
         tmp_path / "run",
         small_convnet,
         feature_cols=["png"],
-        shapes={"png": (8, 8, 1)},
-        dtypes={"png": "float32"},
-        transforms=transforms,
+        data=DataOptions(
+            shapes={"png": (8, 8, 1)}, dtypes={"png": "float32"}, transforms=transforms
+        ),
         epochs=4,
     )
     assert trained.history[-1]["accuracy"] > 0.85
@@ -401,7 +405,13 @@ def test_a_failed_run_and_later_runs_use_the_same_data(small: Any, tmp_path: Pat
     assert len(kept) == 2
     cache = tmp_path / "cache"
     for number in range(2):
-        train(small, tmp_path / f"run{number}", epochs=1, data_dir=str(cache), validation=0.2)
+        train(
+            small,
+            tmp_path / f"run{number}",
+            epochs=1,
+            data=DataOptions(data_dir=str(cache)),
+            validation=0.2,
+        )
         found = {path.name for path in cache.glob("data-*")}
         assert len(found) == 2
         kept = found if number == 0 else kept

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner import HorovodRunner, RanksDivergedError, run_training
+from horovod_spark_runner import HorovodRunner, RanksDivergedError, RestartOptions, run_training
 from tests.conformance.data import write_once
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -211,10 +211,9 @@ def test_the_driver_names_variable_and_rank_and_does_not_try_again(
             batch_size=4,
             epochs=3,
             run_dir=str(tmp_path / "run"),
-            max_restarts=2,
-            restart_backoff=0.1,
+            restarts=RestartOptions(max_restarts=2, backoff_seconds=0.1),
             callbacks=callbacks,
-            verbose=False,
+            stream_logs=False,
         )
     noted = {path.name: path.read_text() for path in tmp_path.glob("epoch-*")}
     assert noted == {"epoch-0-0": "x", "epoch-0-1": "x"}

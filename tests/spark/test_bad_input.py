@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from horovod_spark_runner import (
+    CheckpointOptions,
     DataError,
+    DataOptions,
     EnvironmentProblem,
     InvalidInputError,
     ModelError,
@@ -48,9 +51,13 @@ def train(frame: Any, folder: Path, **arguments: Any) -> Any:
         "label_cols": ["y"],
         "num_workers": 2,
         "run_dir": str(folder / "run"),
-        "verbose": False,
+        "stream_logs": False,
         **arguments,
     }
+    for name, options in (("data", DataOptions), ("checkpoints", CheckpointOptions)):
+        own = {field.name for field in fields(options)} & given.keys()
+        if own:
+            given[name] = options(**{setting: given.pop(setting) for setting in own})
     model = given.pop("model_fn", model_fn)
     return run_training(frame, model, **given)
 
@@ -83,7 +90,7 @@ def train(frame: Any, folder: Path, **arguments: Any) -> Any:
         ({"transforms": {"q": max}}, DataError, "transforms names 'q', which is neither"),
         ({"window_bytes": None}, InvalidInputError, "window_bytes must be a whole number"),
         ({"num_workers": 2.0}, InvalidInputError, "num_workers must be a whole number"),
-        ({"run_dir": 3}, InvalidInputError, "must be a path or URL, got 3"),
+        ({"run_dir": 3}, InvalidInputError, "run_dir must be the path or URL of a folder, got 3"),
         ({"run_dir": ""}, InvalidInputError, "run_dir is empty; give a folder"),
         ({"callbacks": 5}, InvalidInputError, "callbacks must be a list of .*got 5"),
         ({"custom_objects": [int]}, InvalidInputError, "custom_objects must be a dictionary"),
@@ -108,7 +115,7 @@ def train(frame: Any, folder: Path, **arguments: Any) -> Any:
         ({"resume": "yes"}, InvalidInputError, "resume must be one of auto, never, required"),
         ({"resume": "required"}, RunDirectoryError, "holds no checkpoint"),
         ({"materializer": "csv"}, InvalidInputError, "materializer must be one of"),
-        ({"keep_checkpoints": 0}, InvalidInputError, "keep_checkpoints"),
+        ({"keep": 0}, InvalidInputError, "keep must be a whole number"),
         ({"model_fn": 3}, ModelError, "must be a function .* got 3"),
         ({"model_fn": "nosuch.keras"}, ModelError, "nosuch.keras does not exist"),
     ],

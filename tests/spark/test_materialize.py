@@ -481,15 +481,15 @@ def test_a_petastorm_dataset_is_read_without_its_unischema(spark: Any, tmp_path:
 
 
 def test_where_data_are_kept_and_for_how_long(spark: Any, source: str, tmp_path: Path) -> None:
-    from horovod_spark_runner import RankFailedError, prepare_dataset
-    from horovod_spark_runner.data.prepare.datasets import DATA_DIR_SETTING, DataOptions, prepared
+    from horovod_spark_runner import DataOptions, RankFailedError, prepare_dataset
+    from horovod_spark_runner.data.prepare.datasets import DATA_DIR_SETTING, prepared
 
     frame = spark.read.parquet(source)
     cache, own = tmp_path / "cache é", Location(tmp_path / "run" / "data")
     roles = Roles(("a",), ("id",))
 
     def run(fail: bool = False, **options: Any) -> bool:
-        with prepared(frame, roles, DataOptions(**options), own, 0) as data:
+        with prepared(frame, roles, DataOptions(**options), None, own, 0) as data:
             if fail:
                 raise RankFailedError("boom", rank=0, host="h")
             return data.reused

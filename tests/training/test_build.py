@@ -18,7 +18,7 @@ from horovod_spark_runner.training.keras.binding import input_structure
 from horovod_spark_runner.training.keras.build import BuiltModel, call_outputs
 from horovod_spark_runner.training.keras.collectives import TensorCollectives
 from horovod_spark_runner.training.spec import Binding
-from horovod_spark_runner.training.sync.allreduce import Allreduce
+from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
 from tests.runs import source, spec_of
 
 X, Y, Z = Column("x", "float32", (3,)), Column("y", "float32", ()), Column("z", "float32", ())
@@ -37,7 +37,7 @@ def build(
     hvd.init()
     columns = (X, Y, Z, A, B, WORD)
     spec = spec_of(columns, model=source(make), inputs=features, outputs=labels, **fields)
-    allreduce = Allreduce(spec.allreduce, TensorCollectives())
+    allreduce = AllreduceSynchroniser(spec.allreduce, TensorCollectives())
     return BuiltModel(spec, MPI.COMM_WORLD, allreduce, share_logs=False)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import keras
 import pytest
 
-from horovod_spark_runner.config import FitOptions
 from horovod_spark_runner.errors import RunDirectoryError
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo
+from horovod_spark_runner.settings.training import FitOptions
 from horovod_spark_runner.training.changes import (
     check_same_data,
     settings_to_go_on_with,

@@ -200,6 +200,7 @@ def small_model(keras: Any, width: int = 3) -> Any:
 
 @pytest.mark.parametrize("form", ["keras", "weights.h5", "saved_model"])
 def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
+    from horovod_spark_runner.settings.training import InitialWeights
     from horovod_spark_runner.training.keras.initial_weights import load_initial_weights
     from horovod_spark_runner.training.warm_start import read_warm_start
 
@@ -211,7 +212,7 @@ def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
         source.save_weights(place)
     else:
         source.export(place, verbose=False)
-    start = read_warm_start(place)
+    start = read_warm_start(InitialWeights(place))
     model = small_model(keras)
     load_initial_weights(model, start)
     for ours, theirs in zip(model.weights, source.weights, strict=True):
@@ -221,19 +222,20 @@ def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
 
 
 def test_what_holds_no_weights_is_refused(tmp_path: Any) -> None:
+    from horovod_spark_runner.settings.training import InitialWeights
     from horovod_spark_runner.training.warm_start import read_warm_start
 
     with pytest.raises(ModelError, match="is no run directory"):
-        read_warm_start(tmp_path)
+        read_warm_start(InitialWeights(tmp_path))
     with pytest.raises(ModelError, match="cannot be read"):
-        read_warm_start(tmp_path / "none.keras")
+        read_warm_start(InitialWeights(tmp_path / "none.keras"))
 
 
 def test_other_metrics_within_an_epoch_are_refused(keras: Any) -> None:
     from horovod_spark_runner.training.hooks import Hooks
     from horovod_spark_runner.training.keras.trainee import KerasTrainee
     from horovod_spark_runner.training.rank_state import capture_rank, restore_rank
-    from horovod_spark_runner.training.sync.allreduce import Allreduce
+    from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
 
     class Fitted(KerasTrainee):
         def __init__(self, metrics: list[str]) -> None:
@@ -243,7 +245,7 @@ def test_other_metrics_within_an_epoch_are_refused(keras: Any) -> None:
             self.variables = variables_of(self.model)
 
     one, other = Fitted(["mae"]), Fitted([])
-    sync: Any = object.__new__(Allreduce)
+    sync: Any = object.__new__(AllreduceSynchroniser)
     state = capture_rank(one, Hooks(), sync, rank=0, in_epoch=True, equal=True)
     restore_rank(state, one, Hooks(), sync)
     with pytest.raises(RunDirectoryError, match="compiled with other metrics"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner.config import (
-    AllreduceOptions,
-    CheckpointOptions,
-    FitOptions,
-    LaunchOptions,
-    RestartOptions,
-)
 from horovod_spark_runner.errors import (
     CheckpointError,
     NotEnoughSlotsError,
@@ -32,6 +26,13 @@ from horovod_spark_runner.rundir.attempt import Attempt, steps_lost
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.rundir.lock import RunLock, holds
+from horovod_spark_runner.settings.launching import LaunchSettings
+from horovod_spark_runner.settings.training import (
+    Allreduce,
+    CheckpointOptions,
+    FitOptions,
+    RestartOptions,
+)
 from horovod_spark_runner.training.spec import (
     Binding,
     ModelSource,
@@ -40,23 +41,24 @@ from horovod_spark_runner.training.spec import (
 )
 
 
-def spec_of(directory: RunDirectory) -> TrainingSpec:
+def spec_of(directory: RunDirectory, checkpoint: int | None, lock_token: str) -> TrainingSpec:
     return TrainingSpec(
         model=ModelSource(),
         inputs=Binding(("x",)),
         outputs=Binding(("y",)),
         weight=None,
         fit=FitOptions(),
-        allreduce=AllreduceOptions(),
+        allreduce=Allreduce(),
+        window_bytes=1,
         train=None,  # type: ignore[arg-type]
         validation=None,
         run_dir=str(directory.location),
         workers=4,
-        checkpoint=None,
+        checkpoint=checkpoint,
         warm_start=None,
         checkpoints=CheckpointOptions(),
         run_id="r",
-        lock_token="",
+        lock_token=lock_token,
         callbacks=(),
         settings={},
     )
@@ -70,29 +72,31 @@ class Cluster:
         self.slots = list(slots)
         self.ends = list(ends)
         self.launched: list[tuple[int, int | None]] = []
-        self.waited: list[float | None] = []
+        self.waited: list[bool] = []
         self.done: list[Attempt] = []
 
-    def check_slots(self, spark: Any, options: LaunchOptions) -> None:
-        self.waited.append(options.start_timeout)
+    def check_slots(
+        self, spark: Any, options: LaunchSettings, workers: int, *, replacing: bool
+    ) -> None:
+        self.waited.append(replacing)
         found = self.slots.pop(0)
-        if found < options.num_workers:
-            asked = options.num_workers
-            raise NotEnoughSlotsError(f"found {found}", asked=asked, found=found)
+        if found < workers:
+            raise NotEnoughSlotsError(f"found {found}", asked=workers, found=found)
 
     def launch(
         self,
         spark: Any,
-        options: LaunchOptions,
+        options: LaunchSettings,
         function: Any,
         args: tuple[TrainingSpec],
         kwargs: Any,
         observer: Any,
         modules: Any,
+        workers: int,
     ) -> RunResult:
         (spec,) = args
         assert holds(self.directory, spec.lock_token)
-        self.launched.append((options.num_workers, spec.checkpoint))
+        self.launched.append((workers, spec.checkpoint))
         saved, reported, end = self.ends.pop(0)
         if saved:
             info = CheckpointInfo(saved, 0, [], "abc", [], run_id="r")
@@ -122,14 +126,15 @@ def run(
     with RunLock(cluster.directory) as lock:
         attempts = Attempts(
             None,  # type: ignore[arg-type]
-            LaunchOptions(4, stream_logs=False),
+            LaunchSettings(4, stream_logs=False),
+            4,
             RestartOptions(**restarts),
             cluster.directory,
             lock,
             pauses.append,
         )
         try:
-            result = attempts.run(spec_of(cluster.directory))
+            result = attempts.run(functools.partial(spec_of, cluster.directory), "r")
         finally:
             cluster.done = attempts.done
     return attempts, pauses, result
@@ -141,7 +146,7 @@ def test_it_goes_on_from_the_newest_checkpoint(
     cluster = Cluster(directory, [4, 4], [(10, 13, killed()), (20, 21, killed()), (30, 30, None)])
     attempts, pauses, _ = run(monkeypatch, cluster, max_restarts=2, backoff_seconds=8.0)
     assert cluster.launched == [(4, None), (4, 10), (4, 20)]
-    assert cluster.waited == [30.0, 30.0]
+    assert cluster.waited == [True, True]
     assert [round(pause) for pause in pauses] == [8, 8]
     assert steps_lost(attempts.done) == 4
     lines = [json.loads(line) for line in directory.attempts.read_text().splitlines()]
@@ -235,7 +240,7 @@ def test_an_attempt_that_went_on_from_earlier_than_thought_says_so(
 
 
 def test_columns_are_recorded_as_they_were_given() -> None:
-    from horovod_spark_runner.run.pipeline import _binding, _recorded
+    from horovod_spark_runner.run.columns import bind_columns, recorded_columns
 
     for given in (
         ["x", "y"],
@@ -244,7 +249,7 @@ def test_columns_are_recorded_as_they_were_given() -> None:
         {"a": "y", "b": None},
         {"a": ["p", "q"], "b": "r"},
     ):
-        assert _recorded(_binding(given, "label_cols")) == given
+        assert recorded_columns(bind_columns(given, "label_cols")) == given
 
 
 def test_storage_that_stays_away_uses_up_the_restarts(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import Any
 
 import pytest
 
-from horovod_spark_runner.config import LaunchOptions
-from horovod_spark_runner.errors import NotEnoughSlotsError
+from horovod_spark_runner.errors import InvalidInputError, NotEnoughSlotsError
+from horovod_spark_runner.settings.launching import LaunchSettings
 from horovod_spark_runner.spark import capacity as capacity_module
 from horovod_spark_runner.spark.capacity import (
     REGISTRATION_SECONDS,
@@ -86,7 +88,7 @@ def test_the_advice_helps(
     monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
     session: Any = Cluster(master, 2)
     with pytest.raises(NotEnoughSlotsError, match=f"asked for 3 slots .* found 2: .*{ending}"):
-        check_slots(session, LaunchOptions(3, start_timeout=start_timeout))
+        check_slots(session, LaunchSettings(start_timeout=start_timeout), 3)
 
 
 def test_where_no_executor_starts_what_they_ask_for_is_named(
@@ -97,12 +99,62 @@ def test_where_no_executor_starts_what_they_ask_for_is_named(
     session: Any = Cluster("spark://h:1", 0)
     asked = r"\(spark.executor.cores=4, spark.executor.memory=8g\)"
     with pytest.raises(NotEnoughSlotsError, match=f"found 0: no executor .* asks for {asked}"):
-        check_slots(session, LaunchOptions(2))
+        check_slots(session, LaunchSettings(), 2)
 
 
 def test_executors_are_waited_for_where_they_are_to_come() -> None:
-    asked, unasked = LaunchOptions(2, start_timeout=3), LaunchOptions(2)
+    asked, unasked = LaunchSettings(2, start_timeout=3), LaunchSettings(2)
     assert patience(asked, 1000, none_there=True) == 3
     assert patience(unasked, 1, none_there=False) == REGISTRATION_SECONDS
     assert patience(unasked, 1000, none_there=True) == REPLACEMENT_SECONDS  # all were lost
     assert patience(unasked, 1000, none_there=False) == 0  # there are some, and too few
+    assert patience(unasked, 1, none_there=False, replacing=True) == REPLACEMENT_SECONDS
+    assert patience(asked, 1, none_there=False, replacing=True) == 3
+
+
+@pytest.mark.parametrize(
+    ("master", "slots", "workers", "reason"),
+    [
+        ("local[4]", 9, 4, r"master local\[4\] has 4 cores, 1 per task"),
+        # What executors there are may give less than the master's URL says, of GPUs, say.
+        ("local-cluster[2,3,1024]", 6, 6, "executors registered with Spark can run at once"),
+        ("local-cluster[2,3,1024]", 5, 5, "executors registered with Spark can run at once"),
+        ("spark://h:1", 7, 7, "executors registered with Spark can run at once"),
+    ],
+)
+def test_as_many_as_there_are(
+    master: str, slots: int, workers: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
+    session: Any = Cluster(master, slots)
+    found = check_slots(session, LaunchSettings(), None)
+    assert (found.workers, found.slots) == (workers, workers)
+    assert re.search(f"num_workers={workers}, as many as Spark can run.*{reason}", found.describe())
+    assert check_slots(session, LaunchSettings(), 2).workers == 2
+
+
+def test_where_there_are_none_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
+    session: Any = Cluster("spark://h:1", 0)
+    with pytest.raises(NotEnoughSlotsError, match="asked for 1 slots .* found 0: no executor"):
+        check_slots(session, LaunchSettings(start_timeout=0.1), None)
+
+
+def test_executors_that_come_one_by_one_are_all_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
+    monkeypatch.setattr(capacity_module, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(capacity_module, "REGISTRATION_SECONDS", 0.1)
+    session: Any = Cluster("spark://h:1", 1)
+    counts = iter([0, 1, 1, 3])
+    session.maxNumConcurrentTasks = lambda profile: next(counts, 4)
+    session.startTime = time.time() * 1000
+    # However long it may wait for the first.
+    assert check_slots(session, LaunchSettings(start_timeout=600), None).workers == 4
+
+
+def test_spark_connect_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity_module, "classic_context", lambda session: None)
+    session: Any = Cluster("spark://h:1", 3)
+    with pytest.raises(InvalidInputError, match="num_workers is needed with Spark Connect"):
+        check_slots(session, LaunchSettings(), None)
+    assert check_slots(session, LaunchSettings(), 2).workers == 2

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from horovod_spark_runner.config import AllreduceOptions, LaunchOptions
 from horovod_spark_runner.launch.shared.command import (
     SHIM,
     clean_environment,
@@ -15,6 +14,7 @@ from horovod_spark_runner.launch.shared.command import (
     worker_environment,
 )
 from horovod_spark_runner.launch.shared.topology import Node, SlotInfo, arrange
+from horovod_spark_runner.settings.launching import LaunchSettings, MpiOptions
 
 
 def nodes_of(*nodes: str) -> tuple[Node, ...]:
@@ -25,13 +25,13 @@ def nodes_of(*nodes: str) -> tuple[Node, ...]:
     return arrange(infos).nodes
 
 
-def command(options: LaunchOptions, *nodes: str, as_root: bool = False) -> list[str]:
+def command(options: MpiOptions, *nodes: str, as_root: bool = False) -> list[str]:
     agent = "/t/agent" if len(set(nodes)) > 1 else None
     return mpirun_command("/bin/mpirun", nodes_of(*nodes), options, agent=agent, as_root=as_root)
 
 
 def test_one_host() -> None:
-    argv = command(LaunchOptions(2), "1", "1")
+    argv = command(MpiOptions(), "1", "1")
     assert argv[:5] == ["/bin/mpirun", "--host", "localhost:2", "-n", "2"]
     assert tuple(argv[-3:]) == SHIM
     assert "plm_ssh_agent" not in argv
@@ -41,19 +41,19 @@ def test_one_host() -> None:
 
 
 def test_several_hosts_are_reached_through_the_agent() -> None:
-    argv = command(LaunchOptions(3), "2", "1", "2")
+    argv = command(MpiOptions(), "2", "1", "2")
     assert argv[argv.index("--host") + 1] == "h2:2,hsr-node-1:1"
     assert argv[argv.index("plm_ssh_agent") + 1] == "/t/agent"
     assert "--mca btl ^ofi" in " ".join(argv)
 
 
 def test_root_is_allowed_only_as_root() -> None:
-    assert "--allow-run-as-root" in command(LaunchOptions(1), "1", as_root=True)
+    assert "--allow-run-as-root" in command(MpiOptions(), "1", as_root=True)
 
 
 def test_forced_ring() -> None:
-    options = AllreduceOptions(algorithm="segmented_ring", segment_bytes=65536)
-    text = " ".join(command(LaunchOptions(2, allreduce=options), "1", "1"))
+    options = MpiOptions(algorithm="segmented_ring", segment_bytes=65536)
+    text = " ".join(command(options, "1", "1"))
     assert "--mca coll ^han" in text
     assert "--mca coll_tuned_use_dynamic_rules 1" in text
     assert "--mca coll_tuned_allreduce_algorithm 5" in text
@@ -61,9 +61,7 @@ def test_forced_ring() -> None:
 
 
 def test_own_mpi_parameters_win() -> None:
-    options = LaunchOptions(
-        2, allreduce=AllreduceOptions(algorithm="ring"), mpi_parameters={"coll": "^han,sm"}
-    )
+    options = MpiOptions(algorithm="ring", parameters={"coll": "^han,sm"})
     text = " ".join(command(options, "1", "1"))
     assert "--mca coll ^han,sm" in text
     assert text.count("--mca coll ") == 1
@@ -83,7 +81,7 @@ def test_outer_jobs_and_schedulers_leave_no_trace() -> None:
     }
 
 
-def environment(options: LaunchOptions, base: dict[str, str], **other: object) -> dict[str, str]:
+def environment(options: LaunchSettings, base: dict[str, str], **other: object) -> dict[str, str]:
     arguments = {
         "gpus": (),
         "cpus": 2,
@@ -95,29 +93,29 @@ def environment(options: LaunchOptions, base: dict[str, str], **other: object) -
 
 
 def test_worker_threads_are_the_tasks_cores_unless_set() -> None:
-    result = environment(LaunchOptions(1), {})
+    result = environment(LaunchSettings(1), {})
     assert result["OMP_NUM_THREADS"] == result["TF_NUM_INTRAOP_THREADS"] == "2"
-    assert environment(LaunchOptions(1), {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+    assert environment(LaunchSettings(1), {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
 
 
 def test_waiting_never_takes_the_only_core() -> None:
-    result = environment(LaunchOptions(1), {}, cpus=1)
+    result = environment(LaunchSettings(1), {}, cpus=1)
     assert result["TF_NUM_INTEROP_THREADS"] == "2"
     assert result["OMPI_MCA_mpi_yield_when_idle"] == "1"
-    chosen = LaunchOptions(1, env={"OMPI_MCA_mpi_yield_when_idle": "0"})
+    chosen = LaunchSettings(1, env={"OMPI_MCA_mpi_yield_when_idle": "0"})
     assert environment(chosen, {})["OMPI_MCA_mpi_yield_when_idle"] == "0"
 
 
 def test_worker_sees_its_gpus_only() -> None:
-    seen = environment(LaunchOptions(1, gpus_per_worker=2), {}, gpus=("3", "GPU-a"))
+    seen = environment(LaunchSettings(1, gpus_per_worker=2), {}, gpus=("3", "GPU-a"))
     assert seen["CUDA_VISIBLE_DEVICES"] == "3,GPU-a"
     assert (
-        environment(LaunchOptions(1), {"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == ""
+        environment(LaunchSettings(1), {"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == ""
     )
 
 
 def test_worker_gets_the_python_path_and_the_users_variables() -> None:
-    result = environment(LaunchOptions(1, env={"A": "1", "HOROVOD_CYCLE_TIME": "5"}), {"A": "0"})
+    result = environment(LaunchSettings(1, env={"A": "1", "HOROVOD_CYCLE_TIME": "5"}), {"A": "0"})
     assert result["PYTHONPATH"] == "/a:/b"
     assert result["A"] == "1"
     assert result["HOROVOD_CYCLE_TIME"] == "5"
@@ -125,4 +123,4 @@ def test_worker_gets_the_python_path_and_the_users_variables() -> None:
 
 @pytest.mark.parametrize("name", ["PMIX_X", "OMPI_X"])
 def test_worker_is_not_born_into_another_mpi_world(name: str) -> None:
-    assert name not in environment(LaunchOptions(1), {name: "1"})
+    assert name not in environment(LaunchSettings(1), {name: "1"})

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.config import LaunchOptions
 from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, LaunchError
 from horovod_spark_runner.launch.driver import launch as driver
 from horovod_spark_runner.launch.driver import peer
@@ -58,6 +57,7 @@ from horovod_spark_runner.launch.slot.json_door import JsonDoor, MpiIdentity, Re
 from horovod_spark_runner.launch.slot.node_door import NodeDoor, send_to_node
 from horovod_spark_runner.launch.slot.slot_link import SlotLink, StoppedError
 from horovod_spark_runner.launch.slot.workspace import Workspace
+from horovod_spark_runner.settings.launching import LaunchSettings
 from tests.connections import cut
 
 KEY = b"k" * 32
@@ -265,7 +265,8 @@ def plan_for(server: ControlServer, payload: bytes | None = None, size: int = 0)
         run_id="unit",
         key=KEY,
         driver=server.address,
-        options=LaunchOptions(2),
+        options=LaunchSettings(2),
+        workers=2,
         slots=2,
         payload=payload,
         payload_bytes=size,

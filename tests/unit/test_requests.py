@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner.config import (
+from horovod_spark_runner.errors import DataError, InvalidInputError
+from horovod_spark_runner.run.columns import by_convention
+from horovod_spark_runner.run.request import TrainingRequest
+from horovod_spark_runner.settings.data import DataOptions
+from horovod_spark_runner.settings.launching import LaunchOptions
+from horovod_spark_runner.settings.training import (
+    Allreduce,
     CheckpointOptions,
     FitOptions,
-    LaunchOptions,
+    InitialWeights,
     RestartOptions,
 )
-from horovod_spark_runner.data.prepare.datasets import DataOptions
-from horovod_spark_runner.errors import InvalidInputError
-from horovod_spark_runner.run.pipeline import TrainingRequest
 from horovod_spark_runner.training.keras.source import check_given_callbacks
 from horovod_spark_runner.training.spec import check_objects
 
@@ -25,21 +28,25 @@ def request(**given: Any) -> TrainingRequest:
         **{
             "frame": None,
             "model": len,
-            "custom_objects": None,
             "feature_cols": ["a"],
             "label_cols": ["y"],
+            "num_workers": 1,
+            "gpus_per_worker": 0,
+            "stream_logs": True,
             "sample_weight_col": None,
-            "data": DataOptions(),
-            "launching": LaunchOptions(num_workers=1),
-            "fit": FitOptions(),
+            "validation": None,
+            "custom_objects": None,
             "callbacks": (),
             "run_dir": None,
             "resume": "auto",
             "initial_weights": None,
-            "skip_mismatch": False,
+            "prediction_col": None,
+            "fit": FitOptions(),
+            "data": DataOptions(),
             "checkpoints": CheckpointOptions(),
             "restarts": RestartOptions(),
-            "prediction_col": None,
+            "launch": LaunchOptions(),
+            "allreduce": Allreduce(),
             **given,
         }
     )
@@ -49,11 +56,11 @@ def request(**given: Any) -> TrainingRequest:
     ("given", "message"),
     [
         ({"run_dir": ""}, "run_dir is empty; give a folder or URL"),
-        ({"skip_mismatch": True}, "initial_weights_skip_mismatch=True needs initial_weights"),
-        (
-            {"skip_mismatch": "yes", "initial_weights": "run"},
-            "initial_weights_skip_mismatch must be True or False, got 'yes'",
-        ),
+        ({"run_dir": 3}, "run_dir must be the path or URL of a folder, got 3"),
+        ({"resume": "yes"}, "resume must be one of auto, never, required, got 'yes'"),
+        ({"prediction_col": 3}, "prediction_col must be a column's name"),
+        ({"initial_weights": 3}, "initial_weights must be the path or URL of a run.* got 3"),
+        ({"initial_weights": ""}, "initial_weights must be the path or URL of a run"),
     ],
 )
 def test_requests_that_cannot_be_meant(given: dict[str, Any], message: str) -> None:
@@ -63,7 +70,33 @@ def test_requests_that_cannot_be_meant(given: dict[str, Any], message: str) -> N
 
 def test_requests_that_can() -> None:
     assert request(run_dir="run").run_dir == "run"
-    assert request(skip_mismatch=np.True_, initial_weights="run").initial_weights == "run"
+    assert request(initial_weights="run").initial_weights == InitialWeights("run")
+    chosen = InitialWeights("run", skip_mismatch=np.True_)  # type: ignore[arg-type]
+    assert request(initial_weights=chosen).initial_weights is chosen
+    assert type(request(validation=np.float32(0.25)).validation) is float
+    assert request(validation=True).validation is True
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "expected"),
+    [
+        (None, None, (["features"], ["label"])),
+        (None, ["y"], (["features"], ["y"])),
+        (None, [], (["features"], [])),
+        # What is given is all there is.
+        (["x"], None, (["x"], None)),
+        (["x"], ["y"], (["x"], ["y"])),
+    ],
+)
+def test_columns_by_convention(features: Any, labels: Any, expected: Any) -> None:
+    assert by_convention(features, labels, ["x", "y", "features", "label"]) == expected
+
+
+def test_columns_that_convention_does_not_know() -> None:
+    assert by_convention(None, None, ["features", "y"]) == (["features"], None)
+    message = "feature_cols is not given, .* no column 'features'; name .* there are 'x', 'label'"
+    with pytest.raises(DataError, match=message):
+        by_convention(None, None, ["x", "label"])
 
 
 @pytest.mark.parametrize("given", [5, "EarlyStopping", None, {1: 2}, {"a"}])

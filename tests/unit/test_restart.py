@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from horovod_spark_runner.config import LaunchOptions, RestartOptions, check_workers
 from horovod_spark_runner.errors import (
     CheckpointError,
     EnvironmentProblem,
@@ -32,6 +31,7 @@ from horovod_spark_runner.rundir.attempt import (
     describe_attempts,
     steps_lost,
 )
+from horovod_spark_runner.settings.training import RestartOptions, check_min_workers
 
 
 def attempt(first: int, last: int, ending: str = KILLED, number: int = 1) -> Attempt:
@@ -139,7 +139,7 @@ def test_attempts_are_told_in_a_line_each() -> None:
         ({"max_restarts": -1}, "max_restarts must be .*-1"),
         ({"max_restarts": True}, "max_restarts must be .*True"),
         ({"min_workers": 0}, "min_workers must be .*0"),
-        ({"backoff_seconds": -1.0}, "restart_backoff must be .*-1.0"),
+        ({"backoff_seconds": -1.0}, "backoff_seconds must be .*-1.0"),
     ],
 )
 def test_settings_that_cannot_be(wrong: dict[str, object], message: str) -> None:
@@ -149,4 +149,4 @@ def test_settings_that_cannot_be(wrong: dict[str, object], message: str) -> None
 
 def test_a_restart_needs_no_more_ranks_than_the_run() -> None:
     with pytest.raises(InvalidInputError, match="min_workers=3 is more than num_workers=2"):
-        check_workers(LaunchOptions(2), RestartOptions(min_workers=3))
+        check_min_workers(2, RestartOptions(min_workers=3))

@@ -15,7 +15,8 @@ from horovod_spark_runner.rundir.attempt import Attempt
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.rundir.lock import RunLock
-from horovod_spark_runner.rundir.model_folder import ARCHIVE_FILE, ModelWriter
+from horovod_spark_runner.training.spec import Binding
+from horovod_spark_runner.training.trained_model import WEIGHTS_FILE, ModelWriter, Signature
 
 
 def make_run(place: Path, *endings: str, **settings: Any) -> RunDirectory:
@@ -97,15 +98,15 @@ def test_a_finished_run_tells_whether_its_model_is_whole(
 ) -> None:
     directory = make_run(tmp_path / "run", "finished")
     writer = ModelWriter(directory)
-    writer.write(ARCHIVE_FILE, b"the model")
-    writer.finish({"inputs": []})
+    writer.write(WEIGHTS_FILE, b"the model")
+    writer.finish(Signature(Binding(()), (), None))
     main(["runs", "show", str(tmp_path / "run")])
     text = capsys.readouterr().out
     assert "model       whole\n" in text
     assert "resume" not in text
-    (tmp_path / "run/model" / ARCHIVE_FILE).write_bytes(b"another")
+    (tmp_path / "run/model" / WEIGHTS_FILE).write_bytes(b"another")
     main(["runs", "show", str(tmp_path / "run")])
     text = capsys.readouterr().out
     assert "model       damaged: " in text
-    assert f"{ARCHIVE_FILE} is damaged" in text
+    assert f"{WEIGHTS_FILE} is damaged" in text
     assert "goes on from step-00000024" in text

@@ -11,7 +11,6 @@ import pytest
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.prepare.checks import Footer, Layout, _faults, check_values
 from horovod_spark_runner.data.prepare.columns import Source
-from horovod_spark_runner.data.prepare.datasets import DataOptions
 from horovod_spark_runner.data.prepare.fingerprint import is_reproducible
 from horovod_spark_runner.data.prepare.layout import columns_of
 from horovod_spark_runner.data.prepare.places import Place
@@ -23,6 +22,7 @@ from horovod_spark_runner.data.prepare.schema import (
     quoted,
 )
 from horovod_spark_runner.errors import DataError, InvalidInputError
+from horovod_spark_runner.settings.data import DataOptions
 
 
 @pytest.mark.parametrize(
@@ -186,11 +186,9 @@ def test_options_become_plain() -> None:
     options = DataOptions(
         shapes={"a": 2, "b": [np.int64(2), 3], "c": np.array([4, 1])},
         dtypes={"a": np.float32, "b": np.dtype("int8"), "c": "float64", "s": str},
-        validation=np.float32(0.25),
     )
     assert options.shapes == {"a": (2,), "b": (2, 3), "c": (4, 1)}
     assert options.dtypes == {"a": "float32", "b": "int8", "c": "float64", "s": "string"}
-    assert type(options.validation) is float
 
 
 @pytest.mark.parametrize(

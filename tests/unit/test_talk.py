@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from horovod_spark_runner.config import LaunchOptions
 from horovod_spark_runner.launch.driver import talk
 from horovod_spark_runner.launch.driver.console import Console
 from horovod_spark_runner.launch.driver.control_server import ControlServer
@@ -30,6 +29,7 @@ from horovod_spark_runner.launch.shared.messages import (
 from horovod_spark_runner.launch.shared.slot_plan import SlotPlan
 from horovod_spark_runner.launch.shared.topology import SlotInfo
 from horovod_spark_runner.launch.slot.slot_link import SlotLink
+from horovod_spark_runner.settings.launching import LaunchSettings
 
 KEY = b"k" * 32
 
@@ -38,8 +38,8 @@ class World:
     """A driver and its slots."""
 
     def __init__(self, server: ControlServer, slots: int, *, quiet: bool = False) -> None:
-        options = LaunchOptions(slots)
-        self.plan = SlotPlan("unit", KEY, server.address, options, slots, b"", 0)
+        options = LaunchSettings(slots)
+        self.plan = SlotPlan("unit", KEY, server.address, options, slots, slots, b"", 0)
         self.talk = Talk(self.plan, server, Console(quiet=quiet))
         self.links = [SlotLink(self.plan, slot) for slot in range(slots)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod_spark_runner.config import LaunchOptions
 from horovod_spark_runner.launch.driver.watch import (
     FAILED_GRACE,
     TASK_START_SECONDS,
@@ -26,10 +25,11 @@ from horovod_spark_runner.launch.shared.messages import (
     Told,
 )
 from horovod_spark_runner.launch.shared.outcome import ABORTED, DIED, LOST, Failure, is_telling
+from horovod_spark_runner.settings.launching import LaunchSettings
 
 
 def watch(slots: int = 2, **options: Any) -> RunWatch:
-    return RunWatch(slots, LaunchOptions(slots, **options), now=0.0)
+    return RunWatch(slots, LaunchSettings(slots, **options), now=0.0)
 
 
 def told(message: SlotReport | RankReport | DriverNews, slot: int) -> Told:

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner.config import CheckpointOptions
 from horovod_spark_runner.errors import CheckpointError, InvalidInputError, RunDirectoryError
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, newest_checkpoint
 from horovod_spark_runner.rundir.checkpoint_writer import CheckpointWriter
 from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.settings.training import CheckpointOptions
 
 
 def info(step: int) -> CheckpointInfo:
@@ -107,7 +107,7 @@ import json, logging, subprocess, sys, numpy as np
 from collections.abc import Callable, Iterator
 from pathlib import Path
 logging.basicConfig(format="%(message)s")
-from horovod_spark_runner.config import CheckpointOptions
+from horovod_spark_runner.settings.training import CheckpointOptions
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, newest_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.rundir.checkpoint_writer import CheckpointWriter
@@ -236,12 +236,12 @@ def test_a_run_directory_that_is_gone_is_not_taken_for_anothers(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"every_steps": 0}, "checkpoint_every_steps must be"),
-        ({"every_minutes": 0}, "checkpoint_every_minutes must be above 0, got 0"),
-        ({"keep": 0}, "keep_checkpoints must be"),
+        ({"every_steps": 0}, "every_steps must be"),
+        ({"every_minutes": 0}, "every_minutes must be above 0, got 0"),
+        ({"keep": 0}, "keep must be"),
         ({"best_mode": "auto"}, "best_mode must be .*'auto'"),
         ({"best_metric": 3}, "best_metric must be the name of a metric, got 3"),
-        ({"on_error": "ignore"}, "on_checkpoint_error must be .*'ignore'"),
+        ({"on_error": "ignore"}, "on_error must be .*'ignore'"),
     ],
 )
 def test_settings_that_cannot_be(wrong: dict[str, Any], message: str) -> None:

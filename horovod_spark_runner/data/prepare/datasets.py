@@ -5,31 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from numbers import Real
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...config import MATERIALIZERS, check_choice, check_flag
-from ...errors import DataError, EnvironmentProblem, InvalidInputError, RunFailedError
+from ...errors import DataError, EnvironmentProblem, RunFailedError
+from ...settings.data import DataOptions
 from ...spark.session import active_session, classic_context
 from ...storage.filesystem import Location
 from ..manifest import Manifest
-from ..read.decode import Transform
 from ..store import delete_dataset, sweep_incomplete
 from .columns import sources_of
 from .footers import parquet_files, read_metadata
 from .materialize import DataRequest, materialize
 from .parquet import open_parquet
-from .schema import (
-    Roles,
-    check_dtype,
-    check_named,
-    check_shape,
-    check_transform,
-)
+from .schema import Roles, check_named
 from .split import check_validation, split_rows
 
 if TYPE_CHECKING:
@@ -37,49 +29,6 @@ if TYPE_CHECKING:
 
 # Spark setting that names the cache directory where `data_dir` is not given.
 DATA_DIR_SETTING = "spark.horovod.dataDir"
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """How data are prepared; `run_training`'s docstring explains each field.
-
-    Shapes become tuples, types their names.
-    """
-
-    shapes: Mapping[str, Any] = field(default_factory=dict)
-    dtypes: Mapping[str, str] = field(default_factory=dict)
-    transforms: Mapping[str, Transform] = field(default_factory=dict)
-    allow_nan: bool = False
-    validation: Any = None
-    stratify: str | None = None
-    materializer: str = "petastorm"
-    data_dir: str | None = None
-    keep_data: bool | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("materializer", self.materializer, MATERIALIZERS)
-        object.__setattr__(self, "allow_nan", check_flag("allow_nan", self.allow_nan))
-        if self.keep_data is not None:
-            object.__setattr__(self, "keep_data", check_flag("keep_data", self.keep_data))
-        if self.data_dir == "":
-            raise InvalidInputError("data_dir is empty; give a folder or URL, or leave it out")
-        for name, check in (
-            ("shapes", check_shape),
-            ("dtypes", check_dtype),
-            ("transforms", check_transform),
-        ):
-            given = getattr(self, name)
-            if not isinstance(given, Mapping):
-                raise InvalidInputError(f"{name} must be a dictionary by column, got {given!r}")
-            checked = {column: check(column, value) for column, value in given.items()}
-            object.__setattr__(self, name, checked)
-        if isinstance(self.validation, Real) and not isinstance(self.validation, bool):
-            object.__setattr__(self, "validation", float(self.validation))
-
-    def request(self, roles: Roles, *, reuse: bool) -> DataRequest:
-        return DataRequest(
-            roles, self.shapes, self.materializer, self.dtypes, self.allow_nan, reuse
-        )
 
 
 @dataclass(frozen=True)
@@ -163,8 +112,14 @@ def check_spark_reaches(spark: SparkSession, place: Location) -> None:
         ) from error
 
 
-def check_data(data: Any, roles: Roles, options: DataOptions) -> None:
+def check_data(data: Any, roles: Roles, options: DataOptions, validation: Any = None) -> None:
     """Check all that the schema shows.
+
+    Args:
+        data: a DataFrame, or the path of Parquet files.
+        roles: the columns and their parts.
+        options: how to prepare them.
+        validation: which rows to validate with; see `run_training`.
 
     Raises:
         DataError: the columns cannot be trained on.
@@ -173,7 +128,7 @@ def check_data(data: Any, roles: Roles, options: DataOptions) -> None:
     sources_of(frame, roles, options.dtypes)
     check_named("shapes", options.shapes, roles)
     check_named("transforms", options.transforms, roles)
-    check_validation(frame, options.validation, roles, options.stratify)
+    check_validation(frame, validation, roles, options.stratify)
 
 
 def data_folder(options: DataOptions, own: Location, spark: SparkSession) -> Location:
@@ -186,7 +141,7 @@ def data_folder(options: DataOptions, own: Location, spark: SparkSession) -> Loc
 
 @contextlib.contextmanager
 def prepared(
-    data: Any, roles: Roles, options: DataOptions, own: Location, seed: int
+    data: Any, roles: Roles, options: DataOptions, validation: Any, own: Location, seed: int
 ) -> Iterator[Prepared]:
     """Yield the datasets, written now or found; afterwards delete what is not to be kept.
 
@@ -198,6 +153,7 @@ def prepared(
         data: a DataFrame, or the path of Parquet files.
         roles: the columns and their parts.
         options: how to prepare them.
+        validation: which rows to validate with; see `run_training`.
         own: folder of the run itself.
         seed: seed of the split.
 
@@ -208,12 +164,12 @@ def prepared(
     shared = str(folder) != str(own)
     keep = shared if options.keep_data is None else options.keep_data
     # What is deleted at the end must not be another run's.
-    request = options.request(roles, reuse=keep or not shared)
+    request = _request(roles, options, reuse=keep or not shared)
     made: list[Manifest] = []
     if not shared:  # nobody else writes there: what lacks its manifest is of a call that was killed
         sweep_incomplete(folder, float("-inf"), time.time())
     try:
-        yield _prepare(data, roles, options, folder, request, seed, made)
+        yield _prepare(data, roles, options, validation, folder, request, seed, made)
     except RunFailedError:
         keep = keep or not shared
         raise
@@ -229,32 +185,39 @@ def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location)
     Raises:
         DataError: the values cannot be read.
     """
-    request = options.request(roles, reuse=True)
+    request = _request(roles, options, reuse=True)
     direct = open_parquet(Location(data), request) if _is_place(data) else None
     return direct or materialize(frame_of(data), request, folder).manifest
+
+
+def _request(roles: Roles, options: DataOptions, *, reuse: bool) -> DataRequest:
+    return DataRequest(
+        roles, options.shapes, options.materializer, options.dtypes, options.allow_nan, reuse
+    )
 
 
 def _prepare(
     data: Any,
     roles: Roles,
     options: DataOptions,
+    validation: Any,
     folder: Location,
     request: DataRequest,
     seed: int,
     made: list[Manifest],
 ) -> Prepared:
     direct = None
-    if _is_place(data) and not isinstance(options.validation, (str, int, float)):
+    if _is_place(data) and not isinstance(validation, (str, int, float)):
         direct = open_parquet(Location(data), request)
     reused: list[bool] = []
     parts: list[Manifest] = []
-    rows = split_rows(frame_of(data), options.validation, roles, seed, options.stratify)
+    rows = split_rows(frame_of(data), validation, roles, seed, options.stratify)
     with rows as frames:
         for part, frame in zip(("train", "validation"), frames, strict=True):
             if part == "train" and direct is not None:
                 parts.append(direct)
             elif frame is not None:
-                found = _materialize_part(frame, request, folder, part, options.validation)
+                found = _materialize_part(frame, request, folder, part, validation)
                 made.append(found.manifest)
                 parts.append(found.manifest)
                 reused.append(found.reused)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from ...config import whole_number
 from ...errors import DataError
 
 
@@ -96,68 +91,6 @@ def check_unambiguous(
 def quoted(name: str) -> str:
     """Return a column name that Spark does not read dots or spaces into."""
     return "`" + name.replace("`", "``") + "`"
-
-
-def check_shape(name: str, shape: Any) -> tuple[int, ...]:
-    """Return what ``shapes`` gives column ``name`` as a shape. Pure.
-
-    Args:
-        name: the column.
-        shape: sizes, or one size.
-
-    Raises:
-        DataError: it is something else, or a size is not at least 1.
-    """
-    given = shape if isinstance(shape, (Sequence, np.ndarray)) else (shape,)
-    sizes = [whole_number(size) for size in given]
-    known = [size for size in sizes if size is not None and size > 0]
-    if isinstance(shape, str) or len(known) < len(sizes):
-        raise DataError(
-            f"shapes gives column {name!r} the shape {shape!r}; it must consist of whole numbers "
-            "of at least 1, such as (8, 8, 1), and leave out the rows"
-        )
-    return tuple(known)
-
-
-def check_dtype(name: str, dtype: Any) -> str:
-    """Return what ``dtypes`` gives column ``name`` as the name of a type. Pure.
-
-    Raises:
-        DataError: it names no type.
-    """
-    if isinstance(dtype, str):
-        return dtype
-    try:
-        if dtype is None:  # NumPy would take it for float64
-            raise TypeError
-        return "string" if dtype is str else str(np.dtype(dtype).name)
-    except TypeError as error:
-        raise DataError(
-            f"dtypes gives column {name!r} the type {dtype!r}; it must be the name of a NumPy "
-            "type, such as 'float32'; columns to be left as they are by default are left out"
-        ) from error
-
-
-def check_transform(name: str, transform: Any) -> Any:
-    """Return what ``transforms`` gives column ``name``. Pure.
-
-    Raises:
-        DataError: it is no function of two arguments.
-    """
-    meant = "it must be a function of a value and a random generator"
-    if not callable(transform):
-        raise DataError(f"transforms gives column {name!r} {transform!r}; {meant}")
-    try:
-        signature = inspect.signature(transform)
-    except (TypeError, ValueError):  # some functions written in C do not tell
-        return transform
-    try:
-        signature.bind(None, None)
-    except TypeError as error:
-        raise DataError(
-            f"transforms gives column {name!r} a function with the arguments {signature}; {meant}"
-        ) from error
-    return transform
 
 
 def check_named(argument: str, given: Mapping[str, object], roles: Roles) -> None:

@@ -17,13 +17,11 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError
+from ...settings.data import Transform
 from ..manifest import Column
 from .arrow_to_numpy import empty_rows
 from .images import decode_image
 
-# Called with one row's value (an array of its own; images decoded and resized) and a random
-# generator (``None`` outside training); returns an array of the column's shape that fits its type.
-Transform = Callable[[np.ndarray, np.random.Generator | None], np.ndarray]
 _RETURNED = "its transform returned"
 _MAX_THREADS = 8
 # Rows a thread takes at once.

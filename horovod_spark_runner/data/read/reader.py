@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError
+from ...settings.data import Transform
 from ...storage.arrays import Arrays
 from ..manifest import Column, Manifest
 from .arrow_to_numpy import empty_rows
-from .decode import RowDecoder, Transform, UndecodableRow
+from .decode import RowDecoder, UndecodableRow
 from .pieces import PieceReader
 from .sharding import Block, EpochPlan, LaneSlice, Piece, contiguous_share
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark import TaskContext
 
-from ...config import LaunchOptions
+from ...settings.launching import LaunchSettings
+from ...spark.capacity import Allotment
 from ...spark.session import classic_context, use_own_python
-from ...spark.stage_resources import TaskShape
 from ..shared.command import worker_environment
 from ..slot.ready import ask_to_import
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class HeadStart:
     """The function given to ``mapInArrow``: has its executor's ready process import."""
 
-    options: LaunchOptions
+    options: LaunchSettings
     ranks: int
     modules: tuple[str, ...]
 
@@ -47,7 +47,7 @@ class HeadStart:
 
 
 def import_meanwhile(
-    spark: SparkSession, options: LaunchOptions, shape: TaskShape, modules: Sequence[str]
+    spark: SparkSession, options: LaunchSettings, allotment: Allotment, modules: Sequence[str]
 ) -> None:
     """Have the executors import what ranks will need; returns at once.
 
@@ -56,13 +56,13 @@ def import_meanwhile(
     Args:
         spark: session to run in.
         options: how the ranks will be started.
-        shape: what each task of theirs will hold.
+        allotment: what Spark gives them.
         modules: what they will import.
     """
     if not options.worker_idle_timeout:
         return
     use_own_python(spark)
-    slots = options.num_workers // shape.ranks
+    slots, shape = allotment.slots, allotment.shape
     task = HeadStart(options, shape.ranks, tuple(modules))
 
     def run() -> None:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ... import errors
-from ...config import LaunchOptions
 from ...errors import EnvironmentProblem, InvalidInputError, LaunchError, RunCancelledError
 from ...serialize import dump_call
+from ...settings.launching import LaunchSettings
 from ...spark.capacity import check_slots
 from ...spark.encryption import check_encryption
 from ...spark.memory import check_memory_limit
 from ...spark.session import connect_host, runs_on_this_machine, use_own_python
-from ..shared.messages import Queued, by_driver
+from ..shared.messages import Notice, Queued, by_driver
 from ..shared.network import LOOPBACK, route_to
 from ..shared.outcome import Failure, RankOutcome, failure_error, is_telling, root_cause
 from ..shared.slot_plan import ORPHAN_GRACE, SlotPlan
@@ -101,12 +101,13 @@ class RunResult:
 
 def launch(
     spark: SparkSession,
-    options: LaunchOptions,
+    options: LaunchSettings,
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
     observer: Observer,
     modules: Sequence[str] | None = None,
+    workers: int | None = None,
 ) -> RunResult:
     """Run ``function`` on every rank of a new MPI world and return what it returned.
 
@@ -119,6 +120,7 @@ def launch(
         observer: is shown what the ranks report meanwhile.
         modules: modules to import while the ranks find each other; by default, the frameworks
             that the function's code mentions.
+        workers: ranks; by default as many as Spark can run at once.
 
     Raises:
         InvalidInputError: the function or its arguments cannot be pickled.
@@ -131,17 +133,20 @@ def launch(
     with _turn(observer):
         check_encryption(spark, options)
         check_memory_limit(spark)
-        shape = check_slots(spark, options)
+        allotment = check_slots(spark, options, workers)
+        if workers is None:
+            observer.on_message(by_driver(Notice(allotment.describe(), warn=False)))
         use_own_python(spark)
         key = secrets.token_bytes(32)
         bind, host, port = control_place(spark)
-        slots = options.num_workers // shape.ranks
+        slots = allotment.slots
         with ControlServer(bind, key, payload, host=host, port=port, slots=slots) as server:
             plan = SlotPlan(
                 run_id=secrets.token_hex(4),
                 key=key,
                 driver=server.address,
                 options=options,
+                workers=allotment.workers,
                 slots=slots,
                 payload=payload if len(payload) <= MAX_PLAN_PAYLOAD else None,
                 payload_bytes=len(payload),
@@ -149,7 +154,7 @@ def launch(
             )
             checked = time.monotonic()
             talk = Talk(plan, server, observer)
-            outcomes = run_job(SparkJob(spark, plan, shape.profile), talk)
+            outcomes = run_job(SparkJob(spark, plan, allotment.shape.profile), talk)
             results = tuple(_unpickle_result(outcome, server) for outcome in outcomes)
     ended = time.monotonic()
     return RunResult(

@@ -85,7 +85,7 @@ class SparkJob:
         return thread
 
     def _run_grouped(self) -> None:
-        description = f"Horovod on {self._plan.options.num_workers} ranks ({self._plan.run_id})"
+        description = f"Horovod on {self._plan.workers} ranks ({self._plan.run_id})"
         self._spark.sparkContext.setJobGroup(self._tag, description, interruptOnCancel=True)
         self._collect()
 

@@ -48,7 +48,7 @@ class Talk:
         self._rendezvous = Rendezvous(plan.slots, share_gpus=plan.options.share_gpus)
         self.watch = RunWatch(plan.slots, plan.options, time.monotonic())
         self._warnings: set[str] = set()
-        self.phases = Phases(plan.slots, plan.options.num_workers, time.monotonic())
+        self.phases = Phases(plan.slots, plan.workers, time.monotonic())
         self._turned = self._looked = time.monotonic()
 
     def go_on(self) -> Verdict:

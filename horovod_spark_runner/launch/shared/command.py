@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
-from ...config import AllreduceOptions, LaunchOptions
+from ...settings.launching import LaunchSettings, MpiOptions
 from .affinity import CPUS
 from .topology import Node
 
@@ -31,7 +31,7 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {"HOME": home if os.path.isabs(home) else "/", **kept}
 
 
-def allreduce_parameters(options: AllreduceOptions) -> dict[str, str]:
+def allreduce_parameters(options: MpiOptions) -> dict[str, str]:
     """Return the Open MPI parameters that force ``options.algorithm``; none for ``"auto"``.
 
     Open MPI's ``han`` component, preferred for several ranks on one host, has no such choice; it
@@ -61,7 +61,7 @@ def transport_parameters(nodes: int) -> dict[str, str]:
 def mpirun_command(
     mpirun: str,
     nodes: Sequence[Node],
-    options: LaunchOptions,
+    options: MpiOptions,
     *,
     agent: str | None,
     as_root: bool,
@@ -71,7 +71,7 @@ def mpirun_command(
     Args:
         mpirun: path of the program.
         nodes: of the world; the first is the one this command runs on.
-        options: the run's settings.
+        options: the run's settings of MPI.
         agent: program that starts MPI's daemons on the other hosts; none on one host.
         as_root: whether the user is root, whom Open MPI refuses unless told.
     """
@@ -92,8 +92,8 @@ def mpirun_command(
         command += ["--prtemca", "prte_do_not_resolve", "1"]
     parameters = {
         **transport_parameters(len(nodes)),
-        **allreduce_parameters(options.allreduce),
-        **options.mpi_parameters,
+        **allreduce_parameters(options),
+        **options.parameters,
     }
     for name, value in sorted(parameters.items()):
         command += ["--mca", name, value]
@@ -124,7 +124,7 @@ def daemon_environment(
 
 def worker_environment(
     base: Mapping[str, str],
-    options: LaunchOptions,
+    options: LaunchSettings,
     *,
     gpus: Sequence[str],
     cpus: int,
@@ -150,8 +150,8 @@ def worker_environment(
         "PYTHONPATH": ":".join(path for path in python_path if path),
         # What frameworks leave in the temporary folder goes when the rank does.
         "TMPDIR": temporary,
-        "HOROVOD_FUSION_THRESHOLD": str(options.allreduce.fusion_bytes),
-        "HOROVOD_CYCLE_TIME": str(options.allreduce.cycle_ms),
+        "HOROVOD_FUSION_THRESHOLD": str(options.mpi.fusion_bytes),
+        "HOROVOD_CYCLE_TIME": str(options.mpi.cycle_ms),
     }
     if options.gpus_per_worker:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

@@ -254,7 +254,7 @@ class Told(Message):
     message: RankReport | SlotReport | DriverNews
 
 
-def by_driver(message: Placed | Dropped | Queued) -> Told:
+def by_driver(message: Placed | Dropped | Queued | Notice) -> Told:
     """Return the envelope of what the driver itself tells its observer."""
     return Told(-1, -1, "", message)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...config import LaunchOptions
+from ...settings.launching import LaunchSettings
 
 # Larger results go to the driver directly: Spark holds them in the memory of its JVM, and together
 # they may not exceed spark.driver.maxResultSize (1 GiB unless set).
@@ -23,7 +23,8 @@ class SlotPlan:
         run_id: short name of the run.
         key: secret of the run's control messages.
         driver: address of the driver's control server.
-        options: see `LaunchOptions`.
+        options: see `LaunchSettings`.
+        workers: ranks of the run.
         slots: barrier tasks of the run.
         payload: pickled ``(function, args, kwargs)``; ``None`` to fetch it from the driver.
         payload_bytes: its size.
@@ -34,7 +35,8 @@ class SlotPlan:
     run_id: str
     key: bytes = field(repr=False)
     driver: tuple[str, int]
-    options: LaunchOptions
+    options: LaunchSettings
+    workers: int
     slots: int
     payload: bytes | None = field(repr=False)
     payload_bytes: int
@@ -43,9 +45,9 @@ class SlotPlan:
 
     @property
     def ranks_per_slot(self) -> int:
-        return self.options.num_workers // self.slots
+        return self.workers // self.slots
 
     @property
     def most_result_bytes(self) -> int:
         """How large a rank's result may be to go through Spark, which holds all of them at once."""
-        return min(RESULT_BYTES, ALL_RESULTS_BYTES // self.options.num_workers)
+        return min(RESULT_BYTES, ALL_RESULTS_BYTES // self.workers)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ...config import LaunchOptions
+from ...settings.launching import MpiOptions
 from ..shared.command import daemon_environment, mpirun_command
 from ..shared.network import Interface, daemon_network
 from ..shared.outcome import LOG_TAIL_LINES
@@ -81,7 +81,7 @@ class Daemon:
 
 
 def start_mpirun(
-    part: Part, options: LaunchOptions, interface: Interface, workspace: Workspace
+    part: Part, options: MpiOptions, interface: Interface, workspace: Workspace
 ) -> Daemon:
     """Start the ranks of the world; other hosts' daemons are asked for at `AGENT_SOCKET`.
 

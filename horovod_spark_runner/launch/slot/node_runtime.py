@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-from ...config import LaunchOptions
+from ...settings.launching import MpiOptions
 from ..shared.messages import StartDaemon
 from ..shared.network import Interface, mpi_network
 from ..shared.topology import Part
@@ -67,7 +67,7 @@ class NodeRuntime:
     def log_tail(self) -> tuple[str, ...]:
         return () if self._daemon is None else self._daemon.log_tail
 
-    def join(self, part: Part, options: LaunchOptions) -> None:
+    def join(self, part: Part, options: MpiOptions) -> None:
         """Do what falls to the slot of ``part``; start mpirun if it is slot 0.
 
         Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 import time
@@ -33,7 +34,7 @@ class RankLog:
         problem: why the log, or the rest of it, is not kept; ``""`` if nothing is wrong.
     """
 
-    def __init__(self, folder: str | None, spool: Path) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None, spool: Path) -> None:
         self._folder = None if folder is None else Location(folder)
         self._spool = spool / "log"
         self._early: list[str] = []

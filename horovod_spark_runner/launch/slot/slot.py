@@ -127,7 +127,7 @@ class Slot:
         hosts = dict.fromkeys(self._peers)
         routed = itertools.chain(map(route_to, hosts), [self._link.local_address])
         interface = choose_interface(
-            own_interfaces(), plan.options.network_interface, filter(None, routed)
+            own_interfaces(), plan.options.mpi.network_interface, filter(None, routed)
         )
         self._mpi = NodeRuntime(interface, plan.key, self._workspace)
         self._closing.callback(self._mpi.close)
@@ -241,7 +241,7 @@ class Slot:
             self._logs[place].open(placement.rank, title)
         self._link.take_call(self._payload, Path(part.leader_folder))
         self._joined = time.monotonic()
-        self._mpi.join(part, self._plan.options)
+        self._mpi.join(part, self._plan.options.mpi)
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ class Slot:
             end = self._mpi.describe_end()
             self._abort(LAUNCH, f"{end} before it started all ranks", self._mpi.log_tail)
         elif waited > limit:
-            ranks = self._plan.options.num_workers
+            ranks = self._plan.workers
             message = f"mpirun did not start the {ranks} ranks in {limit:.0f} s"
             self._abort(LAUNCH, message, self._mpi.log_tail)
 
@@ -345,7 +345,7 @@ class Slot:
         chosen = self._mpi.rank_environment()
         asked = {name: own[name] for name in chosen if name in own}
         joined = {**chosen, **asked, **identity.environment}
-        self._ranks[place].begin(shim, joined, self._plan.options.num_workers)
+        self._ranks[place].begin(shim, joined, self._plan.workers)
 
     def _on_report(self, place: int, report: RankReport) -> None:
         self._ranks[place].begun |= isinstance(report, Started)

@@ -134,13 +134,13 @@ def _assign(model: Any, arrays: list[np.ndarray], origin: str) -> set[int]:
             raise ModelError(
                 f"initial_weights={origin!r} do not fit the model: weight {place} is "
                 f"{variable.path!r} of shape {tuple(variable.shape)}, there it has shape "
-                f"{array.shape}; initial_weights_skip_mismatch=True takes over those that fit"
+                f"{array.shape}; InitialWeights(…, skip_mismatch=True) takes over those that fit"
             )
     if len(weights) != len(arrays):
         raise ModelError(
             f"initial_weights={origin!r} do not fit the model: they are {len(arrays)} arrays, the "
-            f"model has {len(weights)} weights; initial_weights_skip_mismatch=True takes over "
-            "those that fit"
+            f"model has {len(weights)} weights; InitialWeights(…, skip_mismatch=True) "
+            "takes over those that fit"
         )
     for variable, array in zip(weights, arrays, strict=True):
         variable.assign(array)

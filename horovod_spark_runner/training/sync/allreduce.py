@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...config import AllreduceOptions
+from ...settings.training import Allreduce
 from .synchroniser import Collectives, Equality, Share, Tensor, Variables
 
 
-class Allreduce:
+class AllreduceSynchroniser:
     """All ranks hold the same model after every step; see `Synchroniser`.
 
     Args:
@@ -25,7 +25,7 @@ class Allreduce:
 
     equality = Equality.EVERY_STEP
 
-    def __init__(self, options: AllreduceOptions, collectives: Collectives) -> None:
+    def __init__(self, options: Allreduce, collectives: Collectives) -> None:
         self._collectives = collectives
         self._compression = collectives.compression(options.compression)
 

@@ -13,9 +13,10 @@ from typing import Any
 import keras
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
-from horovod_spark_runner.config import AllreduceOptions, CheckpointOptions, FitOptions
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.rundir.lock import RunLock
+from horovod_spark_runner.settings.data import DataOptions
+from horovod_spark_runner.settings.training import Allreduce, CheckpointOptions, FitOptions
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.spec import Binding, ModelSource, TrainingSpec
 
@@ -123,7 +124,8 @@ def _train(
                 outputs=_binding(rows.labels),
                 weight=next(iter(rows.weights.names), None),
                 fit=FitOptions(**settings),
-                allreduce=AllreduceOptions(),
+                allreduce=Allreduce(),
+                window_bytes=DataOptions().window_bytes,
                 train=data,
                 validation=held_out,
                 run_dir=str(folder / "run"),

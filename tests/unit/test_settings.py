@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import asdict, fields
+from dataclasses import FrozenInstanceError, asdict, fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from horovod_spark_runner import HorovodRunner
-from horovod_spark_runner.config import (
-    AllreduceOptions,
+from horovod_spark_runner.errors import InvalidInputError
+from horovod_spark_runner.settings.kinds import check_options
+from horovod_spark_runner.settings.launching import LaunchOptions, LaunchSettings, MpiOptions
+from horovod_spark_runner.settings.table import derive
+from horovod_spark_runner.settings.training import (
+    Allreduce,
     CheckpointOptions,
     FitOptions,
-    LaunchOptions,
     RestartOptions,
 )
-from horovod_spark_runner.errors import InvalidInputError
 
 
 @pytest.mark.parametrize(
@@ -31,12 +33,21 @@ from horovod_spark_runner.errors import InvalidInputError
         ({"num_workers": 1, "gpus_per_worker": -1}, "gpus_per_worker"),
         ({"num_workers": 1, "start_timeout": float("nan")}, "start_timeout"),
         ({"num_workers": 1, "env": {"A": 1}}, r"env must map text to text, got \{'A': int\}"),
-        ({"num_workers": 1, "mpi_parameters": {1: "a"}}, "mpi_parameters"),
+        ({"num_workers": 1, "env": ["A"]}, "env must map text to text, got .* list"),
+        ({"heartbeat_timeout": 14}, "heartbeat_timeout must be at least 15 seconds, got 14"),
+        ({"share_gpus": "no"}, "share_gpus must be True or False, got 'no'"),
+        ({"stream_logs": 2}, "stream_logs must be True or False, got 2"),
+        ({"log_dir": ""}, "log_dir is empty; give a folder or URL"),
+        ({"resources": {"cpus": 0}}, r"resources must map names to amounts above 0, .*0\}"),
+        (
+            {"mpi": {"algorithm": "ring"}},
+            r"mpi must be MpiOptions\(…\), got an object of type dict",
+        ),
     ],
 )
 def test_launch_options_refuse(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        LaunchOptions(**arguments)
+        LaunchSettings(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -61,23 +72,32 @@ def test_fit_options_refuse(arguments: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"algorithm": "Ring"}, "allreduce algorithm must be one of"),
+        ({"algorithm": "Ring"}, "^algorithm must be one of auto, ring"),
         ({"segment_bytes": 4096}, "applies to algorithm='segmented_ring' only"),
-        ({"compression": "int8"}, "compression"),
-        ({"cycle_ms": 0}, "cycle_ms"),
+        ({"cycle_ms": 0}, "cycle_ms must be above 0, got 0"),
+        ({"network_interface": ""}, "network_interface must be a name, got ''"),
+        ({"parameters": {1: "a"}}, r"parameters must map text to text, got \{1: str\}"),
     ],
 )
-def test_allreduce_options_refuse(arguments: dict[str, Any], message: str) -> None:
+def test_mpi_options_refuse(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        AllreduceOptions(**arguments)
+        MpiOptions(**arguments)
+
+
+def test_compression_is_a_choice() -> None:
+    with pytest.raises(InvalidInputError, match="compression must be one of none, fp16, got 'int8"):
+        Allreduce(compression="int8")  # type: ignore[arg-type]
 
 
 def test_launch_options_pickle_and_do_not_change() -> None:
     env = {"A": "1"}
-    options = LaunchOptions(2, env=env, allreduce=AllreduceOptions("ring"))
+    options = LaunchSettings(2, env=env, mpi=MpiOptions(algorithm="ring"))
     env["A"] = "2"
     assert options.env["A"] == "1"
     assert pickle.loads(pickle.dumps(options)) == options
+    # What a slot is told is without what only the driver can use.
+    with_resources = replace(options, resources={"cpus": 2})
+    assert pickle.loads(pickle.dumps(with_resources)) == options
 
 
 def test_numbers_of_numpy_become_plain() -> None:
@@ -87,10 +107,14 @@ def test_numbers_of_numpy_become_plain() -> None:
         warmup_epochs=np.float32(0.5),
         lr_scaling="sqrt",
     )
-    launch = LaunchOptions(np.int32(2), stall_timeout=np.float64(5), resources={"cpus": np.int8(1)})
+    launch = LaunchSettings(
+        np.int32(2), stall_timeout=np.float64(5), resources={"cpus": np.int8(1)}
+    )
     keep = CheckpointOptions(every_steps=np.int16(3), every_minutes=np.float32(0.5))
-    restart = RestartOptions(np.int64(1), np.int64(1), np.float32(0.5))
-    exchange = AllreduceOptions(fusion_bytes=np.int64(8), cycle_ms=np.float32(0.5))
+    restart = RestartOptions(
+        max_restarts=np.int64(1), min_workers=np.int64(1), backoff_seconds=np.float32(0.5)
+    )
+    exchange = MpiOptions(fusion_bytes=np.int64(8), cycle_ms=np.float32(0.5))
     for settings in (fit, launch, keep, restart, exchange):
         for field in fields(settings):
             value = getattr(settings, field.name)
@@ -119,18 +143,34 @@ def test_what_is_no_whole_number(value: Any, message: str) -> None:
 def test_what_is_no_number(value: Any) -> None:
     with pytest.raises(InvalidInputError, match="warmup_epochs must be a number, at least 0, got"):
         FitOptions(warmup_epochs=value, lr_scaling="sqrt")
-    with pytest.raises(InvalidInputError, match="cycle_ms must be a number"):
-        AllreduceOptions(cycle_ms=value)
+    with pytest.raises(InvalidInputError, match="cycle_ms must be a number of milliseconds"):
+        MpiOptions(cycle_ms=value)
 
 
 def test_secrets_in_the_environment_are_not_shown() -> None:
-    options = LaunchOptions(1, env={"TOKEN": "secret"})
+    options = LaunchSettings(1, env={"TOKEN": "secret"})
     assert "secret" not in repr(options)
     with pytest.raises(InvalidInputError) as caught:
-        LaunchOptions(1, env={"TOKEN": "secret", "N": 1})  # type: ignore[dict-item]
+        LaunchSettings(1, env={"TOKEN": "secret", "N": 1})  # type: ignore[dict-item]
     assert "secret" not in str(caught.value)
 
 
-def test_compression_is_for_trainings_only() -> None:
-    with pytest.raises(InvalidInputError, match="compression='fp16' is for the gradients of"):
-        HorovodRunner(1, allreduce=AllreduceOptions(compression="fp16"))
+def test_a_runner_is_its_settings() -> None:
+    runner = HorovodRunner(2, stall_timeout=600, env={"TOKEN": "secret"})
+    assert isinstance(runner, LaunchSettings)
+    assert (runner.num_workers, runner.stall_timeout) == (2, 600.0)
+    assert "secret" not in repr(runner)
+    told = derive(LaunchSettings, runner)
+    assert type(told) is LaunchSettings
+    assert told == LaunchSettings(2, stall_timeout=600, env={"TOKEN": "secret"})
+    with pytest.raises(FrozenInstanceError):
+        runner.num_workers = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        HorovodRunner(2, None)  # type: ignore[misc]
+
+
+def test_options_are_of_their_own_class() -> None:
+    assert check_options("launch", None, LaunchOptions) == LaunchOptions()
+    # It says how many ranks, which run_training asks for elsewhere.
+    with pytest.raises(InvalidInputError, match=r"launch must be LaunchOptions\(…\), got .*Runner"):
+        check_options("launch", HorovodRunner(3), LaunchOptions)

@@ -1,0 +1,118 @@
+"""``horovod-spark-runner parameters``: prints docs/parameters.md, of every argument and setting."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..api import run_training
+from ..dataset import prepare_dataset
+from ..ml.transformer import TFTransformer
+from ..runner import HorovodRunner
+from ..settings.data import DataOptions
+from ..settings.launching import LaunchOptions, LaunchSettings, MpiOptions
+from ..settings.table import Settings, default_of, kind_of, text_of
+from ..settings.training import (
+    Allreduce,
+    CheckpointOptions,
+    FitOptions,
+    InitialWeights,
+    RestartOptions,
+)
+
+# What `run_training` is given as objects, and what is inside of them.
+OPTIONS: tuple[type[Settings], ...] = (
+    DataOptions,
+    CheckpointOptions,
+    RestartOptions,
+    InitialWeights,
+    Allreduce,
+    LaunchOptions,
+    MpiOptions,
+)
+# What `run_training` takes one by one.
+EVERYDAY: tuple[type[Settings], ...] = (FitOptions, LaunchSettings)
+_INTRODUCTION = """\
+# Parameters
+
+Printed by `horovod-spark-runner parameters`. A setting has one name, wherever it is: `run_training`
+takes what is needed every day one by one, and the rest in objects, such as
+`launch=LaunchOptions(stall_timeout=600)`; `HorovodRunner` takes all that is said of launching one
+by one. Errors call a setting by its name alone.
+"""
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Print the page."""
+    print(page(), end="")
+    return 0
+
+
+def page() -> str:
+    """Return docs/parameters.md."""
+    from_run = TFTransformer.from_run
+    sections = [
+        _section("run_training", run_training, _arguments(run_training)),
+        *(_section(cls.__name__, cls, map(_line, dataclasses.fields(cls))) for cls in OPTIONS),
+        _section("HorovodRunner", HorovodRunner, _runner()),
+        _section("prepare_dataset", prepare_dataset, _arguments(prepare_dataset)),
+        _section("TFTransformer.from_run", from_run, _arguments(from_run)),
+    ]
+    return "\n".join([_INTRODUCTION, *sections])
+
+
+def described_arguments(doc: str) -> dict[str, str]:
+    """Return what the section ``Args`` of a docstring says of each argument."""
+    section = re.search(r"^Args:\n((?:(?: .*)?\n)+)", f"{inspect.cleandoc(doc)}\n", re.MULTILINE)
+    entries = re.split(r"^    (?=\w)", section[1] if section else "", flags=re.MULTILINE)
+    pairs = (entry.partition(": ") for entry in entries if entry)
+    return {name: " ".join(text.split()) for name, _, text in pairs}
+
+
+def _section(name: str, thing: Any, lines: Iterator[str]) -> str:
+    first = (inspect.getdoc(thing) or "").partition("\n")[0]
+    return "\n".join([f"## {name}", "", _markdown(first), "", *lines, ""])
+
+
+def _arguments(function: Callable[..., Any]) -> Iterator[str]:
+    """Yield a line for each argument: of the table where it is there, else of the docstring."""
+    table = {field.name: field for cls in EVERYDAY for field in dataclasses.fields(cls)}
+    texts = described_arguments(function.__doc__ or "")
+    own = table if function is run_training else {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        yield _line(own[name]) if name in own else _entry(name, "", parameter.default, texts[name])
+
+
+def _runner() -> Iterator[str]:
+    inner = {field.name for field in dataclasses.fields(LaunchOptions)}
+    yield from (_line(one) for one in dataclasses.fields(HorovodRunner) if one.name not in inner)
+    yield "- and all of [`LaunchOptions`](#launchoptions)"
+
+
+def _line(field: dataclasses.Field[Any]) -> str:
+    return _entry(field.name, kind_of(field).words, default_of(field), text_of(field))
+
+
+def _entry(name: str, kind: str, default: Any, text: str) -> str:
+    said = [kind] if kind else []
+    if default is inspect.Parameter.empty or default is dataclasses.MISSING:
+        said.append("required")
+    else:
+        said.append(f"default `{_shown(default)}`")
+    return f"- **`{name}`** ({'; '.join(said)}): {_markdown(text)}"
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, Settings):
+        return f"{type(default).__name__}()"
+    return f'"{default}"' if isinstance(default, str) else repr(default)
+
+
+def _markdown(text: str) -> str:
+    names = "|".join(cls.__name__ for cls in OPTIONS)
+    text = text.replace("``", "`")
+    return re.sub(rf"`({names})`", lambda m: f"[`{m[1]}`](#{m[1].lower()})", text)

@@ -1,0 +1,297 @@
+"""What `run_training` is asked for, and what is left of it once it is checked."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from ..data.prepare.datasets import check_data, frame_of, session_of
+from ..data.prepare.schema import Roles
+from ..errors import InvalidInputError, RunDirectoryError
+from ..launch.driver.console import Console
+from ..launch.shared.messages import Notice, by_driver
+from ..ml.naming import PredictionCol, check_prediction_col
+from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint
+from ..rundir.directory import RunDirectory
+from ..serialize import check_picklable
+from ..settings.data import DataOptions
+from ..settings.kinds import check_choice, check_place
+from ..settings.launching import LaunchOptions, LaunchSettings
+from ..settings.table import derive
+from ..settings.training import (
+    Allreduce,
+    CheckpointOptions,
+    FitOptions,
+    InitialWeights,
+    RestartOptions,
+    check_min_workers,
+)
+from ..spark.capacity import Allotment, check_slots
+from ..spark.encryption import check_encryption
+from ..spark.memory import check_memory_limit
+from ..spark.session import runs_on_this_machine
+from ..storage.filesystem import Location
+from ..training.changes import settings_to_go_on_with
+from ..training.engine import engine_named, engine_of
+from ..training.spec import Binding, ModelSource, WarmStart
+from ..training.warm_start import read_warm_start
+from .columns import ColumnNames, bind_columns, by_convention, recorded_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Resume = Literal["auto", "never", "required"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """What `run_training` was asked for; its docstring explains each field."""
+
+    frame: DataFrame | str | Path
+    model: Any
+    feature_cols: ColumnNames | None
+    label_cols: ColumnNames | None
+    num_workers: int | None
+    gpus_per_worker: int
+    stream_logs: bool
+    sample_weight_col: str | None
+    validation: Any
+    custom_objects: Mapping[str, Any] | None
+    callbacks: Any
+    run_dir: str | os.PathLike[str] | None
+    resume: Resume
+    initial_weights: str | os.PathLike[str] | InitialWeights | None
+    prediction_col: PredictionCol
+    fit: FitOptions
+    data: DataOptions
+    checkpoints: CheckpointOptions
+    restarts: RestartOptions
+    launch: LaunchOptions
+    allreduce: Allreduce
+
+    def __post_init__(self) -> None:
+        if self.run_dir == "":
+            raise InvalidInputError(
+                "run_dir is empty; give a folder or URL, or leave it out for runs/<time> on a "
+                "local master"
+            )
+        if self.run_dir is not None:
+            check_place("run_dir", self.run_dir)
+        check_choice("resume", self.resume, get_args(Resume))
+        check_prediction_col(self.prediction_col)
+        if isinstance(self.validation, Real) and not isinstance(self.validation, bool):
+            object.__setattr__(self, "validation", float(self.validation))
+        given = self.initial_weights
+        if given is not None and not isinstance(given, InitialWeights):
+            object.__setattr__(self, "initial_weights", InitialWeights(given))
+
+
+@dataclass(frozen=True)
+class CheckedRequest:
+    """A request that can be carried out, as far as can be told without computing the data.
+
+    Attributes:
+        request: what was asked.
+        source: where the model comes from.
+        inputs: columns of the model's inputs.
+        outputs: columns its outputs are compared with.
+        directory: the run directory.
+        launching: how the ranks are started.
+        allotment: what Spark gives them.
+        fit: how the model is fitted; a resumed run keeps some of what it was begun with.
+        warm_start: weights to begin with.
+        checkpoint: what the checkpoint to go on from is.
+        begun_with: the ``initial_weights`` the run was begun with.
+        seconds: what the checks took.
+    """
+
+    request: TrainingRequest
+    source: ModelSource
+    inputs: Binding
+    outputs: Binding
+    directory: RunDirectory
+    launching: LaunchSettings
+    allotment: Allotment
+    fit: FitOptions
+    warm_start: WarmStart | None
+    checkpoint: CheckpointInfo | None
+    begun_with: str | None
+    seconds: float
+
+    @property
+    def roles(self) -> Roles:
+        weight = self.request.sample_weight_col
+        return Roles(self.inputs.columns, self.outputs.columns, weight)
+
+    @property
+    def workers(self) -> int:
+        """Ranks of the run."""
+        return self.allotment.workers
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What checkpoints and the run directory record of the request."""
+        return {
+            "fit": asdict(self.fit),
+            "num_workers": self.workers,
+            "checkpoints": asdict(self.request.checkpoints),
+            "feature_cols": recorded_columns(self.inputs),
+            "label_cols": recorded_columns(self.outputs),
+            "sample_weight_col": self.request.sample_weight_col,
+            "data": _recorded_data(self.request),
+            "initial_weights": self.begun_with,
+        }
+
+
+def check_request(request: TrainingRequest) -> CheckedRequest:
+    """Check all that can be checked before the data are computed or anything is launched."""
+    began = time.monotonic()
+    spark = session_of(request.frame)
+    engine = engine_named(engine_of(request.model))
+    source = engine.source(request.model, request.custom_objects)
+    check_picklable(
+        {
+            "model_fn": source.function,
+            "callbacks": request.callbacks,
+            "transforms": dict(request.data.transforms),
+        }
+    )
+    engine.check_callbacks(request.callbacks)
+    inputs, outputs = _check_columns(request)
+    directory = RunDirectory(Location(request.run_dir or _default_run_dir(spark)))
+    launching = derive(
+        LaunchSettings,
+        request.launch,
+        num_workers=request.num_workers,
+        gpus_per_worker=request.gpus_per_worker,
+        stream_logs=request.stream_logs,
+        log_dir=str(directory.logs),
+    )
+    allotment = _check_spark(spark, launching, request.restarts)
+    directory.check_writable()
+    checkpoint = find_checkpoint(directory, request.resume)
+    fit, warm_start, begun_with = request.fit, None, _origin(request.initial_weights)
+    if checkpoint is not None:
+        fit, begun_with, warnings = settings_to_go_on_with(
+            checkpoint, fit, allotment.workers, begun_with, _recorded_data(request)
+        )
+        for text in warnings:
+            logger.warning("going on with run_dir %s: %s", directory.location, text)
+    elif isinstance(request.initial_weights, InitialWeights):
+        warm_start = read_warm_start(request.initial_weights)
+    return CheckedRequest(
+        request,
+        source,
+        inputs,
+        outputs,
+        directory,
+        launching,
+        allotment,
+        fit,
+        warm_start,
+        checkpoint,
+        begun_with,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _check_columns(request: TrainingRequest) -> tuple[Binding, Binding]:
+    """Return what feeds the model's inputs, and what its outputs are compared with."""
+    features, labels = request.feature_cols, request.label_cols
+    if features is None:
+        features, labels = by_convention(features, labels, frame_of(request.frame).columns)
+    inputs, outputs = bind_columns(features, "feature_cols"), bind_columns(labels, "label_cols")
+    if request.fit.class_weight is not None:
+        _check_class_weight(request, outputs)
+    roles = Roles(inputs.columns, outputs.columns, request.sample_weight_col)
+    check_data(request.frame, roles, request.data, request.validation)
+    return inputs, outputs
+
+
+def _check_spark(
+    spark: SparkSession, launching: LaunchSettings, restarts: RestartOptions
+) -> Allotment:
+    """Return what Spark gives the ranks."""
+    if launching.num_workers is not None:
+        check_min_workers(launching.num_workers, restarts)
+    check_encryption(spark, launching)
+    check_memory_limit(spark)
+    allotment = check_slots(spark, launching, launching.num_workers)
+    if launching.num_workers is None:
+        check_min_workers(allotment.workers, restarts)
+        console = Console(quiet=not launching.stream_logs)
+        console.on_message(by_driver(Notice(allotment.describe(), warn=False)))
+    return allotment
+
+
+def _check_class_weight(request: TrainingRequest, outputs: Binding) -> None:
+    if request.sample_weight_col is not None:
+        raise InvalidInputError(
+            "class_weight and sample_weight_col cannot both be given; multiply the weights in the "
+            "column"
+        )
+    if len(outputs.slots) != 1:
+        raise InvalidInputError(
+            "class_weight is for a model with one output, but label_cols gives "
+            f"{len(outputs.slots)}: {outputs.describe()}"
+        )
+
+
+def _origin(weights: str | os.PathLike[str] | InitialWeights | None) -> str | None:
+    """Return what is recorded of ``initial_weights``."""
+    return str(weights.place) if isinstance(weights, InitialWeights) else None
+
+
+def _recorded_data(request: TrainingRequest) -> dict[str, Any]:
+    options, validation = request.data, request.validation
+    plain = validation is None or isinstance(validation, (str, float, int))
+    return {
+        "validation": validation if plain else "a DataFrame",
+        "stratify": options.stratify,
+        "shapes": {name: list(shape) for name, shape in options.shapes.items()},
+        "dtypes": {name: str(dtype) for name, dtype in options.dtypes.items()},
+        "transforms": sorted(options.transforms),
+    }
+
+
+def _default_run_dir(spark: Any) -> str:
+    if not runs_on_this_machine(spark):
+        raise InvalidInputError(
+            "run_dir is needed on a cluster: a folder or URL that the driver and all executors "
+            "can write to"
+        )
+    return str(Path("runs", time.strftime("%Y%m%d-%H%M%S")))
+
+
+def find_checkpoint(directory: RunDirectory, resume: str) -> CheckpointInfo | None:
+    """Return the checkpoint to go on from, or ``None`` to start anew.
+
+    Raises:
+        RunDirectoryError: ``resume`` forbids what is there, or nothing of it is whole.
+        CheckpointError: the storage fails.
+    """
+    # What is skipped is said once, where the attempt looks again.
+    skipped: list[str] = []
+    newest = newest_checkpoint(directory, directory.run_id(), skipped.append)
+    if newest is None:
+        if resume == "required":
+            raise RunDirectoryError(
+                f"resume='required', but run_dir {directory.location} holds no checkpoint"
+                + "".join(f"; {line}" for line in skipped)
+            )
+        return None
+    folder, info = newest
+    if resume == "never":
+        raise RunDirectoryError(
+            f"resume='never', but run_dir {directory.location} holds a run already "
+            f"({folder.name}); give another run_dir, or resume='auto' to go on from it"
+        )
+    return info

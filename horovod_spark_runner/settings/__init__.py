@@ -1,0 +1,1 @@
+"""All settings: one table, the fields of frozen dataclasses."""

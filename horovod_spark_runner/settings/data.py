@@ -1,0 +1,142 @@
+"""Settings of how data are prepared and read."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from ..errors import DataError, InvalidInputError
+from .kinds import FLAG, PLACE, TEXT, Kind, choice, count, optional, whole_number
+from .table import Settings, from_table, setting
+
+Materializer = Literal["petastorm", "spark"]
+# Called with one row's value (an array of its own; images decoded and resized) and a random
+# generator (``None`` outside training); returns an array of the column's shape that fits its type.
+Transform = Callable[[np.ndarray, np.random.Generator | None], np.ndarray]
+
+
+def _check_shape(column: str, shape: Any) -> tuple[int, ...]:
+    given = shape if isinstance(shape, (Sequence, np.ndarray)) else (shape,)
+    sizes = [whole_number(size) for size in given]
+    known = [size for size in sizes if size is not None and size > 0]
+    if isinstance(shape, str) or len(known) < len(sizes):
+        raise DataError(
+            f"shapes gives column {column!r} the shape {shape!r}; it must consist of whole numbers "
+            "of at least 1, such as (8, 8, 1), and leave out the rows"
+        )
+    return tuple(known)
+
+
+def _check_dtype(column: str, dtype: Any) -> str:
+    if isinstance(dtype, str):
+        return dtype
+    try:
+        if dtype is None:  # NumPy would take it for float64
+            raise TypeError
+        return "string" if dtype is str else str(np.dtype(dtype).name)
+    except TypeError as error:
+        raise DataError(
+            f"dtypes gives column {column!r} the type {dtype!r}; it must be the name of a NumPy "
+            "type, such as 'float32'; columns to be left as they are by default are left out"
+        ) from error
+
+
+def _check_transform(column: str, transform: Any) -> Transform:
+    meant = "it must be a function of a value and a random generator"
+    if not callable(transform):
+        raise DataError(f"transforms gives column {column!r} {transform!r}; {meant}")
+    checked: Transform = transform
+    try:
+        signature = inspect.signature(transform)
+    except (TypeError, ValueError):  # some functions written in C do not tell
+        return checked
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise DataError(
+            f"transforms gives column {column!r} a function with the arguments {signature}; {meant}"
+        ) from error
+    return checked
+
+
+def _by_column(words: str, check_one: Callable[[str, Any], Any]) -> Kind[Mapping[str, Any]]:
+    def check(name: str, value: object) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise InvalidInputError(f"{name} must be a dictionary by column, got {value!r}")
+        return {column: check_one(column, one) for column, one in value.items()}
+
+    return Kind(f"dictionary from column to {words}", check)
+
+
+@from_table
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(Settings):
+    """How data are prepared and read."""
+
+    shapes: Mapping[str, Any] = setting(
+        {},
+        _by_column("whole numbers", _check_shape),
+        'shapes of columns, such as ``{"image": (8, 8, 1)}``; by default that of the (nested) '
+        "arrays. Encoded images are resized to it, (height, width, channels).",
+    )
+    dtypes: Mapping[str, Any] = setting(
+        {},
+        _by_column("NumPy dtype", _check_dtype),
+        'NumPy dtypes to train columns in, such as ``{"price": "float64"}``. By default real '
+        "numbers are float32, integers keep their size, strings stay strings and bytes are uint8; "
+        "grey images of 16 bits are uint16, those of real numbers float32. Values are never "
+        "scaled.",
+    )
+    transforms: Mapping[str, Transform] = setting(
+        {},
+        _by_column("function", _check_transform),
+        "functions that vary a column's values, such as images, by column: called on threads, once "
+        "per row, with the value (a NumPy array of its own in the column's shape, ``()`` for a "
+        "single number or string; booleans come as int8, 0 and 1) and a ``numpy.random.Generator`` "
+        "(``None`` in validation and prediction) that depends on seed, epoch and the row's place "
+        "in the epoch's order, which is the same on any number of ranks with the same global "
+        "batch. All columns of a row get equal ones. The result has the column's shape and fits "
+        'its type: to make real numbers of an image of uint8, give ``dtypes={"image": '
+        '"float32"}`` too.',
+    )
+    allow_nan: bool = setting(
+        False,
+        FLAG,
+        "let NaN and infinite values pass, also those that ``transforms`` return (refused by "
+        "default).",
+    )
+    stratify: str | None = setting(
+        None,
+        optional(TEXT),
+        "column of whose values training and validation rows get the same proportions, where "
+        "``validation`` is a fraction.",
+    )
+    window_bytes: int = setting(
+        256 * 1024 * 1024,
+        count(),
+        "memory of the shuffle window of one rank, in bytes (256 MiB). Rows that take no more than "
+        "this in all are read from storage only once.",
+    )
+    materializer: Materializer = setting(
+        "petastorm",
+        choice(*get_args(Materializer)),
+        '``"petastorm"`` (default), or ``"spark"`` for Spark\'s own Parquet writer; on Spark '
+        "Connect always that.",
+    )
+    data_dir: str | os.PathLike[str] | None = setting(
+        None,
+        optional(PLACE),
+        "cache directory of the materialized rows, where later runs on the same data find them; by "
+        "default Spark's setting ``spark.horovod.dataDir``, else inside ``run_dir``.",
+    )
+    keep_data: bool | None = setting(
+        None,
+        optional(FLAG),
+        "whether the rows stay after the run: in a cache directory they do by default (see "
+        "``horovod-spark-runner data``), in ``run_dir`` until the run has succeeded.",
+    )

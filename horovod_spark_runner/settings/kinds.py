@@ -1,0 +1,202 @@
+"""The kinds of settings: what a value must be, and how other places say it."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from ..errors import InvalidInputError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Kind(Generic[T]):
+    """What a setting can be.
+
+    Attributes:
+        words: it in words, for people.
+        check: takes the setting's name and a value, and returns the value as a plain one of this
+            kind, or raises `InvalidInputError`.
+        converter: the function of ``pyspark.ml.param.TypeConverters`` for it.
+        parse: makes a value, still to be checked, of a word of a command line; ``None`` where no
+            word can say it.
+    """
+
+    words: str
+    check: Callable[[str, object], T]
+    converter: str = "identity"
+    parse: Callable[[str], object] | None = None
+
+
+def check_count(name: str, value: object, minimum: int = 1) -> int:
+    """Return ``value``, which may be NumPy's, as a whole number of at least ``minimum``.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    number = whole_number(value)
+    if number is None or number < minimum:
+        raise InvalidInputError(
+            f"{name} must be a whole number of at least {minimum}, got {value!r}"
+        )
+    return number
+
+
+def whole_number(value: object) -> int | None:
+    """Return ``value`` as an integer; ``None`` if it is of another kind."""
+    # bool is an int to Python, and NumPy's to older NumPys, but num_workers=True is a mistake.
+    if type(value).__name__ in ("bool", "bool_") or not hasattr(value, "__index__"):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # an array of several
+        return None
+
+
+def check_number(name: str, value: object, *, unit: str = "") -> float:
+    """Return ``value``, which may be NumPy's, as a finite number of at least 0.
+
+    Args:
+        name: what it is, for the message.
+        value: the number.
+        unit: what it counts, for the message.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else -1.0
+    if not math.isfinite(number) or number < 0:
+        kind = f"a number of {unit}" if unit else "a number"
+        raise InvalidInputError(f"{name} must be {kind}, at least 0, got {value!r}")
+    return number
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    """Return ``value`` if it is one of ``choices``, else raise ``InvalidInputError``."""
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidInputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Return ``value``, which may be NumPy's, as a boolean.
+
+    Raises:
+        InvalidInputError: it is something else, such as ``"no"``, which Python takes for true.
+    """
+    if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):
+        raise InvalidInputError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def check_place(name: str, value: object) -> str | os.PathLike[str]:
+    """Return ``value`` if it is the path or URL of a folder, as far as its type tells.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    if value == "":
+        raise InvalidInputError(f"{name} is empty; give a folder or URL, or leave it out")
+    if not isinstance(value, (str, os.PathLike)):
+        raise InvalidInputError(f"{name} must be the path or URL of a folder, got {value!r}")
+    return value
+
+
+def check_options(name: str, value: object, cls: type[T]) -> T:
+    """Return ``value`` if it is of class ``cls`` itself; its defaults for ``None``.
+
+    Raises:
+        InvalidInputError: it is something else, such as a subclass, which holds more than is used.
+    """
+    if value is None:
+        return cls()
+    if type(value) is not cls:
+        raise InvalidInputError(
+            f"{name} must be {cls.__name__}(…), got an object of type {type(value).__name__}"
+        )
+    return value
+
+
+def _check_text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidInputError(f"{name} must be a name, got {value!r}")
+    return value
+
+
+def _check_above_zero(name: str, value: object, *, unit: str) -> float:
+    number = check_number(name, value, unit=unit)
+    if not number:
+        raise InvalidInputError(f"{name} must be above 0, got {value!r}")
+    return number
+
+
+def _check_text_map(name: str, value: object) -> Mapping[str, str]:
+    if not isinstance(value, Mapping):
+        raise InvalidInputError(
+            f"{name} must map text to text, got an object of type {type(value).__name__}"
+        )
+    wrong = [k for k, v in value.items() if not isinstance(k, str) or not isinstance(v, str)]
+    if wrong:  # the values may be secrets: only names and types are shown
+        kinds = ", ".join(f"{key!r}: {type(value[key]).__name__}" for key in wrong)
+        raise InvalidInputError(f"{name} must map text to text, got {{{kinds}}}")
+    return MappingProxyType(dict(value))
+
+
+def count(minimum: int = 1) -> Kind[int]:
+    """Return the kind of whole numbers of at least ``minimum``."""
+    words = f"whole number, at least {minimum}"
+    return Kind(words, lambda name, value: check_count(name, value, minimum), "toInt", int)
+
+
+def number(unit: str = "") -> Kind[float]:
+    """Return the kind of numbers of at least 0 that count ``unit``."""
+    words = f"number of {unit}, at least 0" if unit else "number, at least 0"
+    return Kind(words, lambda name, value: check_number(name, value, unit=unit), "toFloat", float)
+
+
+def number_above_zero(unit: str) -> Kind[float]:
+    """Return the kind of numbers above 0 that count ``unit``."""
+
+    def check(name: str, value: object) -> float:
+        return _check_above_zero(name, value, unit=unit)
+
+    return Kind(f"number of {unit}, above 0", check, "toFloat", float)
+
+
+def choice(*choices: str) -> Kind[Any]:
+    """Return the kind of one of several words."""
+    words = "one of " + ", ".join(f'`"{one}"`' for one in choices)
+    return Kind(words, lambda name, value: check_choice(name, value, choices), "toString", str)
+
+
+def optional(kind: Kind[T]) -> Kind[T | None]:
+    """Return the kind that may also be ``None``."""
+
+    def check(name: str, value: object) -> T | None:
+        return None if value is None else kind.check(name, value)
+
+    # pyspark leaves a Param that is None unset, and converts no such value.
+    return Kind(f"{kind.words}; or `None`", check, kind.converter, kind.parse)
+
+
+def options_of(cls: type[T]) -> Kind[T]:
+    """Return the kind of objects of a class of options."""
+    return Kind(f"`{cls.__name__}`", lambda name, value: check_options(name, value, cls))
+
+
+def _parse_flag(word: str) -> object:
+    return {"true": True, "false": False}.get(word.lower(), word)
+
+
+FLAG: Kind[bool] = Kind("`True` or `False`", check_flag, "toBoolean", _parse_flag)
+SECONDS = number("seconds")
+TEXT: Kind[str] = Kind("text", _check_text, "toString", str)
+PLACE: Kind[str | os.PathLike[str]] = Kind("path or URL", check_place, "toString", str)
+TEXT_MAP: Kind[Mapping[str, str]] = Kind("dictionary of text by name", _check_text_map)

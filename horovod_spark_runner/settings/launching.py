@@ -1,0 +1,192 @@
+"""Settings of how ranks are started and watched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Real
+from typing import Any, Literal, get_args
+
+from ..errors import InvalidInputError
+from .kinds import (
+    FLAG,
+    PLACE,
+    SECONDS,
+    TEXT,
+    TEXT_MAP,
+    Kind,
+    check_number,
+    choice,
+    count,
+    number_above_zero,
+    optional,
+    options_of,
+    whole_number,
+)
+from .table import Settings, from_table, setting
+
+AllreduceAlgorithm = Literal["auto", "ring", "segmented_ring", "recursive_doubling"]
+# Slots show themselves every 5 seconds; less than three times that ends healthy runs.
+MIN_HEARTBEAT_TIMEOUT = 15.0
+
+
+def _check_resources(name: str, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    for resource, amount in value.items():
+        is_number = isinstance(amount, Real) and not isinstance(amount, bool)
+        if not isinstance(resource, str) or not is_number or amount <= 0:
+            raise InvalidInputError(
+                f"{name} must map names to amounts above 0, such as {{'cpus': 4, 'gpu': 1}}, got "
+                f"{dict(value)!r}"
+            )
+    return {
+        resource: float(amount) if whole_number(amount) is None else int(amount)
+        for resource, amount in value.items()
+    }
+
+
+def _check_heartbeat(name: str, value: object) -> float:
+    seconds = check_number(name, value, unit="seconds")
+    if seconds < MIN_HEARTBEAT_TIMEOUT:
+        raise InvalidInputError(
+            f"{name} must be at least {MIN_HEARTBEAT_TIMEOUT:g} seconds, got {value!r}"
+        )
+    return seconds
+
+
+_HEARTBEAT: Kind[float] = Kind(
+    f"number of seconds, at least {MIN_HEARTBEAT_TIMEOUT:g}", _check_heartbeat, "toFloat", float
+)
+_RESOURCES: Kind[Any] = Kind(
+    "amounts above 0 by name, or a Spark `ResourceProfile`; or `None`", _check_resources
+)
+
+
+@from_table
+@dataclass(frozen=True, kw_only=True)
+class MpiOptions(Settings):
+    """How Open MPI and Horovod move data between ranks."""
+
+    algorithm: AllreduceAlgorithm = setting(
+        "auto",
+        choice(*get_args(AllreduceAlgorithm)),
+        'Open MPI\'s allreduce. ``"auto"`` (default) leaves the choice to Open MPI, which takes '
+        "recursive doubling for small messages and ring or segmented ring for large ones: a ring "
+        "moves the least data (2·(N−1)/N of the message per rank) but needs 2·(N−1) messages one "
+        'after the other, so forcing it slows small models down. ``"ring"`` and '
+        '``"segmented_ring"`` force it for every size.',
+    )
+    segment_bytes: int = setting(
+        0,
+        count(0),
+        'segment size of ``"segmented_ring"``, in bytes; 0 (default) leaves Open MPI\'s own.',
+    )
+    fusion_bytes: int = setting(
+        64 * 1024 * 1024, count(0), "Horovod's fusion buffer, in bytes (64 MiB)."
+    )
+    cycle_ms: float = setting(
+        1.0,
+        number_above_zero("milliseconds"),
+        "how long Horovod waits for further tensors, in milliseconds (1).",
+    )
+    network_interface: str | None = setting(
+        None,
+        optional(TEXT),
+        "interface the ranks talk over: its name, its address, or a network such as "
+        "``10.0.0.0/8``; by default, that of the route to the other hosts.",
+    )
+    parameters: Mapping[str, str] = setting(
+        {}, TEXT_MAP, "further Open MPI parameters by name, as ``mpirun --mca NAME VALUE``."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.segment_bytes and self.algorithm != "segmented_ring":
+            raise InvalidInputError(
+                f"segment_bytes={self.segment_bytes} applies to algorithm='segmented_ring' only, "
+                f"got algorithm={self.algorithm!r}"
+            )
+
+
+@from_table
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions(Settings):
+    """How ranks are started and watched."""
+
+    resources: Any = setting(
+        None,
+        _RESOURCES,
+        "what a task of the ranks asks of Spark in place of the session's settings: amounts by "
+        'name (``{"cpus": 4, "gpu": 1}``) or a Spark ``ResourceProfile``.',
+    )
+    share_gpus: bool = setting(False, FLAG, "allow several ranks on one device (false).")
+    start_timeout: float | None = setting(
+        None,
+        optional(SECONDS),
+        "seconds to wait for free slots; by default no longer than the executors of a new session "
+        "take to register (10), and Spark to start the tasks once there are enough (60).",
+    )
+    stall_timeout: float | None = setting(
+        None,
+        optional(SECONDS),
+        "seconds without progress of any rank after which the run is ended, with the Python stacks "
+        "of all ranks in the error; never by default. Steps of a training are progress, and what a "
+        "function tells with `report_progress`; what it prints is not.",
+    )
+    heartbeat_timeout: float = setting(
+        30.0, _HEARTBEAT, "seconds of silence after which a host counts as lost (30)."
+    )
+    worker_idle_timeout: float = setting(
+        60.0,
+        SECONDS,
+        "seconds for which a process that has imported the framework stays on each executor, so "
+        "that the ranks of the next run need not (60); 0 keeps none.",
+    )
+    allow_unencrypted: bool = setting(
+        False,
+        FLAG,
+        "run across hosts although Spark is set to encrypt its own traffic: MPI's is not encrypted "
+        "(false).",
+    )
+    env: Mapping[str, str] = setting(
+        {},
+        TEXT_MAP,
+        "environment variables to set on every rank. Otherwise it has its executor's, not the "
+        "driver's, and the executor's working directory: name files by whole paths.",
+        shown=False,
+    )
+    mpi: MpiOptions = setting(
+        MpiOptions(), options_of(MpiOptions), "see `MpiOptions`: MPI, Horovod and the network."
+    )
+
+    def __reduce__(self) -> tuple[Callable[[], Settings], tuple[()]]:
+        # On the workers the resources, perhaps a handle on Spark's JVM, mean nothing any more.
+        return Settings.__reduce__(replace(self, resources=None) if self.resources else self)
+
+
+@from_table
+@dataclass(frozen=True)
+class LaunchSettings(LaunchOptions):
+    """All of how a function gets to its ranks: how many, how they are started, what they tell."""
+
+    num_workers: int | None = setting(
+        None,
+        optional(count()),
+        "ranks, one per Spark task; by default as many as Spark can run at once, which is said on "
+        "the terminal.",
+    )
+    _: KW_ONLY
+    gpus_per_worker: int = setting(
+        0, count(0), "GPUs of each rank as Spark schedules them; 0 (default) for CPU."
+    )
+    stream_logs: bool = setting(
+        True,
+        FLAG,
+        "show progress, where the ranks run and their output on the driver (default); without, "
+        "only warnings.",
+    )
+    log_dir: str | os.PathLike[str] | None = setting(
+        None, optional(PLACE), "folder or URL for the full log of each rank; none by default."
+    )

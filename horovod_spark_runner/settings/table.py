@@ -1,0 +1,101 @@
+"""How a setting is written down, once: a field of a frozen dataclass, its kind, its sentence."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from .kinds import Kind
+
+T = TypeVar("T")
+S = TypeVar("S", bound="Settings")
+_KIND, _TEXT = "kind", "text"
+
+
+def setting(default: T, kind: Kind[T], text: str, *, shown: bool = True) -> T:
+    """Return the field of a setting.
+
+    Args:
+        default: its value unless given.
+        kind: what it can be.
+        text: what it does, for people: docstrings and docs/parameters.md show it.
+        shown: ``False`` leaves the value, which may be a secret, out of what ``repr`` says.
+    """
+    metadata = {_KIND: kind, _TEXT: text}
+    if isinstance(default, dict):
+        factory: Callable[[], Any] = default.copy
+        made: T = field(default_factory=factory, repr=shown, metadata=metadata)
+        return made
+    return field(default=default, repr=shown, metadata=metadata)
+
+
+def required(kind: Kind[T], text: str) -> T:
+    """Return the field of a setting that has to be given; see `setting`."""
+    made: T = field(metadata={_KIND: kind, _TEXT: text})  # which mypy takes for a default
+    return made
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Base of all classes of settings: a field is checked, by its kind, when one is made."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            checked = kind_of(one).check(one.name, getattr(self, one.name))
+            object.__setattr__(self, one.name, checked)
+
+    def __reduce__(self) -> tuple[Callable[[], Settings], tuple[()]]:
+        # A mapping proxy does not pickle.
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        plain = {
+            name: dict(value) if isinstance(value, MappingProxyType) else value
+            for name, value in values.items()
+        }
+        return partial(type(self), **plain), ()
+
+
+def kind_of(one: Field[Any]) -> Kind[Any]:
+    """Return what a setting can be."""
+    kind: Kind[Any] = one.metadata[_KIND]
+    return kind
+
+
+def text_of(one: Field[Any]) -> str:
+    """Return what a setting does."""
+    text: str = one.metadata[_TEXT]
+    return text
+
+
+def default_of(one: Field[Any]) -> Any:
+    """Return a setting's value unless given."""
+    return one.default if one.default_factory is MISSING else one.default_factory()
+
+
+def from_table(cls: type[S]) -> type[S]:
+    """Add the settings of a class, and what it raises, to its docstring."""
+    doc = inspect.cleandoc(cls.__doc__ or "")
+    lines = [
+        textwrap.fill(
+            f"{one.name}: {text_of(one)}",
+            width=100,
+            initial_indent=" " * 4,
+            subsequent_indent=" " * 8,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for one in fields(cls)
+    ]
+    raises = "Raises:\n    InvalidInputError: a setting cannot be right."
+    cls.__doc__ = "\n".join([doc, "", "Attributes:", *lines, "", raises])
+    return cls
+
+
+def derive(cls: type[S], given: Settings, **others: Any) -> S:
+    """Return settings of class ``cls``: what it shares with ``given``, and ``others``."""
+    shared = {one.name for one in fields(cls)} & {one.name for one in fields(given)}
+    return cls(**{**{name: getattr(given, name) for name in shared}, **others})

@@ -1,0 +1,240 @@
+"""Settings of how a model is trained, and what is kept of it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral, Real
+from typing import Literal, get_args
+
+from ..errors import InvalidInputError
+from .kinds import (
+    FLAG,
+    SECONDS,
+    Kind,
+    check_count,
+    choice,
+    count,
+    number,
+    number_above_zero,
+    optional,
+)
+from .table import Settings, from_table, required, setting
+
+BestMode = Literal["min", "max"]
+Compression = Literal["none", "fp16"]
+LrScaling = Literal["none", "linear", "sqrt"]
+OnCheckpointError = Literal["raise", "warn"]
+
+
+def _check_validation_freq(name: str, value: object) -> int | tuple[int, ...]:
+    if isinstance(value, (list, tuple)):
+        return tuple(check_count(name, one) for one in value)
+    return check_count(name, value)
+
+
+def _check_class_weight(name: str, weights: object) -> dict[int, float]:
+    if not isinstance(weights, Mapping) or not all(
+        isinstance(label, Integral)
+        and isinstance(weight, Real)
+        and math.isfinite(weight)
+        and float(weight) >= 0
+        for label, weight in weights.items()
+    ):
+        raise InvalidInputError(
+            f"{name} must map classes (whole numbers) to weights of at least 0, such as "
+            f"{{0: 1.0, 1: 5.0}}, got {weights!r}"
+        )
+    return {int(label): float(weight) for label, weight in weights.items()}
+
+
+def _check_metric(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidInputError(f"{name} must be the name of a metric, got {value!r}")
+    return value
+
+
+def _check_weights(name: str, value: object) -> str | os.PathLike[str]:
+    if not isinstance(value, (str, os.PathLike)) or value == "":
+        raise InvalidInputError(
+            "initial_weights must be the path or URL of a run, a Keras file or a SavedModel, got "
+            f"{value!r}"
+        )
+    return value
+
+
+_EPOCH_NUMBERS: Kind[int | Sequence[int]] = Kind(
+    "whole number, at least 1, or a list of some", _check_validation_freq
+)
+_CLASS_WEIGHTS: Kind[Mapping[int, float]] = Kind(
+    "dictionary from whole numbers to weights of at least 0", _check_class_weight
+)
+_METRIC: Kind[str] = Kind("name of a metric", _check_metric, "toString", str)
+_WEIGHTS: Kind[str | os.PathLike[str]] = Kind("path or URL", _check_weights, "toString", str)
+
+
+@from_table
+@dataclass(frozen=True, kw_only=True)
+class FitOptions(Settings):
+    """How a model is fitted."""
+
+    batch_size: int = setting(
+        32,
+        count(),
+        "rows per rank and step (32); a global batch is ``num_workers`` times as large.",
+    )
+    epochs: int = setting(
+        1,
+        count(),
+        "epochs the run is to have in the end (1); a resumed run trains the remaining ones.",
+    )
+    steps_per_epoch: int | None = setting(
+        None,
+        optional(count()),
+        "steps of an epoch; the next one goes on in the data where it ended. By default, an epoch "
+        "is all rows once.",
+    )
+    validation_freq: int | Sequence[int] = setting(
+        1,
+        _EPOCH_NUMBERS,
+        "validate after every so many epochs (1), or after those of these numbers, counted from 1.",
+    )
+    class_weight: Mapping[int, float] | None = setting(
+        None,
+        optional(_CLASS_WEIGHTS),
+        "weights of the classes in the loss, such as ``{0: 1.0, 1: 5.0}``; 1 where not given. For "
+        "a model with one output, and not beside ``sample_weight_col``.",
+    )
+    seed: int = setting(
+        0, count(0), "seed of the order of rows, the split and the model's initial weights (0)."
+    )
+    shuffle: bool = setting(True, FLAG, "take the rows in another order every epoch (default).")
+    lr_scaling: LrScaling = setting(
+        "none",
+        choice(*get_args(LrScaling)),
+        '``"linear"`` multiplies the learning rate by the number of ranks, ``"sqrt"`` by its root; '
+        '``"none"`` (default).',
+    )
+    warmup_epochs: float = setting(
+        0.0, number(), "epochs over which the rate rises to its scaled value (0)."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seed >= 2**32:
+            raise InvalidInputError(f"seed must be below 2**32, got {self.seed}")
+        if self.warmup_epochs and self.lr_scaling == "none":
+            raise InvalidInputError(
+                f"warmup_epochs={self.warmup_epochs} needs lr_scaling='linear' or 'sqrt': the "
+                "warm-up rises from the model's learning rate to the scaled one"
+            )
+
+    def validates(self, epoch: int) -> bool:
+        """Tell whether the epoch of this number, from 0, is followed by a validation."""
+        if isinstance(self.validation_freq, int):
+            return (epoch + 1) % self.validation_freq == 0
+        return epoch + 1 in self.validation_freq
+
+
+@from_table
+@dataclass(frozen=True, kw_only=True)
+class Allreduce(Settings):
+    """What ranks exchange after every step: their gradients, which are added up."""
+
+    compression: Compression = setting(
+        "none",
+        choice(*get_args(Compression)),
+        '``"fp16"`` halves what is sent of float32 gradients; ``"none"`` (default).',
+    )
+
+
+@from_table
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions(Settings):
+    """When checkpoints are taken besides every epoch's end, and which are kept."""
+
+    every_steps: int | None = setting(
+        None,
+        optional(count()),
+        "also after every so many steps of the whole run; by default, at every epoch's end only.",
+    )
+    every_minutes: float | None = setting(
+        None, optional(number_above_zero("minutes")), "also whenever so many minutes have passed."
+    )
+    keep: int = setting(3, count(), "how many to keep, the newest (3).")
+    best_metric: str | None = setting(
+        None,
+        optional(_METRIC),
+        "keep the one of the epoch with the best value of this metric as well, such as "
+        '``"val_loss"``.',
+    )
+    best_mode: BestMode = setting(
+        "min", choice(*get_args(BestMode)), 'whether ``"min"`` (default) or ``"max"`` is best.'
+    )
+    on_error: OnCheckpointError = setting(
+        "raise",
+        choice(*get_args(OnCheckpointError)),
+        '``"raise"`` (default) ends the training when a checkpoint cannot be written; ``"warn"`` '
+        "goes on to the next one.",
+    )
+
+    @property
+    def best_is_highest(self) -> bool:
+        """Whether a higher value of ``best_metric`` is better."""
+        return self.best_mode == "max"
+
+
+@from_table
+@dataclass(frozen=True, kw_only=True)
+class RestartOptions(Settings):
+    """What is done when a run is cut short by something other than its own code."""
+
+    max_restarts: int = setting(
+        0,
+        count(0),
+        "how often a run that was cut short (a rank killed, an executor lost) is started again "
+        "from its newest checkpoint (0); errors of your own code are not retried.",
+    )
+    min_workers: int | None = setting(
+        None,
+        optional(count()),
+        "ranks a restart may make do with if Spark has no slots for all; the global batch stays "
+        "the same. By default, all.",
+    )
+    backoff_seconds: float = setting(
+        0.5, SECONDS, "pause before the first restart (0.5); doubled while there is no progress."
+    )
+
+
+@from_table
+@dataclass(frozen=True)
+class InitialWeights(Settings):
+    """Weights to begin a new run with. They must fit, weight by weight, in the model's order."""
+
+    place: str | os.PathLike[str] = required(
+        _WEIGHTS,
+        "path or URL of another run's directory or one of its checkpoints, a ``.keras`` or "
+        "``.weights.h5`` file, or a SavedModel written by Keras.",
+    )
+    _: KW_ONLY
+    skip_mismatch: bool = setting(
+        False,
+        FLAG,
+        "take over only the weights that are there and fit, such as all but a new head's (false); "
+        "the others keep their initial values. Weights go by their paths (layer and variable "
+        "names), those of Keras files as ``load_weights(skip_mismatch=True)`` finds them. Which "
+        "were taken is reported; it is an error if none was.",
+    )
+
+
+def check_min_workers(workers: int, restarts: RestartOptions) -> None:
+    """Check that a restart does not need more ranks than the run.
+
+    Raises:
+        InvalidInputError: it does.
+    """
+    least = restarts.min_workers
+    if least is not None and least > workers:
+        raise InvalidInputError(f"min_workers={least} is more than num_workers={workers}")

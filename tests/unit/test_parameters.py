@@ -1,0 +1,140 @@
+"""The table of settings, and all that has to say the same: page, signatures, docstrings, Spark."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import horovod_spark_runner
+from horovod_spark_runner import HorovodRunner, prepare_dataset, run_training
+from horovod_spark_runner.commands.parameters import (
+    EVERYDAY,
+    OPTIONS,
+    described_arguments,
+    page,
+)
+from horovod_spark_runner.settings.data import DataOptions
+from horovod_spark_runner.settings.launching import LaunchOptions, LaunchSettings
+from horovod_spark_runner.settings.table import Settings, default_of, kind_of, text_of
+from horovod_spark_runner.settings.training import FitOptions
+
+ROOT = Path(__file__).resolve().parents[2]
+TAKEN = inspect.signature(run_training).parameters
+# The log of a training goes into its run directory.
+NOT_OF_TRAININGS = {"log_dir"}
+
+
+def own_fields(cls: type[Settings]) -> dict[str, Any]:
+    """Return the fields of a class that its bases have not."""
+    inherited = {
+        field.name
+        for base in cls.__mro__[1:]
+        if dataclasses.is_dataclass(base)
+        for field in dataclasses.fields(base)
+    }
+    return {f.name: f for f in dataclasses.fields(cls) if f.name not in inherited}
+
+
+TABLE = [
+    pytest.param(field, id=f"{cls.__name__}.{name}")
+    for cls in (*OPTIONS, *EVERYDAY, HorovodRunner)
+    for name, field in own_fields(cls).items()
+]
+EVERYDAY_FIELDS = {
+    name: field
+    for cls in EVERYDAY
+    for name, field in own_fields(cls).items()
+    if name not in NOT_OF_TRAININGS
+}
+
+
+def test_the_page_is_what_is_printed() -> None:
+    assert (ROOT / "docs" / "parameters.md").read_text() == page()
+
+
+def test_every_class_of_options_is_public_and_on_the_page() -> None:
+    public = {
+        thing
+        for name in horovod_spark_runner.__all__
+        if inspect.isclass(thing := getattr(horovod_spark_runner, name))
+        and issubclass(thing, Settings)
+    }
+    assert public == {*OPTIONS, HorovodRunner}
+
+
+def test_a_setting_has_one_name_and_one_home() -> None:
+    homes: dict[str, list[str]] = {}
+    for cls in (*OPTIONS, *EVERYDAY, HorovodRunner):
+        for name in own_fields(cls):
+            homes.setdefault(name, []).append(cls.__name__)
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+    inside = {name for cls in OPTIONS for name in own_fields(cls)}
+    assert inside.isdisjoint(TAKEN)
+
+
+@pytest.mark.parametrize("name", EVERYDAY_FIELDS)
+def test_run_training_takes_what_is_needed_every_day(name: str) -> None:
+    field = EVERYDAY_FIELDS[name]
+    assert TAKEN[name].default == default_of(field)
+    assert TAKEN[name].annotation == field.type
+    assert described_arguments(run_training.__doc__ or "")[name] == text_of(field)
+
+
+def test_run_training_says_something_of_every_argument() -> None:
+    assert list(described_arguments(run_training.__doc__ or "")) == list(TAKEN)
+    assert len(TAKEN) <= 30
+
+
+def test_datasets_of_functions_are_prepared_alike() -> None:
+    table = own_fields(DataOptions)
+    for name, parameter in inspect.signature(prepare_dataset).parameters.items():
+        if name in table:
+            default = default_of(table[name])
+            assert parameter.default == (None if default == {} else default)
+
+
+def test_a_runner_takes_all_of_launching() -> None:
+    fields = {field.name for field in dataclasses.fields(HorovodRunner)}
+    assert fields == {*own_fields(LaunchOptions), *own_fields(LaunchSettings), "spark"}
+    doc = inspect.getdoc(HorovodRunner) or ""
+    assert "    stall_timeout: seconds without progress" in doc
+
+
+@pytest.mark.parametrize("field", TABLE)
+def test_each_setting_says_what_it_does_and_can_be(field: Any) -> None:
+    text, kind = text_of(field), kind_of(field)
+    assert text.endswith(".")
+    assert kind.words
+    if default_of(field) is dataclasses.MISSING:
+        return
+    default = kind.check(field.name, default_of(field))
+    assert default == default_of(field)
+    if kind.parse is not None and default is not None:
+        assert kind.check(field.name, kind.parse(str(default))) == default
+
+
+@pytest.mark.parametrize("field", TABLE)
+def test_spark_can_hold_what_it_is_said_to(field: Any) -> None:
+    from pyspark.ml.param import TypeConverters
+
+    converter = getattr(TypeConverters, kind_of(field).converter)
+    default = default_of(field)
+    if not isinstance(default, Mapping) and default not in (None, dataclasses.MISSING):
+        assert converter(default) == default
+    if isinstance(default, float):
+        assert math.isfinite(default)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("true", True), ("False", False), ("yes", "yes"), ("", "")]
+)
+def test_flags_of_a_command_line(word: str, value: object) -> None:
+    kind = kind_of(own_fields(FitOptions)["shuffle"])
+    assert kind.parse is not None
+    assert kind.parse(word) == value
