@@ -57,7 +57,7 @@ def run_training(
     checkpoints: CheckpointOptions | None = None,
     restarts: RestartOptions | None = None,
     launch: LaunchOptions | None = None,
-    allreduce: Allreduce | None = None,
+    sync: Allreduce | None = None,
 ) -> TFTransformer:
     """Train a Keras model on a DataFrame with Horovod, and return it as a transformer.
 
@@ -130,7 +130,7 @@ def run_training(
             which are kept.
         restarts: see `RestartOptions`: going on after a failure by itself.
         launch: see `LaunchOptions`: how the ranks are started and watched, and how MPI moves data.
-        allreduce: see `Allreduce`: what is exchanged of the gradients.
+        sync: how the ranks are kept one model; see `Allreduce`.
 
     Returns:
         The trained model; `TFTransformer.history` has its metrics.
@@ -181,6 +181,6 @@ def run_training(
         checkpoints=check_options("checkpoints", checkpoints, CheckpointOptions),
         restarts=check_options("restarts", restarts, RestartOptions),
         launch=check_options("launch", launch, LaunchOptions),
-        allreduce=check_options("allreduce", allreduce, Allreduce),
+        sync=check_options("sync", sync, Allreduce),
     )
     return train_request(check_request(request))

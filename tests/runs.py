@@ -44,7 +44,7 @@ def spec_of(columns: Sequence[Column], **fields: Any) -> TrainingSpec:
         "outputs": Binding(("y",)),
         "weight": None,
         "fit": FitOptions(batch_size=4, epochs=1),
-        "allreduce": Allreduce(),
+        "sync": Allreduce(),
         "window_bytes": 1 << 20,
         "train": manifest,
         "validation": None,

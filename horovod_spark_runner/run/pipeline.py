@@ -90,7 +90,7 @@ def _training_spec(
         outputs=checked.outputs,
         weight=request.sample_weight_col,
         fit=checked.fit,
-        allreduce=request.allreduce,
+        sync=request.sync,
         window_bytes=request.data.window_bytes,
         train=data.train,
         validation=data.validation,

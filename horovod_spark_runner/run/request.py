@@ -75,7 +75,7 @@ class TrainingRequest:
     checkpoints: CheckpointOptions
     restarts: RestartOptions
     launch: LaunchOptions
-    allreduce: Allreduce
+    sync: Allreduce
 
     def __post_init__(self) -> None:
         if self.run_dir == "":

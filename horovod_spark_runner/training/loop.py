@@ -57,7 +57,7 @@ def train(spec: TrainingSpec, way: Way = AllreduceSynchroniser) -> TrainingRepor
     phases = PhaseWatch()
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
-    synchroniser = way(spec.allreduce, engine.collectives())
+    synchroniser = way(spec.sync, engine.collectives())
     with PreemptionWatch() as watch:
         world = MPI.COMM_WORLD
         trainee = engine.trainee(spec, world, synchroniser)

@@ -107,7 +107,7 @@ class TrainingSpec:
         outputs: what its outputs are compared with.
         weight: column of sample weights.
         fit: batch size, epochs and the like.
-        allreduce: how gradients are exchanged.
+        sync: how the ranks are kept one model.
         window_bytes: memory of the shuffle window of a rank.
         train: the training data.
         validation: the validation data.
@@ -129,7 +129,7 @@ class TrainingSpec:
     outputs: Binding
     weight: str | None
     fit: FitOptions
-    allreduce: Allreduce
+    sync: Allreduce
     window_bytes: int
     train: Manifest
     validation: Manifest | None

@@ -140,7 +140,7 @@ def _spec(
             seed=SEED,
             **case.options,
         ),
-        allreduce=Allreduce(),
+        sync=Allreduce(),
         window_bytes=WINDOW,
         train=open_data(data, case.rows, case),
         validation=open_data(data, VALIDATION_ROWS, case) if case.validation else None,

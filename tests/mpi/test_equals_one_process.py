@@ -178,7 +178,7 @@ def test_fewer_rows_in_the_last_batch_than_ranks(digits_df: Any, tmp_path: Path)
 
 def test_gradients_are_sent_in_half_precision(frame: Any, reference: Any, tmp_path: Path) -> None:
     options = Allreduce(compression="fp16")
-    weights, _ = train(frame, tmp_path / "run", "sgd", 2, allreduce=options)
+    weights, _ = train(frame, tmp_path / "run", "sgd", 2, sync=options)
     np.testing.assert_array_equal(weights[1], weights[0])
     exact = reference["sgd"][0][0]
     first = np.concatenate([w.ravel() for w in make_model("sgd").get_weights()])

@@ -230,7 +230,7 @@ def test_several_inputs_and_outputs_by_name(
         label_cols={"brightness_out": "w", "digit_out": "digit"},
         data=DataOptions(shapes={"image": (8, 8, 1)}),
         launch=LaunchOptions(mpi=MpiOptions(algorithm="ring")),
-        allreduce=Allreduce(compression="fp16"),
+        sync=Allreduce(compression="fp16"),
         epochs=3,
     )
     assert "digit_out_accuracy" in transformer.history[-1]

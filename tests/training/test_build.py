@@ -37,7 +37,7 @@ def build(
     hvd.init()
     columns = (X, Y, Z, A, B, WORD)
     spec = spec_of(columns, model=source(make), inputs=features, outputs=labels, **fields)
-    allreduce = AllreduceSynchroniser(spec.allreduce, TensorCollectives())
+    allreduce = AllreduceSynchroniser(spec.sync, TensorCollectives())
     return BuiltModel(spec, MPI.COMM_WORLD, allreduce, share_logs=False)
 
 

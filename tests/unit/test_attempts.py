@@ -48,7 +48,7 @@ def spec_of(directory: RunDirectory, checkpoint: int | None, lock_token: str) ->
         outputs=Binding(("y",)),
         weight=None,
         fit=FitOptions(),
-        allreduce=Allreduce(),
+        sync=Allreduce(),
         window_bytes=1,
         train=None,  # type: ignore[arg-type]
         validation=None,

@@ -46,7 +46,7 @@ def request(**given: Any) -> TrainingRequest:
             "checkpoints": CheckpointOptions(),
             "restarts": RestartOptions(),
             "launch": LaunchOptions(),
-            "allreduce": Allreduce(),
+            "sync": Allreduce(),
             **given,
         }
     )

@@ -124,7 +124,7 @@ def _train(
                 outputs=_binding(rows.labels),
                 weight=next(iter(rows.weights.names), None),
                 fit=FitOptions(**settings),
-                allreduce=Allreduce(),
+                sync=Allreduce(),
                 window_bytes=DataOptions().window_bytes,
                 train=data,
                 validation=held_out,
