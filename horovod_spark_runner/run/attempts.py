@@ -17,7 +17,7 @@ from ..errors import (
 )
 from ..launch.driver.console import Console
 from ..launch.driver.launch import RunResult, launch
-from ..launch.shared.messages import Progress, Resumed, Told
+from ..launch.shared.messages import Progress, Resumed, Started, Told
 from ..rundir.attempt import (
     FINISHED,
     RUNNING,
@@ -57,6 +57,8 @@ class StepObserver:
                 self.first_step = self.last_step = run_step
             case Progress(run_step=run_step):
                 self.last_step = run_step
+            case Started() if told.rank == 0:
+                self.console.say("building the model")
         self.console.on_message(told)
 
     def reached(self, attempt: Attempt) -> Attempt:

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..data.manifest import Manifest
 from ..data.prepare.datasets import Prepared, prepared, session_of
 from ..errors import CheckpointError, DataError
+from ..launch.driver.console import Console
 from ..launch.driver.head_start import import_meanwhile
 from ..launch.driver.launch import RunResult
 from ..ml.trained import read_trained_model
@@ -29,6 +30,8 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
     request, directory = checked.request, checked.directory
     began = time.monotonic()
     spark, modules = session_of(request.frame), modules_for(checked.source.engine)
+    console = Console(quiet=not request.stream_logs)
+    console.say("preparing the data")
     import_meanwhile(spark, checked.launching, checked.allotment, modules)
     with (
         RunLock(directory) as lock,
@@ -42,6 +45,7 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
         ) as data,
     ):
         materialized = time.monotonic()
+        console.say(_describe(data, materialized - began))
         _check_enough_rows(data.train, checked.workers)
         if checked.checkpoint is not None:
             where = str(directory.location)
@@ -77,6 +81,13 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
         "samples_per_second": result.result.samples_per_second,
     }
     return transformer
+
+
+def _describe(data: Prepared, seconds: float) -> str:
+    """Say which rows there are, for people."""
+    held_out = "" if data.validation is None else f", {data.validation.rows:,} to validate on"
+    how = "found again" if data.reused else "written"
+    return f"{data.train.rows:,} rows to train on{held_out}, {how} in {seconds:.1f} s"
 
 
 def _training_spec(

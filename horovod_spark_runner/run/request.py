@@ -15,7 +15,6 @@ from ..data.prepare.datasets import check_data, frame_of, session_of
 from ..data.prepare.schema import Roles
 from ..errors import InvalidInputError, RunDirectoryError
 from ..launch.driver.console import Console
-from ..launch.shared.messages import Notice, by_driver
 from ..ml.naming import PredictionCol, check_prediction_col
 from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint
 from ..rundir.directory import RunDirectory
@@ -227,8 +226,7 @@ def _check_spark(
     allotment = check_slots(spark, launching, launching.num_workers)
     if launching.num_workers is None:
         check_min_workers(allotment.workers, restarts)
-        console = Console(quiet=not launching.stream_logs)
-        console.on_message(by_driver(Notice(allotment.describe(), warn=False)))
+        Console(quiet=not launching.stream_logs).say(allotment.describe())
     return allotment
 
 

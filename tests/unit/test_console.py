@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import time
 
 from horovod_spark_runner.launch.driver.console import Console
 from horovod_spark_runner.launch.shared.messages import (
@@ -52,6 +54,27 @@ def test_what_is_printed() -> None:
 
 def test_quiet_means_nothing() -> None:
     assert shown(*MESSAGES, quiet=True) == []
+    Console(stream := io.StringIO(), quiet=True).say("preparing the data")
+    assert not stream.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_rate_of_a_bar_is_right_from_its_first_update() -> None:
+    """Steps that were made before it was drawn have taken no time that it knows of."""
+    console = Console(stream := Terminal())
+    for step in (4_000, 4_001):
+        console.on_message(Told(0, 0, "h", Progress(0, 2, step, 10_000, step, {"loss": 0.25})))
+        time.sleep(0.2)
+    console.close()
+    rates = [float(rate) for rate in re.findall(r"([\d.]+)step/s", stream.getvalue())]
+    assert rates
+    assert all(rate < 100 for rate in rates)
+    assert "4000/10000" in stream.getvalue()
+    assert "4001/10000" in stream.getvalue()
 
 
 def test_warnings_are_left_to_the_log() -> None:

@@ -49,6 +49,11 @@ class Console:
             case Progress() as progress:
                 self._progress(progress)
 
+    def say(self, text: str) -> None:
+        """Show a line of the driver's own."""
+        if not self._quiet:
+            self._print(text)
+
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
@@ -65,12 +70,18 @@ class Console:
             self._end_epoch(progress)
         elif self._terminal:
             bar = self._bar or self._new_bar(progress)
+            bar.set_postfix_str(_format_metrics(progress.metrics), refresh=False)
             bar.update(progress.step - bar.n)
-            bar.set_postfix_str(_format_metrics(progress.metrics))
 
     def _new_bar(self, progress: Progress) -> tqdm[NoReturn]:
+        # The steps before the bar took time that it has not seen: its rate is that of those after.
         self._bar = tqdm(
-            total=progress.steps, desc=_title(progress), unit="step", file=self._stream, leave=False
+            total=progress.steps,
+            initial=progress.step,
+            desc=_title(progress),
+            unit="step",
+            file=self._stream,
+            leave=False,
         )
         return self._bar
 

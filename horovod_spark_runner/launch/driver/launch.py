@@ -152,6 +152,8 @@ def launch(
                 payload_bytes=len(payload),
                 modules=tuple(mentioned if modules is None else modules),
             )
+            ranks = "1 rank" if plan.workers == 1 else f"{plan.workers} ranks"
+            observer.on_message(by_driver(Notice(f"starting {ranks}", warn=False)))
             checked = time.monotonic()
             talk = Talk(plan, server, observer)
             outcomes = run_job(SparkJob(spark, plan, allotment.shape.profile), talk)
