@@ -98,8 +98,9 @@ class SlotLink(DriverLink):
     def tell_lines(self, lines: Sequence[str], rank: int) -> None:
         """Send what a rank has printed, or leave it out where the driver has more than enough."""
         size = sum(map(len, lines))
-        told = self._told(Log(tuple(lines)), rank)
-        if self._allowance.take(size) and self.send(told, droppable=True):
+        if self._allowance.take(size) and self.send(
+            self._told(Log(tuple(lines)), rank), droppable=True
+        ):
             if self._left_out:
                 self.tell(Dropped(self._left_out), rank)
                 self._left_out = 0
