@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner import HorovodRunner, RunDirectoryError, TFTransformer, run_training
+from horovod_spark_runner import (
+    CheckpointOptions,
+    HorovodRunner,
+    RestartOptions,
+    RunDirectoryError,
+    TFTransformer,
+    run_training,
+)
 from tests.numpy_engine import Line
 from tests.runs import arrays_in, assert_same_weights
 
@@ -37,7 +44,7 @@ def train(points: Any, run_dir: Path, line: Line | None = None, **arguments: Any
         "epochs": 3,
         "validation": 0.2,
         "run_dir": str(run_dir),
-        "verbose": False,
+        "stream_logs": False,
         **arguments,
     }
     return run_training(points, line or Line(), **given)
@@ -74,9 +81,8 @@ def test_another_engine_trains_resumes_and_predicts(points: Any, tmp_path: Path)
         points,
         tmp_path / "run",
         callbacks=[die_once(tmp_path / "run")],
-        checkpoint_every_steps=4,
-        max_restarts=1,
-        restart_backoff=0.1,
+        checkpoints=CheckpointOptions(every_steps=4),
+        restarts=RestartOptions(max_restarts=1, backoff_seconds=0.1),
     )
     assert [(a.first_step, a.ending) for a in run.attempts] == [
         (0, "rank killed or lost"),
