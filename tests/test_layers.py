@@ -158,6 +158,21 @@ def test_heavy_packages_are_imported_where_they_belong(name: str) -> None:
     assert foreign <= ALLOWED.get(name, LIGHT)
 
 
+NEUTRAL = [n for n in MODULES if n.startswith("training") and not n.startswith("training.keras")]
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_the_loop_knows_no_framework(name: str) -> None:
+    """Not inside of functions either; engines are imported by name, and MPI is no framework."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+    assert not found & set(FRAMEWORKS) - {"mpi4py"}
+
+
 @pytest.mark.parametrize(
     ("used", "heavy"),
     [
