@@ -143,7 +143,7 @@ class Gate:
             ranks = _processes("horovod-rank")
             victims = {
                 "rank": lambda ranks: ranks[0].pid,
-                "mpirun": lambda _: _processes("mpirun", "prterun")[0].pid,
+                "mpirun": lambda ranks: _mpirun_of(ranks).pid,
                 "slot": lambda ranks: task_of(_directory_of(ranks[0])),
             }
             os.kill(victims[kind](ranks), signal.SIGKILL)
@@ -163,6 +163,13 @@ class Gate:
 
 def _processes(*names: str) -> list[psutil.Process]:
     return [process for process in marked_processes() if process.name() in names]
+
+
+def _mpirun_of(ranks: Sequence[psutil.Process]) -> psutil.Process:
+    """Return that of their own attempt: one of the attempt before may still be ending."""
+    directories = {_directory_of(rank) for rank in ranks}
+    found = _processes("mpirun", "prterun")
+    return next(process for process in found if Path(process.cwd()) in directories)
 
 
 def _directory_of(rank: psutil.Process) -> Path:
