@@ -118,7 +118,7 @@ def sweep_incomplete(folder: Location, older_than: float, now: float) -> list[St
 
 
 def _read(place: Location) -> Manifest | None:
-    """Return the manifest of a dataset of which no file lacks or was cut."""
+    """Return the manifest of a dataset of which no file is missing or cut."""
     try:
         manifest = Manifest.from_json(place.join(MANIFEST_FILE).read_text())
     except (OSError, ValueError, TypeError, KeyError):

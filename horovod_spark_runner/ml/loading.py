@@ -37,10 +37,10 @@ def _in_batches_of(size: int, predict: Model) -> Model:
         parts = []
         for begin in range(0, rows, size):
             some = {name: v[begin : begin + size] for name, v in values.items()}
-            lacking = size - min(size, rows - begin)
-            if lacking:
-                some = {n: np.concatenate([v, v[-1:].repeat(lacking, 0)]) for n, v in some.items()}
-            parts.append([output[: size - lacking] for output in predict(some)])
+            padding = size - min(size, rows - begin)
+            if padding:
+                some = {n: np.concatenate([v, v[-1:].repeat(padding, 0)]) for n, v in some.items()}
+            parts.append([output[: size - padding] for output in predict(some)])
         return [np.concatenate(output) for output in zip(*parts, strict=True)]
 
     return padded

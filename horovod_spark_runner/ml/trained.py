@@ -73,7 +73,7 @@ def read_finished_run(
 
     Raises:
         RunDirectoryError: there is no finished model, or it needs the user's code.
-        DataError: a transform that the model was trained with lacks.
+        DataError: a transform that the model was trained with is missing.
         InvalidInputError: an argument cannot be used.
     """
     custom_objects, transforms = check_objects(custom_objects), dict(transforms or {})
@@ -87,11 +87,11 @@ def read_finished_run(
     )
     model = read_model(directory)
     signature = model.signature
-    lacking = [name for name in signature.transforms if name not in transforms]
-    if lacking:
+    missing = [name for name in signature.transforms if name not in transforms]
+    if missing:
         raise DataError(
             f"the model in {directory.location} was trained with transforms of column "
-            f"{quote_all(lacking)}; functions are not kept in storage: give them, transforms={{…}}"
+            f"{quote_all(missing)}; functions are not kept in storage: give them, transforms={{…}}"
         )
     engine = engine_of(model_fn)
     if engine != signature.engine:

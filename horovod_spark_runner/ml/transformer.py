@@ -130,7 +130,7 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         Raises:
             RunDirectoryError: it holds no finished model, or one that needs ``custom_objects`` or
                 ``model_fn``; the message names the parts.
-            DataError: a transform that the model was trained with lacks.
+            DataError: a transform that the model was trained with is missing.
             InvalidInputError: another argument cannot be right.
         """
         directory = RunDirectory(run_dir)

@@ -1,4 +1,4 @@
-"""What a call that goes on with a run asks for otherwise than the call that began it. Pure.
+"""What a call that resumes a run asks for otherwise than the call that began it. Pure.
 
 A change is honoured (and nothing is said), cannot be honoured (a warning names both values), or
 makes it another run (refused). Values that an earlier version did not record count as unchanged.
@@ -29,7 +29,7 @@ class ModelChanges:
     """How a model differs from the one that a checkpoint was taken of.
 
     Attributes:
-        refusal: why the run cannot be gone on with; ``None`` if it can.
+        refusal: why the run cannot be resumed; ``None`` if it can.
         warnings: what is not honoured, or means something else for what is left of the run.
         optimizers: changed settings of the optimizers, for the message if variables do not fit.
         record: what to record of the model from now on.
@@ -93,7 +93,7 @@ def settings_to_go_on_with(
     start: str | None,
     data: Mapping[str, Any],
 ) -> tuple[FitOptions, str | None, list[str]]:
-    """Return what a resumed run does with the arguments of the call that goes on with it.
+    """Return what a resumed run does with the arguments of the call that resumes it.
 
     Args:
         info: the checkpoint.
@@ -164,7 +164,7 @@ def _as_json(value: Any) -> str:
 def check_same_data(
     info: CheckpointInfo, fingerprint: str, settings: Mapping[str, Any], where: str
 ) -> None:
-    """Check that a run goes on with the rows it was begun with.
+    """Check that a run is resumed with the rows it was begun with.
 
     Args:
         info: the checkpoint.

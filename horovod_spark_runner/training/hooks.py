@@ -31,7 +31,7 @@ class Hooks:
     initial_epoch: int = 0
 
     def train_begin(self) -> None:
-        """Before the first step, of a run that is gone on with as well."""
+        """Before the first step, of a resumed run as well."""
 
     def train_end(self, logs: Mapping[str, Any] | None) -> None:
         """After the last step; the variables may be set here for the last time.

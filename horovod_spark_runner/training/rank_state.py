@@ -110,7 +110,7 @@ def _listed(names: list[str] | None) -> str:
 
 
 def state_for(states: list[RankState], rank: int, size: int) -> RankState:
-    """Return the state ``rank`` of ``size`` goes on with. Pure.
+    """Return the state that ``rank`` of ``size`` continues with. Pure.
 
     With another number of ranks, the sums of metrics are added up on rank 0, and a rank that was
     not there before takes rank 0's generators; its random layers get a stream of their own, and of

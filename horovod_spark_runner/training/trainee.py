@@ -100,7 +100,7 @@ class Trainee(ABC):
 
         Args:
             steps: steps of an epoch.
-            resumed: whether the run is gone on with.
+            resumed: whether the run continues an earlier one.
         """
         return Hooks()
 
@@ -120,7 +120,7 @@ class Trainee(ABC):
         Args:
             then: that of the checkpoint.
             now: that of this call's model.
-            in_epoch: whether the checkpoint was taken within an epoch, whose sums are gone on with.
+            in_epoch: whether the checkpoint was taken within an epoch, whose sums are continued.
         """
         return ModelChanges(other_model(then, now), record=dict(now))
 

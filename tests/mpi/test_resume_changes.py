@@ -1,4 +1,4 @@
-"""Runs that are gone on with by another call, and models with two optimizers."""
+"""Runs that are resumed by another call, and models with two optimizers."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ def test_files_of_callbacks_are_written_by_one_rank(small: Any, tmp_path: Path) 
     names = {path.name for path in tmp_path.iterdir()} - {"run"}
     assert names == {"ran-on-0", "ran-on-1", "log.csv", "of-rank-0.csv", "of-rank-0.keras"}
     assert Path(folder, "of-rank-0.csv").read_text() == Path(folder, "log.csv").read_text()
-    # A run that is gone on with goes on in its files.
+    # A resumed run continues its files.
     longer = train(small, tmp_path / "run", epochs=3, validation=0.2, callbacks=callbacks)
     assert logged() == [*expected, {"epoch": 2, **longer.history[2]}]
     assert Path(folder, "of-rank-0.csv").read_text() == Path(folder, "log.csv").read_text()

@@ -1,7 +1,7 @@
 """What Keras users bring, as cases that are trained one after another in one world.
 
 The cases and how they are trained are those of `tests.conformance`; here is what only several
-ranks, or a run that is gone on with, can show.
+ranks, or a resumed run, can show.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ CASES = {
     ]
 }
 
-# Cases that are trained for an epoch, and then gone on with.
+# Cases that are trained for an epoch, and then resumed.
 RESUMED = [
     "optimizers-dict",
     "optimizers-helper",

@@ -143,7 +143,7 @@ def test_another_learning_rate_is_warned_of_each_time() -> None:
     assert changes.refusal is None
     (text,) = changes.warnings
     assert "learning_rate of optimizer Adam is 0.5 now, the run was begun with 0.001" in text
-    assert "the checkpoint's value is gone on with" in text
+    assert "the checkpoint's value is kept" in text
     again = compare_models(changes.record, asked, in_epoch=True)
     assert again.warnings == changes.warnings
     assert compare_models(changes.record, then, in_epoch=True).warnings == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from importlib.metadata import distribution, packages_distributions
@@ -24,8 +25,12 @@ def run(*command: str) -> str:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a virtual environment that has nothing but the package, from its wheel."""
     folder = tmp_path_factory.mktemp("own")
+    # A copy: setuptools leaves a folder "build", of which a later wheel takes what is there no more.
+    source = folder / "source"
+    kept = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, source, ignore=kept)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
-    run(*pip, "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT))
+    run(*pip, "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
     run(sys.executable, "-m", "venv", str(folder / "venv"))
     (wheel,) = folder.glob("*.whl")
     run(str(folder / "venv/bin/python"), "-m", "pip", "install", "--quiet", "--no-deps", str(wheel))

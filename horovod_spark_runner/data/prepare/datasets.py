@@ -166,7 +166,7 @@ def prepared(
     # What is deleted at the end must not be another run's.
     request = _request(roles, options, reuse=keep or not shared)
     made: list[Manifest] = []
-    if not shared:  # nobody else writes there: what lacks its manifest is of a call that was killed
+    if not shared:  # nobody else writes there: what has no manifest is of a call that was killed
         sweep_incomplete(folder, float("-inf"), time.time())
     try:
         yield _prepare(data, roles, options, validation, folder, request, seed, made)

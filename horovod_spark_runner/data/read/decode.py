@@ -56,8 +56,8 @@ def decode_value(
         rng: random generator for the transform.
 
     Raises:
-        DataError: it cannot be decoded, has not the column's shape or fits not its type, or the
-            transform raised.
+        DataError: it cannot be decoded, does not have the column's shape or does not fit its type,
+            or the transform raised.
     """
     if column.encoding == "image":
         array = decode_image(column, stored)

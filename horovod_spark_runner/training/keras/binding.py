@@ -291,8 +291,8 @@ def _match_outputs(
             "order; say which column is compared with which, "
             f"label_cols={{{choices[0][0]!r}: …}}, got {given}"
         )
-    lacking = [name for name, slot in zip(choices[0], slots, strict=True) if slot is None]
-    _check_unlabelled(model, lacking, choices[0])
+    unlabelled = [name for name, slot in zip(choices[0], slots, strict=True) if slot is None]
+    _check_unlabelled(model, unlabelled, choices[0])
     return list(slots)
 
 
@@ -309,15 +309,15 @@ def name_choices(model: Any, outputs: Any) -> list[list[str]]:
     return [[f"output_{name}" for name in names], names]
 
 
-def _check_unlabelled(model: Any, lacking: Sequence[str], names: Sequence[str]) -> None:
+def _check_unlabelled(model: Any, unlabelled: Sequence[str], names: Sequence[str]) -> None:
     """Check that nothing is compared with the outputs that have no label."""
-    if not lacking:
+    if not unlabelled:
         return
     for title, compiled in (
         ("loss", getattr(getattr(model, "_compile_loss", None), "_user_loss", None)),
         ("metrics", getattr(getattr(model, "_compile_metrics", None), "_user_metrics", None)),
     ):
-        for name in lacking:
+        for name in unlabelled:
             if isinstance(compiled, Mapping):
                 used = compiled.get(name) is not None
             elif isinstance(compiled, (list, tuple)) and len(compiled) == len(names):

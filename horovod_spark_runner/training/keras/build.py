@@ -27,9 +27,9 @@ from .tensors import as_tensor
 class BuiltModel:
     """A model, its optimizers and its steps, all variables made.
 
-    ``Model.fit`` makes what a model lacks when it traces its first step. So does this, with no
-    rows: weights of subclassed models, optimizers, metrics and the names of outputs are known
-    before a checkpoint is restored or anything is sent.
+    ``Model.fit`` makes what a model does not have yet when it traces its first step. So does this,
+    with no rows: weights of subclassed models, optimizers, metrics and the names of outputs are
+    known before a checkpoint is restored or anything is sent.
 
     Args:
         spec: the training.

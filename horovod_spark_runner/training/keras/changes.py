@@ -16,7 +16,7 @@ def compare_models(
     Args:
         then: that of the checkpoint; empty for one that recorded nothing.
         now: that of this call's model.
-        in_epoch: whether the checkpoint was taken within an epoch, whose sums are gone on with.
+        in_epoch: whether the checkpoint was taken within an epoch, whose sums are continued.
     """
     if not then:
         return ModelChanges(None, record=dict(now))
@@ -89,7 +89,7 @@ def _optimizer_changes(
             changed.append(told)
             if held:
                 ignored.append(
-                    f"{told}: the checkpoint's value is gone on with. Set another by a callback, "
+                    f"{told}: the checkpoint's value is kept. Set another by a callback, "
                     "or begin a new run with initial_weights"
                 )
                 kept[-1] = {**after, "config": _with(kept[-1]["config"], path.split("."), one)}

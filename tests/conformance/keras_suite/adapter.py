@@ -77,7 +77,7 @@ def _fit(
     validation_freq: Any = 1,
 ) -> Any:
     if initial_epoch:
-        raise NotRowsError("initial_epoch: a run is gone on with from its own checkpoints")
+        raise NotRowsError("initial_epoch: a run is resumed from its own checkpoints")
     if validation_batch_size not in (None, batch_size):
         raise NotRowsError("validation_batch_size: a batch has as many rows in validation")
     if validation_split and validation_data is None:
