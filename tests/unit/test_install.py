@@ -25,7 +25,7 @@ def run(*command: str) -> str:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a virtual environment that has nothing but the package, from its wheel."""
     folder = tmp_path_factory.mktemp("own")
-    # A copy: setuptools leaves a folder "build", of which a later wheel takes what is there no more.
+    # A copy: setuptools leaves a folder "build", out of which a later wheel takes old modules, too.
     source = folder / "source"
     kept = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, source, ignore=kept)
