@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.checkout import copy_checkout
+
 ADD = """
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -35,8 +36,9 @@ def run(*command: str) -> str:
 def test_horovod_with_nccl_is_built_loads_and_adds_up(tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", str(tmp_path / "venv"))
     python = str(tmp_path / "venv" / "bin" / "python")
-    constraints = str(ROOT / "scripts" / "constraints.txt")
-    packages = [f"{ROOT}[gpu]", "--constraint", constraints]
+    checkout = copy_checkout(tmp_path / "source")
+    constraints = str(checkout / "scripts" / "constraints.txt")
+    packages = [f"{checkout}[gpu]", "--constraint", constraints]
     run(python, "-m", "pip", "install", "--quiet", *packages)
     program = str(tmp_path / "venv" / "bin" / "horovod-spark-runner")
     cache = ["--cache", str(tmp_path / "cache")]

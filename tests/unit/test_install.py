@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from importlib.metadata import distribution, packages_distributions
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.checkout import ROOT, copy_checkout
 
 
 def run(*command: str) -> str:
@@ -25,10 +24,7 @@ def run(*command: str) -> str:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a virtual environment that has nothing but the package, from its wheel."""
     folder = tmp_path_factory.mktemp("own")
-    # A copy: setuptools leaves a folder "build", out of which a later wheel takes old modules, too.
-    source = folder / "source"
-    kept = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, source, ignore=kept)
+    source = copy_checkout(folder / "source")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
     run(*pip, "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
     run(sys.executable, "-m", "venv", str(folder / "venv"))
