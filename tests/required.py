@@ -6,7 +6,7 @@ says that something has gone missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -26,16 +26,16 @@ MAY_BE_SKIPPED = {
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     return (yield from _required(item.nodeid))
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
     return (yield from _required(collector.nodeid))
 
 
-def _required(name: str) -> Any:
+def _required(name: str) -> Generator[None, Any, Any]:
     report = yield
     allowed = {name, name.partition("::")[0]} & MAY_BE_SKIPPED.keys()
     if report.skipped and not hasattr(report, "wasxfail") and not allowed:

@@ -164,7 +164,7 @@ NEUTRAL = [n for n in MODULES if n.startswith("training") and not n.startswith("
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_the_loop_knows_no_framework(name: str) -> None:
     """Not inside of functions either; engines are imported by name, and MPI is no framework."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Import):
             found.update(alias.name.partition(".")[0] for alias in node.names)
@@ -240,7 +240,7 @@ def documented(doc: str, section: str) -> set[str]:
 
 def public_callables() -> dict[str, Any]:
     """Return the public functions, classes (for their constructors), methods and properties."""
-    found = {}
+    found: dict[str, Any] = {}
     for name in horovod_spark_runner.__all__:
         thing = getattr(horovod_spark_runner, name)
         if inspect.isfunction(thing):

@@ -34,7 +34,7 @@ def dump_arrays(arrays: Mapping[str, np.ndarray]) -> memoryview:
     return buffer.getbuffer()
 
 
-def load_arrays(data: bytes) -> Arrays:
+def load_arrays(data: bytes | memoryview) -> Arrays:
     """Return the arrays of `dump_arrays`.
 
     Raises:

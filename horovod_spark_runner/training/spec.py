@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,15 +57,19 @@ class Binding:
     Attributes:
         slots: the columns of each input or output, in the order given. Several are joined along
             their last axis; an output without any has no label. One column may stand in several.
+            One by itself may be given as its name.
         names: names of the model's inputs or outputs, in the same order, if given.
     """
 
     slots: tuple[tuple[str, ...], ...]
     names: tuple[str, ...] | None = None
 
-    def __post_init__(self) -> None:
-        slots = tuple((slot,) if isinstance(slot, str) else tuple(slot) for slot in self.slots)
-        object.__setattr__(self, "slots", slots)
+    def __init__(
+        self, slots: Iterable[str | Iterable[str]], names: tuple[str, ...] | None = None
+    ) -> None:
+        each = tuple((slot,) if isinstance(slot, str) else tuple(slot) for slot in slots)
+        object.__setattr__(self, "slots", each)
+        object.__setattr__(self, "names", names)
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ def test_ranks_on_hosts_with_ipv6_only(tmp_path: Path) -> None:
 def test_a_host_that_vanishes_without_a_word(cluster: Cluster) -> None:
     job = cluster.popen(cluster.arguments("forever", 2, "runner.heartbeat_timeout=15"))
     assert job.stderr is not None
-    lines = []
+    lines: list[str] = []
     while sum("in the loop" in line for line in lines) < 2:
         lines.append(job.stderr.readline())
     cluster.hosts.unplug(NODES[1])

@@ -51,6 +51,11 @@ def ctc() -> Any:
     return stack(layers.Embedding(10, 4), shape=(6,), out=4)
 
 
+def trained_on(loss: Callable[[], Any], out: int, activation: str | None) -> Callable[[], Any]:
+    """Return what makes a network with that loss and such a head."""
+    return lambda: compiled(dense(out, activation), loss=loss())
+
+
 # fmt: off
 # By Keras' name: the loss, the label, and the head of the network (outputs, activation).
 LOSSES: dict[str, tuple[Callable[[], Any], str, int, str | None]] = {
@@ -80,7 +85,7 @@ APART = {"Dice": RATIO, "Tversky": RATIO, "Circle": PAIRS}
 OF_LOSSES = [
     Case(
         f"loss-{name.lower()}",
-        lambda loss=loss, out=out, activation=activation: compiled(dense(out, activation), loss=loss()),
+        trained_on(loss, out, activation),
         y=label,
         two=None if name in APART else 1e-5,
         why=APART.get(name, ""),

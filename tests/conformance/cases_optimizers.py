@@ -66,6 +66,16 @@ def with_policy(policy: str, optimizer: Any = "sgd") -> Any:
     return compiled(dense(), optimizer)
 
 
+def trained_by(optimizer: Callable[[], Any]) -> Callable[[], Any]:
+    """Return what makes a network with that optimizer."""
+    return lambda: compiled(dense(), optimizer())
+
+
+def at_rate(schedule: Callable[[], Any]) -> Callable[[], Any]:
+    """Return what makes a network with that schedule of the learning rate."""
+    return lambda: compiled(dense(), optimizers.SGD(schedule()))
+
+
 # fmt: off
 # By Keras' name: the optimizer, how far two ranks may be from one, and why.
 OPTIMIZERS: dict[str, tuple[Callable[[], Any], float, str]] = {
@@ -99,7 +109,7 @@ SCHEDULES: dict[str, Callable[[], Any]] = {
 OF_OPTIMIZERS = [
     Case(
         f"optimizer-{name.lower()}",
-        lambda optimizer=optimizer: compiled(dense(), optimizer()),
+        trained_by(optimizer),
         two=two,
         why=why,
         shows=(f"optimizers.{name}",),
@@ -108,7 +118,7 @@ OF_OPTIMIZERS = [
 ] + [
     Case(
         f"schedule-{name.lower()}",
-        lambda schedule=schedule: compiled(dense(), optimizers.SGD(schedule())),
+        at_rate(schedule),
         shows=(f"schedules.{name}",),
     )
     for name, schedule in SCHEDULES.items()

@@ -52,14 +52,15 @@ _JSON = ("error", "trace", "history", "calls", "params", "files", "failures", "s
 
 def save(recording: Recording, path: Path) -> None:
     """Write a recording; who sees the file sees all of it."""
-    arrays = {f"weights/{name}": value for name, value in recording.weights.items()}
+    arrays: dict[str, Any] = {f"weights/{name}": value for name, value in recording.weights.items()}
     arrays.update({f"optimizer/{name}": value for name, value in recording.optimizer.items()})
     for kind, outputs in recording.predictions.items():
         arrays.update({f"predictions/{kind}/{i:03d}": value for i, value in enumerate(outputs)})
     rest = json.dumps({name: getattr(recording, name) for name in _JSON}, default=plain)
     buffer = io.BytesIO()
+    savable: dict[str, Any] = {name: _savable(value) for name, value in arrays.items()}
     # Names with slashes and all sorts of numbers are keys of the archive; text is an array too.
-    np.savez(buffer, json=np.array(rest), **{k: _savable(v) for k, v in arrays.items()})
+    np.savez(buffer, json=np.array(rest), **savable)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(f".{os.getpid()}")
     aside.write_bytes(buffer.getvalue())

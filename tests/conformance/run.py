@@ -10,6 +10,7 @@ import fnmatch
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from . import compare
@@ -17,7 +18,7 @@ from .supervise import differences, start
 from .table import CASES, GROUPS
 from .world import PARTS
 
-CHECKS = {
+CHECKS: dict[str, tuple[Callable[..., list[str]], tuple[str, ...]]] = {
     "one rank as fit": (compare.one_rank, ("fit", "one-0")),
     "two ranks as one": (compare.two_ranks, ("one-0", "two-0", "two-1")),
     "prediction": (compare.prediction, ("one-0",)),

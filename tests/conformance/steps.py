@@ -214,7 +214,7 @@ class Adversaries(Model):
         super().compile(**more)
         first, second = optimizers.SGD(0.05, 0.9), optimizers.SGD(0.02)
         if self.keep == "dict":
-            self.both = {"maker": first, "judge": second}
+            self.both: Any = {"maker": first, "judge": second}
         elif self.keep == "list":
             self.both = [first, second]
         elif self.keep == "sub-models":

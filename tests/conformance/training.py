@@ -168,7 +168,9 @@ def _by_metric(history: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return result
 
 
-def _recorded(work: Callable[[], tuple[Any, dict[str, Any]]], noted: Any, folder: Path) -> Any:
+def _recorded(
+    work: Callable[[], tuple[Any, dict[str, Any]]], noted: Any, folder: Path
+) -> Recording:
     recording = Recording()
     began = time.monotonic()
     try:

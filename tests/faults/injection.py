@@ -107,7 +107,7 @@ def callbacks_for(faults: Sequence[Fault], folder: str) -> Callable[[], list[Any
         own = [fault for fault in faults if fault.rank == hvd.rank()]
         begun: list[int] = []  # of this process: what a callback holds is resumed
 
-        class Injector(keras.callbacks.Callback):  # type: ignore[misc]
+        class Injector(keras.callbacks.Callback):
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 step = int(self.model.optimizer.iterations)
                 if folder and hvd.rank() == 0 and not begun:
@@ -192,9 +192,9 @@ def strike(kind: str, driver: int, folder: str) -> None:
     if kind == "oom":
         _exhaust_memory()
     if kind == "worker":
-        os.kill(_executor().parent().pid, signal.SIGKILL)
+        os.kill(_parent_of(_executor()).pid, signal.SIGKILL)
         kind = "executor"
-    victims = {
+    victims: dict[str, Callable[[], psutil.Process]] = {
         "sigkill": _own,
         "spark worker": _spark_worker,
         "mpirun": find_mpirun,
@@ -250,9 +250,15 @@ def _executor() -> psutil.Process:
     return next(p for p in _spark_worker().parents() if p.name() == "java")
 
 
+def _parent_of(process: psutil.Process) -> psutil.Process:
+    parent = process.parent()
+    assert parent is not None
+    return parent
+
+
 def find_mpirun() -> psutil.Process:
     """The mpirun of this world: started by a slot on this machine, above this rank's shim."""
-    for process in _spark_worker().parent().children(recursive=True):
+    for process in _parent_of(_spark_worker()).children(recursive=True):
         if process.name() in ("mpirun", "prterun"):
             return process
     raise LookupError("no mpirun below Spark's Python daemon")

@@ -107,7 +107,7 @@ def hooks_for(
 
         steps: list[int] = []  # of this process: what a callback holds is resumed
 
-        class Phases(keras.callbacks.Callback):  # type: ignore[misc]
+        class Phases(keras.callbacks.Callback):
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 step = int(self.model.optimizer.iterations)
                 steps.append(step)
@@ -170,9 +170,9 @@ def set_trap(phase: str, reached: Callable[[], None]) -> None:
             reached()
         return read(place)
 
-    Location.write_unseen = trapped_write  # type: ignore[method-assign]
-    Location.move_to = trapped_move  # type: ignore[method-assign]
-    Location.read_bytes = trapped_read  # type: ignore[method-assign]
+    Location.write_unseen = trapped_write  # type: ignore[assignment]
+    Location.move_to = trapped_move  # type: ignore[assignment]
+    Location.read_bytes = trapped_read  # type: ignore[assignment]
 
 
 def rows_with(faults: Sequence[PhaseFault], frame: Any, folder: str) -> Any:

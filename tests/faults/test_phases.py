@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +141,7 @@ class Gate:
                 settings.touch()
                 settings.rename(self._path)
             ranks = _processes("horovod-rank")
-            victims = {
+            victims: dict[str, Callable[[list[psutil.Process]], int]] = {
                 "rank": lambda ranks: ranks[0].pid,
                 "mpirun": lambda ranks: _mpirun_of(ranks).pid,
                 "slot": lambda ranks: task_of(_directory_of(ranks[0])),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def train(
     *,
     plain: bool = False,
     validate: bool = False,
-    **options: Mapping[str, Any],
+    **options: Any,
 ) -> Any:
     """Train with faults; ``folder`` takes their notes. ``validate``: on the same rows.
 

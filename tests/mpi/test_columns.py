@@ -81,7 +81,7 @@ def standardize(values: np.ndarray, generator: np.random.Generator | None) -> np
     return values
 
 
-def is_large(value: np.ndarray, generator: np.random.Generator | None) -> bool:
+def is_large(value: np.ndarray, generator: np.random.Generator | None) -> Any:
     return bool(value >= 50)
 
 

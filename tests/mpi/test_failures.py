@@ -72,7 +72,7 @@ class Fault(threading.Thread):
 
 def run_with_fault(folder: Path, ranks: int, do: Any, **options: Any) -> tuple[Exception, float]:
     """Return the exception of the run and the seconds from the fault to it."""
-    fault = Fault(folder, ranks, lambda: do(fault))
+    fault: Fault = Fault(folder, ranks, lambda: do(fault))
     fault.start()
     with pytest.raises(HorovodSparkError) as caught:
         HorovodRunner(ranks, stream_logs=False, **options).run(allreduce_forever, str(folder))
@@ -294,7 +294,11 @@ def test_slots_that_cannot_reach_the_driver_say_where(
 
 def test_what_the_driver_knew_is_not_lost(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(server: ControlServer, seconds: float) -> list[Any]:
-        return [Told(p.slot, p.rank, p.host, Silent()) for p in server._current() if p.rank == 1]
+        return [
+            Told(p.slot, p.rank, p.host, Silent())
+            for p in server._current()
+            if p.slot is not None and p.rank == 1
+        ]
 
     monkeypatch.setattr(ControlServer, "silent_slots", silent)
     with pytest.raises(RankFailedError, match="failed: no sign of life for 30 s"):
@@ -332,7 +336,7 @@ def test_what_a_rank_started_ends_with_its_slot(spark: Any, tmp_path: Path) -> N
         there.extend(leftovers())
         os.kill(fault.pids(0)[1], signal.SIGKILL)
 
-    fault = Fault(tmp_path, 1, lambda: end(fault))
+    fault: Fault = Fault(tmp_path, 1, lambda: end(fault))
     fault.start()
     with pytest.raises(RankFailedError):
         HorovodRunner(1, stream_logs=False).run(grandchildren, str(tmp_path))

@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
 def softmax(values: np.ndarray) -> np.ndarray:
     powers = np.exp(values - values.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+    shares: np.ndarray = powers / powers.sum(axis=1, keepdims=True)
+    return shares
 
 
 def test_model_fn_is_not_called_to_predict(digits_df: Any, tmp_path: Path) -> None:

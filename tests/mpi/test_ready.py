@@ -27,7 +27,9 @@ def parents() -> tuple[int, str, int]:
     return os.getppid(), psutil.Process(os.getppid()).name(), own_task()
 
 
-def run(function: Callable[..., Any], *args: Any, ranks: int = 1, **options: Any) -> tuple:
+def run(
+    function: Callable[..., Any], *args: Any, ranks: int = 1, **options: Any
+) -> tuple[Any, ...]:
     return HorovodRunner(ranks, stream_logs=False, **options).run(function, *args).results
 
 

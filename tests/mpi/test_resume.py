@@ -65,7 +65,7 @@ class Callbacks:
 
         import keras
 
-        class Draws(keras.callbacks.Callback):  # type: ignore[misc]
+        class Draws(keras.callbacks.Callback):
             """Keeps what it draws from the global generators."""
 
             def on_train_begin(self, logs: Any = None) -> None:

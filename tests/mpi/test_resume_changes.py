@@ -46,7 +46,7 @@ def pair() -> Any:
     import keras
     import tensorflow as tf
 
-    class Pair(keras.Model):  # type: ignore[misc]
+    class Pair(keras.Model):
         def train_step(self, data: Any) -> Any:
             inputs, labels = data[:2]
             with tf.GradientTape(persistent=True) as tape:

@@ -17,6 +17,7 @@ from horovod_spark_runner import HorovodRunner, MpiOptions, RankFailedError, Run
 from horovod_spark_runner.launch.driver.phases import PHASES
 from horovod_spark_runner.launch.shared import rendezvous
 from horovod_spark_runner.launch.shared.rendezvous import Rendezvous
+from horovod_spark_runner.settings.launching import AllreduceAlgorithm
 from tests.leftovers import await_nothing_left, own_task
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -231,7 +232,7 @@ def sum_in_some_order() -> list[float]:
         ("auto", {0, 300}),
     ],
 )
-def test_the_ring_can_be_forced(spark: Any, algorithm: str, ones: set[int]) -> None:
+def test_the_ring_can_be_forced(spark: Any, algorithm: AllreduceAlgorithm, ones: set[int]) -> None:
     options = MpiOptions(algorithm=algorithm)
     run = HorovodRunner(3, mpi=options, stream_logs=False).run(sum_in_some_order)
     assert run.results[0] == run.results[1] == run.results[2]

@@ -21,7 +21,7 @@ def train_all(data: str, folder: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def worlds(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
+def worlds(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Any, ...]]:
     """What came of all cases, by size of the world and by rank."""
     folder = tmp_path_factory.mktemp("users")
     data = write_once(folder)
@@ -189,7 +189,7 @@ def test_the_driver_names_variable_and_rank_and_does_not_try_again(
         import horovod.tensorflow as hvd
         import keras
 
-        class OnOne(keras.callbacks.Callback):  # type: ignore[misc]
+        class OnOne(keras.callbacks.Callback):
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
                 with Path(folder, f"epoch-{epoch}-{hvd.rank()}").open("a") as note:
                     note.write("x")

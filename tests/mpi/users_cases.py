@@ -29,8 +29,6 @@ from tests.conformance.recording import recorder
 from tests.conformance.steps import Adversaries, own, registered
 from tests.conformance.training import TOKEN, _spec, forget
 
-Callback = keras.callbacks.Callback
-
 
 def dense(optimizer: Any = "sgd", loss: Any = "mse", kind: Any = None, **more: Any) -> Any:
     """Return a small compiled network on ``x``."""
@@ -82,7 +80,7 @@ def adversaries(keep: str) -> Callable[[], Any]:
 # -- steps by which ranks would part --------------------------------------------------------------
 
 
-class AssignsItself(keras.Model):  # type: ignore[misc]
+class AssignsItself(keras.Model):
     """Descends by hand, without an optimizer."""
 
     def train_step(self, data: Any) -> Any:
@@ -92,7 +90,7 @@ class AssignsItself(keras.Model):  # type: ignore[misc]
         return {"loss": loss}
 
 
-class ByAutograph(keras.Model):  # type: ignore[misc]
+class ByAutograph(keras.Model):
     """Applies gradients under a Python condition that AutoGraph turns into one on a tensor."""
 
     @tf.function
@@ -103,7 +101,7 @@ class ByAutograph(keras.Model):  # type: ignore[misc]
         return {"loss": loss}
 
 
-class OnRankZero(keras.Model):  # type: ignore[misc]
+class OnRankZero(keras.Model):
     """Applies gradients on rank 0 only, as Python may decide in eager mode."""
 
     def train_step(self, data: Any) -> Any:
@@ -113,7 +111,7 @@ class OnRankZero(keras.Model):  # type: ignore[misc]
         return {"loss": loss}
 
 
-class RateOfItsOwn(Callback):  # type: ignore[misc]
+class RateOfItsOwn(keras.callbacks.Callback):
     """Sets the rate from the rank's own clock."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -121,7 +119,7 @@ class RateOfItsOwn(Callback):  # type: ignore[misc]
             self.model.optimizer.learning_rate = 1e-3 * (time.perf_counter_ns() % 97 + hvd.rank())
 
 
-class AssignsOnOneRank(Callback):  # type: ignore[misc]
+class AssignsOnOneRank(keras.callbacks.Callback):
     """Changes a weight on the last rank."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -133,7 +131,7 @@ class AssignsOnOneRank(Callback):  # type: ignore[misc]
 # -- noise ----------------------------------------------------------------------------------------
 
 
-class Noisy(keras.Model):  # type: ignore[misc]
+class Noisy(keras.Model):
     """Notes what it draws in its steps, compiled as they are."""
 
     def train_step(self, data: Any) -> Any:
@@ -149,7 +147,7 @@ def _note(values: np.ndarray) -> None:
     DRAWN.append([float(value) for value in values])
 
 
-class WritesNoise(Callback):  # type: ignore[misc]
+class WritesNoise(keras.callbacks.Callback):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
@@ -164,12 +162,13 @@ class WritesNoise(Callback):  # type: ignore[misc]
 # -- rates ----------------------------------------------------------------------------------------
 
 
-class Rates(Callback):  # type: ignore[misc]
+class Rates(keras.callbacks.Callback):
     """Writes the rates of all optimizers at each step."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.folder, self.rates = folder, []
+        self.folder = folder
+        self.rates: list[list[float]] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         found = leaf_optimizers(find_optimizers(self.model))
@@ -196,7 +195,7 @@ def two_rates() -> Any:
 # -- callbacks ------------------------------------------------------------------------------------
 
 
-class Bomb(Callback):  # type: ignore[misc]
+class Bomb(keras.callbacks.Callback):
     """Fails at the begin of the second epoch, once."""
 
     def __init__(self, folder: Path) -> None:
@@ -214,7 +213,7 @@ def backed_up(folder: Path) -> list[Any]:
     return [keras.callbacks.BackupAndRestore(place / "backup"), Bomb(place)]
 
 
-class Summarizes(layers.Layer):  # type: ignore[misc]
+class Summarizes(layers.Layer):
     """Writes a summary of what passes through it."""
 
     def call(self, inputs: Any) -> Any:

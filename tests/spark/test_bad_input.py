@@ -141,7 +141,7 @@ def test_null_vectors_and_labels_are_counted(spark: Any, tmp_path: Path) -> None
     from pyspark.sql.types import IntegerType, StructField, StructType
 
     schema = StructType([StructField("v", VectorUDT()), StructField("y", IntegerType())])
-    rows = [(Vectors.dense([1.0]), 1), (None, 0)]
+    rows: list[tuple[Any, int | None]] = [(Vectors.dense([1.0]), 1), (None, 0)]
     with pytest.raises(DataError, match="column 'v' has 1 null values in 2 rows"):
         train(spark.createDataFrame(rows, schema), tmp_path, feature_cols=["v"])
     rows = [(Vectors.dense([1.0]), None), (Vectors.sparse(1, []), 0)]

@@ -21,6 +21,7 @@ from horovod_spark_runner.data.prepare.materialize import DataRequest, materiali
 from horovod_spark_runner.data.prepare.parquet import open_parquet
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.read.reader import DatasetReader
+from horovod_spark_runner.settings.data import Materializer
 from horovod_spark_runner.storage.filesystem import Location
 
 pytestmark = pytest.mark.spark
@@ -31,8 +32,9 @@ def request_for(*columns: str, **options: Any) -> DataRequest:
     return DataRequest(Roles(columns[:-1], columns[-1:]), **options)
 
 
-def read(manifest: Manifest) -> dict[str, np.ndarray]:
+def read(manifest: Manifest | None) -> dict[str, np.ndarray]:
     """Return all rows, in the order of the last column, which is a number."""
+    assert manifest is not None
     reader = DatasetReader(manifest)
     batches = list(reader.share(0, 1, 7))
     reader.close()
@@ -62,7 +64,7 @@ def npz(array: np.ndarray) -> bytes:
 
 
 @pytest.mark.parametrize("materializer", ["petastorm", "spark"])
-def test_every_type_comes_back(spark: Any, tmp_path: Path, materializer: str) -> None:
+def test_every_type_comes_back(spark: Any, tmp_path: Path, materializer: Materializer) -> None:
     from pyspark.ml.linalg import Vectors, VectorUDT
     from pyspark.sql import types as T
 
@@ -197,7 +199,7 @@ def test_other_formats_of_images_are_no_raw_elements(spark: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize("materializer", ["petastorm", "spark"])
-def test_strings_come_back(spark: Any, tmp_path: Path, materializer: str) -> None:
+def test_strings_come_back(spark: Any, tmp_path: Path, materializer: Materializer) -> None:
     rows = [
         (f"wörd {n}" if n % 3 else "", ["a", str(n)], [[str(n)], ["b"]], n % 4 / 2, n)
         for n in range(50)
@@ -304,7 +306,12 @@ def test_the_same_files_are_written_once(spark: Any, source: str, tmp_path: Path
     again = run()
     assert again.reused
     assert again.manifest == first.manifest
-    for change in ({"query": "id > 0"}, {"dtypes": {"a": "float64"}}, {"shapes": {}}):
+    changes: list[dict[str, Any]] = [
+        {"query": "id > 0"},
+        {"dtypes": {"a": "float64"}},
+        {"shapes": {}},
+    ]
+    for change in changes:
         assert run(**change).reused == (change == {"shapes": {}})
     # The same path with other rows: Petastorm's own cache would give the old ones.
     spark.range(1000, 1100).selectExpr("id", "id / 3 as a").write.mode("overwrite").parquet(source)
@@ -534,6 +541,7 @@ def test_a_stratified_split_keeps_proportions(spark: Any) -> None:
 
     def split(seed: int, stratify: str | None) -> tuple[list[float], dict[str, int]]:
         with split_rows(frame, 0.2, Roles(("a",), ("y",)), seed, stratify) as (train, held):
+            assert held is not None
             assert train.columns == held.columns == ["a", "kind", "y"]
             kept, left = held.collect(), train.collect()
         assert len(kept) + len(left) == 1000
@@ -563,7 +571,7 @@ def test_null_in_a_validation_column_is_an_error(spark: Any) -> None:
 
 @pytest.mark.parametrize("materializer", ["petastorm", "spark"])
 def test_a_byte_that_has_changed_in_the_rows_is_noticed(
-    spark: Any, materializer: str, tmp_path: Path
+    spark: Any, materializer: Materializer, tmp_path: Path
 ) -> None:
     frame = spark.range(500).selectExpr("array(float(rand(1)), float(rand(2))) as x")
     data = prepare_dataset(frame, ["x"], data_dir=str(tmp_path), materializer=materializer)

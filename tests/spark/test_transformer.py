@@ -320,7 +320,7 @@ def test_model_fn_must_build_the_model_that_was_trained(frame: Any, tmp_path: Pa
 
 def test_only_dataframes_are_transformed(one: str) -> None:
     with pytest.raises(InvalidInputError, match=r"takes a Spark DataFrame, got \[1\]"):
-        TFTransformer.from_run(one).transform([1])  # type: ignore[arg-type]
+        TFTransformer.from_run(one).transform([1])
 
 
 def test_a_call_may_be_given_later(frame: Any, tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+from keras import layers
 
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import ModelError, RunDirectoryError
@@ -28,7 +30,6 @@ from ..runs import save_run, source
 
 X = Column("x", "float32", (3,))
 VALUES = np.random.default_rng(0).random((7, 3)).astype(np.float32) + 50
-layers = keras.layers
 
 
 def doubled(x: Any) -> Any:
@@ -113,7 +114,7 @@ def adapted() -> Any:
     return with_parts(layer)
 
 
-SELF_CONTAINED = {
+SELF_CONTAINED: dict[str, Callable[[], Any]] = {
     "plain": plain,
     "normalization": adapted,
     "several": lambda: two_outputs(list),

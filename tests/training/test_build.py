@@ -57,7 +57,7 @@ def values(structure: Any) -> Any:
     )
 
 
-class Dense(keras.Model):  # type: ignore[misc]
+class Dense(keras.Model):
     """A subclassed network with one output."""
 
     def __init__(self, **more: Any) -> None:
@@ -257,8 +257,11 @@ def test_subclasses_take_tuples_by_place_and_dictionaries_by_name() -> None:
 
 def test_a_sequential_model_that_was_never_called_has_inputs_and_outputs() -> None:
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
-    assert input_structure(model).shape == (None, 3)
-    assert call_outputs(model, None).shape == (None, 2)
+    inputs, outputs = input_structure(model), call_outputs(model, None)
+    assert inputs is not None
+    assert inputs.shape == (None, 3)
+    assert outputs is not None
+    assert outputs.shape == (None, 2)
 
 
 # -- columns as labels --------------------------------------------------------------------------

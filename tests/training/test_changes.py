@@ -63,7 +63,7 @@ def connected(activation: str = "relu", operation: Any = keras.ops.tanh, swap: b
     return model
 
 
-class Own(keras.Model):  # type: ignore[misc]
+class Own(keras.Model):
     """A subclass that cannot tell its settings."""
 
     def __init__(self, activation: Any) -> None:
@@ -235,7 +235,7 @@ INFO = CheckpointInfo(
         "data": {"validation": 0.1, "stratify": None, "shapes": {}, "dtypes": {}, "transforms": []},
     },
 )
-DATA = {"validation": None, "transforms": []}
+DATA: dict[str, Any] = {"validation": None, "transforms": []}
 FIT = FitOptions(lr_scaling="linear", warmup_epochs=2.0)
 
 

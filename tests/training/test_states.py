@@ -55,7 +55,7 @@ def test_making_the_generators_draws_nothing(keras: Any) -> None:
 
 
 def some_callbacks(keras: Any) -> dict[str, Any]:
-    class Own(keras.callbacks.Callback):  # type: ignore[misc]
+    class Own(keras.callbacks.Callback):
         def __init__(self) -> None:
             super().__init__()
             self.limit = 3
@@ -257,7 +257,9 @@ def test_ranks_drop_other_units(keras: Any) -> None:
         model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dropout(0.5, seed=1)])
         model.compile("sgd", "mse")
         variables_of(model).separate_seeds(rank)
-        return (np.asarray(model(np.ones((1, 64)), training=True)) == 0).ravel().tolist()
+        kept = np.asarray(model(np.ones((1, 64)), training=True))
+        gone: list[bool] = (kept == 0).ravel().tolist()
+        return gone
 
     masks = [dropped(rank) for rank in (0, 0, 1, 2)]
     assert masks[0] == masks[1]
@@ -267,7 +269,7 @@ def test_ranks_drop_other_units(keras: Any) -> None:
 def two_optimizers(keras: Any, rate: float = 0.1) -> Any:
     """A model whose second optimizer Keras builds in the first step only."""
 
-    class Pair(keras.Model):  # type: ignore[misc]
+    class Pair(keras.Model):
         def __init__(self) -> None:
             super().__init__()
             self.one = keras.layers.Dense(2)

@@ -109,9 +109,9 @@ def test_wrong_tf_datasets_are_refused(tmp_path: Path) -> None:
         data.tf_dataset("q", "id", rank=0, size=1, batch_size=2)
     for labels in (None, 5, [], ["id", None]):
         with pytest.raises(InvalidInputError, match="labels must be a column name, or a list"):
-            data.tf_dataset("v", labels, rank=0, size=1, batch_size=2)
+            data.tf_dataset("v", labels, rank=0, size=1, batch_size=2)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="shuffle must be True or False, got 'yes'"):
-        data.tf_dataset("v", "id", rank=0, size=1, batch_size=2, shuffle="yes")
+        data.tf_dataset("v", "id", rank=0, size=1, batch_size=2, shuffle="yes")  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="more than the 8"):
         data.tf_dataset("v", "id", rank=0, size=3, batch_size=4)
     with pytest.raises(InvalidInputError, match="below size"):

@@ -125,7 +125,7 @@ def run(
     pauses: list[float] = []
     with RunLock(cluster.directory) as lock:
         attempts = Attempts(
-            None,  # type: ignore[arg-type]
+            None,
             LaunchSettings(4, stream_logs=False),
             4,
             RestartOptions(**restarts),

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +69,22 @@ def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def next_of(link: DriverLink) -> list[Any]:
+    """Wait for what the driver says next."""
+    messages: list[Any] = []
+
+    def came() -> bool:
+        messages.extend(link.receive())
+        return bool(messages)
+
+    until(came)
+    return messages
+
+
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
+    return process.poll() is not None
 
 
 def serve(door: Any, until_true: Callable[[], Any], seconds: float = 5.0) -> None:
@@ -253,9 +270,7 @@ def test_a_slot_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         server.broadcast(Stop("enough"))
         assert time.monotonic() - began < 10  # no matter in which order they are told
         assert server.events.get(timeout=5).slot == 0
-        messages: list[Any] = []
-        until(lambda: messages.extend(other.receive()) or messages)
-        assert messages == [Stop("enough")]
+        assert next_of(other) == [Stop("enough")]
         stuck.close()
         other.close()
 
@@ -293,9 +308,14 @@ def test_a_slot_that_waits_for_its_answer_asks_again_on_a_new_connection(
         waiting = threading.Thread(target=lambda: answers.append(link.ask(asking)))
         waiting.start()
         heard: list[Any] = []
-        until(lambda: heard.append(server.events.get(timeout=5).message) or heard[-1] == asking)
+
+        def asks() -> bool:
+            heard.append(server.events.get(timeout=5).message)
+            return bool(heard[-1] == asking)
+
+        until(asks)
         cut(server)
-        until(lambda: heard.append(server.events.get(timeout=5).message) or heard[-1] == asking)
+        until(asks)
         assert heard.count(Back()) == 1
         server.tell({4: Refused("slot 4")})
         waiting.join(5)
@@ -369,9 +389,7 @@ def test_a_slot_that_has_connected_again_is_not_gone() -> None:
         link.send(told(3, Back()))
         assert server.events.get(timeout=5) == told(3, Back())
         server.tell({3: Gather()})
-        messages: list[Any] = []
-        until(lambda: messages.extend(link.receive()) or messages)
-        assert messages == [Gather()]
+        assert next_of(link) == [Gather()]
         until(lambda: lost.receive() or lost.fileno() is None)
         assert server.events.empty()
         link.close()
@@ -403,9 +421,7 @@ def test_all_slots_are_served_by_one_thread() -> None:
         assert threading.active_count() == before
         server.tell({7: Stop("a"), 9: Stop("b")})
         for number, reason in ((7, "a"), (9, "b")):
-            messages: list[Any] = []
-            until(lambda number=number, seen=messages: seen.extend(links[number].receive()) or seen)
-            assert messages == [Stop(reason)]
+            assert next_of(links[number]) == [Stop(reason)]
         for link in links:
             link.close()
 
@@ -509,7 +525,7 @@ def test_a_nodes_door_believes_slot_0_only() -> None:
     with socket.create_connection(("127.0.0.1", door.port)) as idle:  # says nothing, ever
         for code in (bad, good):
             process = subprocess.Popen([sys.executable, "-c", code, str(door.port)])
-            serve(door, lambda process=process: process.poll() is not None, 20)
+            serve(door, partial(has_ended, process), 20)
         serve(door, lambda: heard)
         assert heard == [StartDaemon(("a",))]
         idle.close()

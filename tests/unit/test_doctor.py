@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,7 @@ GOOD = {
     "mpi4py": "4.1.2",
     "setuptools": "65.5.0",
 }
-FACTS = {
+FACTS: dict[str, dict[str, Any]] = {
     "mpi4py": {"library": "Open MPI v5.0.11, package: Open MPI x, ident: 5.0.11"},
     "petastorm": {},
     "tensorflow": {"gpu_build": False},
@@ -444,7 +445,7 @@ def test_every_commands_function_exists() -> None:
         assert callable(getattr(importlib.import_module(module, cli.__package__), function))
 
 
-def leaves(commands: argparse._SubParsersAction) -> Iterator[argparse.ArgumentParser]:
+def leaves(commands: argparse._SubParsersAction[Any]) -> Iterator[argparse.ArgumentParser]:
     for parser in commands.choices.values():
         nested = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
         if not nested:

@@ -140,7 +140,7 @@ def test_where_files_cannot_be_locked_the_second_still_refuses(
     def refuse(*arguments: Any) -> None:
         raise OSError(9, "Bad file descriptor")
 
-    monkeypatch.setattr(lock_module.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     monkeypatch.setattr(lock_module, "SETTLE_SECONDS", 0.5)
     won, refused = compete_for(directory, 4)
     assert (len(won), len(refused)) == (1, 3)
@@ -155,7 +155,7 @@ def test_what_is_locked_is_open_for_writing(
     def note(file: Any, how: int) -> None:
         flags.append(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE)
 
-    monkeypatch.setattr(lock_module.fcntl, "flock", note)
+    monkeypatch.setattr(fcntl, "flock", note)
     with RunLock(directory):
         pass
     assert set(flags) == {os.O_WRONLY}  # or NFS answers EBADF

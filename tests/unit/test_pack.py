@@ -166,7 +166,7 @@ def test_a_small_environment_works_elsewhere(tmp_path: Path) -> None:
     script.chmod(0o755)
     archive = tmp_path / "env.tar.gz"
     # venv-pack itself is not in that environment.
-    paths = [str(ROOT), str(Path(metadata.distribution("venv-pack2").locate_file("")))]
+    paths = [str(ROOT), str(metadata.distribution("venv-pack2").locate_file(""))]
     made = subprocess.run(
         [
             str(here / "bin" / "python"),

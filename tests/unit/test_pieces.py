@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,14 +106,23 @@ def test_closing_ends_the_threads_and_closes_the_files(reader: PieceReader, tmp_
     reader.close()
 
 
+def noting(read_group: Callable[[int], Any], read: list[int]) -> Callable[[int], Any]:
+    """Return ``read_group`` so that ``read`` gets the numbers it is asked for."""
+
+    def noted(number: int) -> Any:
+        read.append(number)
+        return read_group(number)
+
+    return noted
+
+
 def test_what_fits_is_read_from_storage_once(tmp_path: Path) -> None:
     manifest = dataset(tmp_path, SIZES).manifest
     size = sum(group.size for group in manifest.row_groups)
     for keep_bytes, again in [(size, False), (size - 1, True)]:
         reader = PieceReader(manifest, manifest.columns, keep_bytes)
         read: list[int] = []
-        original = reader._read_group
-        reader._read_group = lambda n, to=read, by=original: (to.append(n), by(n))[1]
+        reader._read_group = noting(reader._read_group, read)  # type: ignore[assignment]
         for _ in range(3):
             reader.announce(all_pieces())
             for piece in all_pieces():
@@ -126,8 +137,7 @@ def test_a_row_group_that_is_kept_is_announced_once(tmp_path: Path) -> None:
     manifest = dataset(tmp_path, SIZES).manifest
     reader = PieceReader(manifest, manifest.columns, 1 << 30)
     read: list[int] = []
-    original = reader._read_group
-    reader._read_group = lambda n: (read.append(n), original(n))[1]
+    reader._read_group = noting(reader._read_group, read)  # type: ignore[assignment]
     pieces = all_pieces()
     apart = pieces[::2] + pieces[1::2]
     reader.announce(apart)

@@ -77,7 +77,7 @@ def test_faults_are_described() -> None:
 
 @pytest.mark.parametrize("kind", ["number", "list", "struct"])
 def test_predictions_go_to_their_rows(kind: str) -> None:
-    values = {"number": [1, 2], "list": [[1], [2]], "struct": [{"a": 1}, {"a": 2}]}[kind]
+    values: Any = {"number": [1, 2], "list": [[1], [2]], "struct": [{"a": 1}, {"a": 2}]}[kind]
     valid = np.array([False, True, False, True, False])
     assert with_nulls(pa.array(values), valid).to_pylist() == [
         None, values[0], None, values[1], None

@@ -224,7 +224,7 @@ def test_an_abandoned_pass_leaves_no_thread(
     def threads() -> list[str]:
         return [t.name for t in threading.enumerate() if t.name.startswith("hsr-")]
 
-    passes = [small.epoch(0, rank=0, size=1, batch_size=2) for _ in range(5)]
+    passes: list[Any] = [small.epoch(0, rank=0, size=1, batch_size=2) for _ in range(5)]
     for each in passes:
         next(each)
     assert threads().count("hsr-reader") == 5

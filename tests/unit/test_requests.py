@@ -112,9 +112,9 @@ def test_what_is_no_callback() -> None:
 
 
 def test_callbacks_of_keras() -> None:
-    keras = pytest.importorskip("keras")
+    keras: Any = pytest.importorskip("keras")
 
-    class Own(keras.callbacks.EarlyStopping):  # type: ignore[misc]
+    class Own(keras.callbacks.EarlyStopping):
         pass
 
     for given in ((), [], [Own()], (keras.callbacks.Callback(),), Own(), list, Own):

@@ -223,7 +223,7 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
 
 
 def test_functions_that_take_two_values_are_transforms() -> None:
-    given = {
+    given: dict[str, Any] = {
         "a": lambda value, rng: value,
         "b": lambda *values: values[0],
         "c": lambda value, rng=None, more=1: value,

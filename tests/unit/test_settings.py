@@ -166,7 +166,7 @@ def test_a_runner_is_its_settings() -> None:
     with pytest.raises(FrozenInstanceError):
         runner.num_workers = 3  # type: ignore[misc]
     with pytest.raises(TypeError):
-        HorovodRunner(2, None)  # type: ignore[misc]
+        HorovodRunner(2, None)  # type: ignore[call-arg]
 
 
 def test_options_are_of_their_own_class() -> None:

@@ -131,7 +131,7 @@ def test_writability_probe_leaves_nothing(tmp_path: Path) -> None:
 def test_arrays_survive_with_their_types() -> None:
     import ml_dtypes
 
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "a": np.arange(6, dtype=np.float32).reshape(2, 3),
         "b": np.array(3, dtype=np.int64),
         "c": np.array([1.5, -2.0], dtype=ml_dtypes.bfloat16),
@@ -161,7 +161,7 @@ def info(step: int, run_id: str = "r", **more: Any) -> CheckpointInfo:
 
 
 def save(directory: RunDirectory, step: int, keep: int = 3, **more: Any) -> Path:
-    files = {
+    files: dict[str, dict[str, np.ndarray]] = {
         "variables.npz": {"model/0": np.full(1000, step, dtype=np.float32)},
         "ranks.npz": {"00000/seed/00000": np.array([1, step], dtype=np.uint32)},
     }

@@ -88,8 +88,8 @@ def _fit(
     rows = rows_of(x, y, sample_weight, needed)
     validation = None
     if validation_data is not None:
-        parts = data_adapter_utils.unpack_x_y_sample_weight(validation_data)
-        validation = rows_of(*parts, validation_steps)
+        held_out, labels, weights = data_adapter_utils.unpack_x_y_sample_weight(validation_data)
+        validation = rows_of(held_out, labels, weights, validation_steps)
     settings = {
         "batch_size": batch_size or rows.batch_size or 32,
         "epochs": epochs,

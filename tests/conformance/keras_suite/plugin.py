@@ -8,11 +8,14 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from .adapter import Calls
 
 RESULTS = "KERAS_SUITE_RESULTS"
 MARKERS = ("requires_trainable_backend", "multi_device")
@@ -22,6 +25,7 @@ ALL_OF = ("keras.src.trainers", "keras.src.callbacks")
 CALLS_FIT = re.compile(r"\.fit\(|\.run_layer_test\(")
 
 _results: dict[str, dict[str, Any]] = {}
+_calls: Calls
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -79,7 +83,7 @@ def name_of(item: Any) -> str:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: Any) -> Iterator[None]:
+def pytest_runtest_protocol(item: Any) -> Generator[None, Any, Any]:
     _calls.asked, _calls.trained, _calls.refused[:] = 0, 0, []
     _results[name_of(item)] = {"outcome": "passed", "message": ""}
     result = yield
@@ -92,7 +96,7 @@ def pytest_runtest_protocol(item: Any) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: Any, call: Any) -> Iterator[None]:
+def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]:
     report = yield
     found = _results[name_of(item)]
     found["seconds"] = round(found.get("seconds", 0.0) + report.duration, 2)

@@ -91,7 +91,8 @@ def rows_of(x: Any, y: Any, sample_weight: Any, batches: int | None) -> Rows:
     sizes = [_size(batch) for batch in taken]
     if len(set(sizes[:-1])) > 1 or sizes[-1] > sizes[0]:
         raise NotRowsError("the batches differ in size")
-    return _rows(*keras.tree.map_structure(_joined, *taken), sizes[0])
+    inputs, labels, weights = keras.tree.map_structure(_joined, *taken)
+    return _rows(inputs, labels, weights, sizes[0])
 
 
 def _size(batch: tuple[Any, ...]) -> int:
@@ -105,7 +106,8 @@ def _joined(*values: Any) -> Any:
 def _batches(x: Any) -> Iterator[Any] | None:
     """Return the batches of ``x``; ``None`` if it holds arrays."""
     if isinstance(x, tf.data.Dataset):
-        return iter(x)
+        batches: Iterator[Any] = iter(x)
+        return batches
     if isinstance(x, keras.utils.PyDataset):
         numbers: Iterable[int] = (
             itertools.count() if x.num_batches is None else range(x.num_batches)

@@ -20,7 +20,7 @@ X = np.arange(24, dtype=np.float64).reshape(8, 3)
 Y = np.arange(8)
 
 
-class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+class Batches(keras.utils.PyDataset):
     @property
     def num_batches(self) -> int:
         return 4
