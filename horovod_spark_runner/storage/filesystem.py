@@ -88,6 +88,8 @@ class Location:
         if scheme == "file":
             text = _path_of_url(text)
         self._text = text if self._scheme else os.path.abspath(_with_home(text))
+        # The location this one was joined to, and by what; they share a client.
+        self._above: tuple[Location, tuple[str, ...]] | None = None
 
     def __repr__(self) -> str:
         return f"Location({self._text!r})"
@@ -118,6 +120,10 @@ class Location:
     def _resolved(self) -> tuple[pafs.FileSystem, str]:
         if self.is_local:
             return pafs.LocalFileSystem(), self._text
+        if self._above is not None:
+            location, parts = self._above
+            filesystem, path = location._resolved
+            return filesystem, posixpath.join(path, *parts)
         scheme = "s3" if self._scheme in ("s3a", "s3n") else self._scheme
         authority, _, path = self._text.partition("://")[2].partition("/")
         try:
@@ -139,7 +145,10 @@ class Location:
         return Location(posixpath.dirname(self._text.rstrip("/")) or "/")
 
     def join(self, *parts: str) -> Location:
-        return Location(posixpath.join(self._text, *parts))
+        joined = Location(posixpath.join(self._text, *parts))
+        # A client of an object store takes tens of milliseconds to make, and keeps connections.
+        joined._above = (self, parts)
+        return joined
 
     def _ask(self, ask: Callable[[pafs.FileSystem, str], T]) -> T:
         """Return what the file system answers about this place."""

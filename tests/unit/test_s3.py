@@ -73,6 +73,13 @@ def test_files_and_folders(bucket: Location) -> None:
     assert not bucket.exists()
 
 
+def test_places_that_are_joined_share_a_client(bucket: Location) -> None:
+    """Making one takes longer than asking a distant store twice."""
+    file = bucket.join("a").join(HOSTILE, "b")
+    assert file._resolved[0] is bucket._resolved[0]
+    assert file._resolved[1] == Location(str(file))._resolved[1]
+
+
 def test_run_directories(bucket: Location) -> None:
     directory = RunDirectory(bucket)
     directory.check_writable()
