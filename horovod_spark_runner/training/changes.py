@@ -118,7 +118,7 @@ def settings_to_go_on_with(
             + ": a resumed run keeps what it was begun with"
         )
     held = replace(fit, **kept)
-    warnings += _new_ones(info, fit, data)
+    warnings += _new_ones(info, fit, fit.batch_size * workers, data)
     # Where the split follows from it, too, the rows are others, which is refused.
     splits = isinstance(data["validation"], float)
     if info.order.get("seed", fit.seed) != fit.seed and not splits:
@@ -143,7 +143,9 @@ def settings_to_go_on_with(
     return held, start if recorded is _ABSENT else recorded, warnings
 
 
-def _new_ones(info: CheckpointInfo, fit: FitOptions, data: Mapping[str, Any]) -> Iterator[str]:
+def _new_ones(
+    info: CheckpointInfo, fit: FitOptions, global_batch: int, data: Mapping[str, Any]
+) -> Iterator[str]:
     """Yield what is said of arguments whose new values are trained with."""
     then = {**info.settings.get("fit", {}), **info.settings.get("data", {})}
     now = {
@@ -152,13 +154,20 @@ def _new_ones(info: CheckpointInfo, fit: FitOptions, data: Mapping[str, Any]) ->
         "transforms": data["transforms"],
     }
     for name, value in now.items():
-        # Checkpoints are JSON, whose keys are text.
         if name in then and _as_json(then[name]) != _as_json(value):
             yield f"{since(name, then[name], value)}: what is left is trained with the new one"
+    batch = info.order.get("global_batch", global_batch)
+    if fit.steps_per_epoch is not None and batch != global_batch:
+        yield (
+            f"{since('the global batch', batch, global_batch)} rows: with steps_per_epoch the "
+            "place in the data is counted in batches, so rows of the current pass may come twice "
+            "or not at all"
+        )
 
 
-def _as_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+def _as_json(value: Any) -> Any:
+    """Return ``value`` as a checkpoint gives it back: keys are text."""
+    return json.loads(json.dumps(value))
 
 
 def check_same_data(
@@ -208,9 +217,9 @@ def check_same_data(
 
 
 def _same_columns(then: Any, now: Any) -> bool:
-    # A dictionary may name the inputs that a list gave in their order.
-    if isinstance(then, Mapping) and isinstance(now, list):
-        return sorted(then.values()) == sorted(now)
-    if isinstance(now, Mapping) and isinstance(then, list):
-        return sorted(now.values()) == sorted(then)
+    # A list feeds inputs by their order, a dictionary by their names: which is which shows only
+    # where there is one.
+    one, other = (list(x.values()) if isinstance(x, Mapping) else x for x in (then, now))
+    if isinstance(then, Mapping) != isinstance(now, Mapping) and one is not None:
+        return bool(one == other) and len(one) == 1
     return bool(then == now)

@@ -73,12 +73,24 @@ class Epochs:
         self._steps_of_pass = -(-manifest.rows // global_batch)
         self.steps = (fit.steps_per_epoch if training else None) or self._steps_of_pass
 
-    def steps_from(self, epoch: int, first: int = 0) -> Generator[Step, None, None]:
-        """Yield the steps of ``epoch``, from the ``first`` on, read ahead by a thread."""
+    def steps_from(
+        self, epoch: int, first: int = 0, run_step: int | None = None
+    ) -> Generator[Step, None, None]:
+        """Yield the steps of ``epoch``, from the ``first`` on, read ahead by a thread.
+
+        Args:
+            epoch: its number.
+            first: the step to begin with.
+            run_step: steps of the whole run before that one; by default, as if all epochs had as
+                many as this one. With ``steps_per_epoch`` the place in the data follows from it.
+        """
         number = first
+        before = epoch * self.steps
+        if run_step is not None and self._training and self._fit.steps_per_epoch is not None:
+            before = run_step - first
         while number < self.steps:
             # The run's place in the data, counted in global batches, and the pass it is in.
-            passed, begin = divmod(epoch * self.steps + number, self._steps_of_pass)
+            passed, begin = divmod(before + number, self._steps_of_pass)
             plan = self._plan(passed if self._training else 0)
             with contextlib.closing(
                 self._reader.epoch(plan, self._rank, self._size, begin)

@@ -220,7 +220,8 @@ class Training:
     def _finished(self) -> bool:
         epochs = self._spec.fit.epochs
         # A run that a callback ended early is over, until more epochs are asked for.
-        return self._progress.epoch >= epochs or self._progress.stopped_at == epochs
+        stopped_at = self._progress.stopped_at
+        return self._progress.epoch >= epochs or (stopped_at is not None and epochs <= stopped_at)
 
     def _report(self, last_phase: str) -> TrainingReport:
         rows = self._world.allreduce(self._progress.rows)
@@ -245,7 +246,7 @@ class Training:
         time_before, rows_before = time.monotonic(), progress.rows
         last: tuple[Any, float] = ({}, 1.0)
         with contextlib.closing(
-            self._epochs.steps_from(progress.epoch, progress.epoch_step)
+            self._epochs.steps_from(progress.epoch, progress.epoch_step, progress.step)
         ) as reading:
             for step in reading:
                 logs, leave = self._run_step(step)
@@ -289,7 +290,7 @@ class Training:
             self._sync.after_step(self._variables, progress.step)
             requests = self._agreement.after_step(asked, self._sync.meets_after(progress.step))
         if not self._checked:
-            self._check_first(step, logs)
+            self._check_first(logs)
         if ends and self._hooks.watch_end:
             self._hooks.train_step_end(end, logs)
         self._reporter.step(progress, steps, logs)
@@ -300,8 +301,8 @@ class Training:
         if stop:
             self._hooks.stop_training = True
             return logs, True
-        self._preempted = bool(requests[PREEMPT])
-        last = progress.epoch_step == steps  # the epoch's own checkpoint follows
+        last = progress.epoch_step == steps  # the epoch's end and its own checkpoint follow
+        self._preempted = bool(requests[PREEMPT]) and not last
         due = requests[SAVE] or self._keeper.wants(progress.step)
         if self._preempted or (due and not last):
             self._save()
@@ -313,7 +314,7 @@ class Training:
         end = number - number % length + length - 1
         return number % length == 0, number in (end, steps - 1), end
 
-    def _check_first(self, step: Step, logs: Any) -> None:
+    def _check_first(self, logs: Any) -> None:
         """Check, after the first step, what only then can be told."""
         self._checked = True
         self._keeper.check_metric(numbers(plain(logs)))

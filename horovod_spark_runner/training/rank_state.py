@@ -15,8 +15,8 @@ from .state import separate_seed
 from .sync.synchroniser import Synchroniser
 from .trainee import Trainee
 
-# What rank 0 keeps for all.
-_SHARED = ("callback/", "sync/shared/")
+# Bytes of the largest array of a callback that every rank keeps for itself.
+_SMALL = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class RankState:
         values: what is JSON: ``random``, ``callbacks`` and, within an epoch, the names of
             ``metrics``.
         arrays: ``seed/…``, ``metric/…``, ``random/…``, ``sync/…`` (what the way of synchronising
-            keeps), ``variable/…`` (where ranks hold other models) and, of rank 0, ``callback/…``.
+            keeps), ``variable/…`` (where ranks hold other models) and ``callback/…`` (large ones of
+            rank 0 only).
     """
 
     values: dict[str, Any]
@@ -67,12 +68,17 @@ def capture_rank(
         "sync": synchroniser.capture(rank),
         "variable": {} if equal else trainee.variables.capture(),
         # Large ones (best weights) are the same on all ranks.
-        "callback": callback_arrays if rank == 0 else {},
+        "callback": {
+            name: array
+            for name, array in callback_arrays.items()
+            if rank == 0 or array.nbytes <= _SMALL
+        },
     }
     arrays = {f"{group}/{name}": a for group, part in groups.items() for name, a in part.items()}
     values: dict[str, Any] = {"random": random_values, "callbacks": callback_values}
     if in_epoch:
         values["metrics"] = trainee.metric_names()
+        values["merges"] = trainee.metric_merges()
     return RankState(values, arrays)
 
 
@@ -112,7 +118,8 @@ def _listed(names: list[str] | None) -> str:
 def state_for(states: list[RankState], rank: int, size: int) -> RankState:
     """Return the state that ``rank`` of ``size`` continues with. Pure.
 
-    With another number of ranks, the sums of metrics are added up on rank 0, and a rank that was
+    With another number of ranks, the sums of metrics are added up on rank 0 (what is a mean over
+    ranks becomes that of all, what is rank 0's stays), and a rank that was
     not there before takes rank 0's generators; its random layers get a stream of their own, and of
     what the way of synchronising keeps it gets what is shared.
     """
@@ -121,19 +128,30 @@ def state_for(states: list[RankState], rank: int, size: int) -> RankState:
     ours = own.arrays
     if rank >= len(states):
         ours = {n: a for n, a in ours.items() if not n.startswith("sync/")}
-    shared = {n: a for n, a in first.arrays.items() if n.startswith(_SHARED)}
-    arrays = {**ours, **shared}
+    of_all = {n: a for n, a in first.arrays.items() if n.startswith("sync/shared/")}
+    of_callbacks = {n: a for n, a in first.arrays.items() if n.startswith("callback/")}
+    arrays = {**of_callbacks, **ours, **of_all}
     if size != len(states):
-        for name in first.arrays:
-            if name.startswith("metric/"):
-                total = np.sum([state.arrays[name] for state in states], axis=0)
-                total = np.asarray(total, first.arrays[name].dtype)
-                arrays[name] = total if rank == 0 else np.zeros_like(total)
+        metrics = sorted(name for name in first.arrays if name.startswith("metric/"))
+        merges = first.values.get("merges", ["sum"] * len(metrics))
+        for name, merge in zip(metrics, merges, strict=True):
+            arrays[name] = _merged([state.arrays[name] for state in states], merge, rank)
         if rank >= len(states):
             for name, array in first.arrays.items():
                 if name.startswith("seed/"):
                     arrays[name] = separate_seed(array, rank)
     return RankState(own.values, arrays)
+
+
+def _merged(parts: list[np.ndarray], merge: str, rank: int) -> np.ndarray:
+    """Return what ``rank`` keeps of a metric's variable, so that nothing of it is lost."""
+    first = parts[0]
+    if merge == "first":
+        return first
+    if merge == "mean":
+        return np.asarray(np.mean(parts, axis=0), first.dtype)
+    total = np.asarray(np.sum(parts, axis=0), first.dtype)
+    return total if rank == 0 else np.zeros_like(total)
 
 
 def join_states(states: list[RankState]) -> Arrays:

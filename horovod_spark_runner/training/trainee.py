@@ -148,6 +148,13 @@ class Trainee(ABC):
         """Return the sums of metrics that an epoch goes on from; sums over rows, on each rank."""
         return []
 
+    def metric_merges(self) -> list[str]:
+        """Say how each of `metric_variables` becomes that of all ranks.
+
+        ``"sum"``, ``"mean"``, or ``"first"`` where rank 0's stands for all.
+        """
+        return ["sum"] * len(self.metric_variables())
+
     def metric_names(self) -> list[str]:
         """Return the names of the metrics, for messages."""
         return []

@@ -194,3 +194,63 @@ def test_another_number_of_ranks_sees_the_same_batches(small: Any, tmp_path: Pat
             plain_model,
             checkpoints=CheckpointOptions(best_metric="val_los"),
         )
+
+
+def eager_with_own_logs() -> Any:
+    """A model whose step returns logs under names that no metric has, as GANs do."""
+    import keras
+
+    class OwnLogs(keras.Sequential):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            return {"own": super().train_step(data)["loss"]}
+
+    model = OwnLogs([keras.layers.Input((64,)), keras.layers.Dense(10)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.02), loss, run_eagerly=True)
+    return model
+
+
+class EndInLastStep:
+    """A callback that asks rank 0 to end just before the last step of the second epoch, once."""
+
+    def __init__(self, marker: Path, last: int) -> None:
+        self.marker, self.last = marker, last
+
+    def __call__(self) -> list[Any]:
+        import os
+        import signal
+
+        import keras
+        from mpi4py import MPI
+
+        def begin(batch: int, logs: Any = None) -> None:
+            callback.steps = getattr(callback, "steps", 0) + 1
+            due = callback.steps == 2 * (self.last + 1) and not self.marker.exists()
+            if due and MPI.COMM_WORLD.Get_rank() == 0:
+                self.marker.touch()
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        callback = keras.callbacks.LambdaCallback(on_train_batch_begin=begin)
+        return [callback]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_run_that_is_to_end_in_the_last_step_of_an_epoch_keeps_its_logs(
+    small: Any, tmp_path: Path, steps: int
+) -> None:
+    given: dict[str, Any] = {"steps_per_epoch": steps, "validation": None}
+    whole = train(small, tmp_path / "whole", eager_with_own_logs, **given)
+    callbacks = EndInLastStep(tmp_path / "asked", steps - 1)
+    restarts = RestartOptions(max_restarts=1, backoff_seconds=0.1)
+    run = train(
+        small,
+        tmp_path / "run",
+        eager_with_own_logs,
+        callbacks=callbacks,
+        restarts=restarts,
+        **given,
+    )
+    assert [attempt.first_step for attempt in run.attempts] == [0, 2 * steps]
+    assert all("own" in logs for logs in run.history)
+    assert run.history == whole.history
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")

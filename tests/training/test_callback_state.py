@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,3 +148,36 @@ def test_rows_that_are_written_again_are_taken_out(saved_at: int, tmp_path: Path
         if number >= saved_at:
             second.epoch(number)
     assert files(tmp_path / "part") == files(tmp_path / "whole")
+
+
+class Collector(keras.callbacks.Callback):
+    """Keeps what it is told in containers that it has made before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_epoch: dict[int, float] = {}
+        self.seen: set[str] = set()
+        self.last: deque[float] = deque(maxlen=2)
+        self.models: list[Any] = []
+        self.untouched = [object()]
+
+
+def test_containers_that_a_callback_has_made_before_are_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    callback = Collector()
+    states = CallbackStates({"0": callback})
+    callback.by_epoch.update({2: 0.5, 10: np.float32(0.25)})
+    callback.seen.update({"b", "a"})
+    callback.last.extend([1.0, 2.0, 3.0])
+    callback.models.append(object())
+    values, arrays = states.capture()
+    assert "attribute models (list) cannot be kept" in caplog.text
+    assert "untouched" not in caplog.text
+
+    again = Collector()
+    CallbackStates({"0": again}).restore(json.loads(json.dumps(values)), arrays)
+    assert again.by_epoch == {2: 0.5, 10: 0.25}
+    assert again.seen == {"a", "b"}
+    assert (list(again.last), again.last.maxlen) == ([2.0, 3.0], 2)
+    assert again.models == []

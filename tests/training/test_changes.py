@@ -289,8 +289,9 @@ def test_what_is_left_is_trained_with_new_ones_and_they_are_told(
 
 
 def test_the_same_class_weight_is_not_warned_of() -> None:
-    settings = {**INFO.settings, "fit": {**INFO.settings["fit"], "class_weight": {"0": 2.0}}}
-    info, fit = replace(INFO, settings=settings), replace(FIT, class_weight={0: 2.0})
+    then, now = {"2": 2.0, "10": 3.0}, {2: 2.0, 10: 3.0}
+    settings = {**INFO.settings, "fit": {**INFO.settings["fit"], "class_weight": then}}
+    info, fit = replace(INFO, settings=settings), replace(FIT, class_weight=now)
     assert settings_to_go_on_with(info, fit, 2, None, DATA)[2] == []
 
 
@@ -334,4 +335,35 @@ def test_the_same_rows_may_be_validated_otherwise() -> None:
     data = {**INFO.settings["data"], "validation": "a DataFrame"}
     settings = {**INFO.settings, "fit": {"seed": 5}, "data": data}
     check_same_data(INFO, "f", settings, "runs/x")
-    check_same_data(INFO, "f", {**settings, "feature_cols": {"p": "b", "q": "a"}}, "runs/x")
+    single = {**INFO.settings, "feature_cols": ["a"]}
+    for columns in (["a"], {"p": "a"}):
+        check_same_data(
+            replace(INFO, settings=single), "f", {**settings, "feature_cols": columns}, "runs/x"
+        )
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        (["a", "b"], {"p": "b", "q": "a"}),
+        (["a", "b"], {"p": "a", "q": "b"}),
+        ({"p": "a", "q": "b"}, ["a", "b"]),
+        ([["a", "b"], "c"], {"p": ["a", "b"], "q": "c"}),
+    ],
+)
+def test_which_input_a_column_feeds_must_be_told_in_the_same_way(then: Any, now: Any) -> None:
+    """A list feeds the inputs in the model's order, which the driver does not know."""
+    info = replace(INFO, settings={**INFO.settings, "feature_cols": then})
+    settings = {**INFO.settings, "fit": {"seed": 0}, "feature_cols": now}
+    with pytest.raises(RunDirectoryError, match="feature_cols is"):
+        check_same_data(info, "f", settings, "runs/x")
+
+
+def test_a_new_global_batch_is_told_where_the_place_in_the_data_depends_on_it() -> None:
+    info = replace(INFO, order={"seed": 0, "global_batch": 64})
+    assert settings_to_go_on_with(info, replace(FIT, batch_size=16), 2, None, DATA)[2] == []
+    fit = replace(FIT, batch_size=16, steps_per_epoch=5)
+    settings = {**INFO.settings, "fit": {**INFO.settings["fit"], "steps_per_epoch": 5}}
+    (warning,) = settings_to_go_on_with(replace(info, settings=settings), fit, 2, None, DATA)[2]
+    assert "the global batch is 32 now, the checkpoint was taken with 64" in warning
+    assert "rows of the current pass may come twice" in warning

@@ -6,6 +6,7 @@ import json
 import random
 from typing import Any
 
+import mpi4py.MPI  # noqa: F401 - it listens from its import on, so before the tests
 import numpy as np
 import pytest
 
@@ -164,6 +165,35 @@ def test_other_numbers_of_ranks_keep_the_sums() -> None:
         seeds = [tuple(s.arrays["seed/00000"]) for s in states]
         assert len(set(seeds)) == size
         assert all(count == 9 for _, count in seeds)
+
+
+def test_metrics_are_merged_as_they_say() -> None:
+    from horovod_spark_runner.training.rank_state import RankState, state_for
+
+    def state(rank: int) -> RankState:
+        arrays = {f"metric/{n:05d}": np.array(10.0 + rank) for n in range(3)}
+        return RankState(
+            {"random": rank, "callbacks": {}, "merges": ["sum", "mean", "first"]}, arrays
+        )
+
+    for size in (1, 3):
+        states = [state_for([state(0), state(1)], rank, size) for rank in range(size)]
+        kept = [[float(s.arrays[f"metric/{n:05d}"]) for n in range(3)] for s in states]
+        assert kept == [[21.0, 10.5, 10.0], [0.0, 10.5, 10.0], [0.0, 10.5, 10.0]][:size]
+
+
+def test_small_arrays_of_callbacks_are_each_ranks_own() -> None:
+    from horovod_spark_runner.training.rank_state import RankState, state_for
+
+    first = RankState(
+        {"random": 0}, {"callback/0/a/00000": np.zeros(2), "callback/0/b/00000": np.ones(9)}
+    )
+    second = RankState({"random": 1}, {"callback/0/a/00000": np.ones(2)})
+    own = state_for([first, second], 1, 2).group("callback")
+    assert {name: array.tolist() for name, array in own.items()} == {
+        "0/a/00000": [1.0, 1.0],
+        "0/b/00000": [1.0] * 9,  # a large one, say
+    }
 
 
 def test_what_a_way_of_synchronising_keeps_goes_to_its_own_rank() -> None:

@@ -33,14 +33,19 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 
 
 def steps(
-    manifest: Manifest, fit: FitOptions, size: int, epoch: int, first: int = 0, batch: int = 16
+    manifest: Manifest,
+    fit: FitOptions,
+    size: int,
+    epoch: int,
+    first: int = 0,
+    run_step: int | None = None,
 ) -> list[list[Step]]:
     """Return the steps of an epoch on each rank, with batches of their own."""
     found = []
     for rank in range(size):
         reader = DatasetReader(manifest)
-        epochs = Epochs(reader, manifest, fit, batch, 1 << 28, rank, size)
-        found.append([_kept(step) for step in epochs.steps_from(epoch, first)])
+        epochs = Epochs(reader, manifest, fit, 16, 1 << 28, rank, size)
+        found.append([_kept(step) for step in epochs.steps_from(epoch, first, run_step)])
         reader.close()
     return found
 
@@ -92,3 +97,12 @@ def test_shares_are_equal_only_where_ranks_divide_a_full_batch(manifest: Manifes
         assert sum(step.batch.rows for step in parts) == parts[0].rows
         assert sum(step.fraction for step in parts) == pytest.approx(1)
         assert max(s.batch.rows for s in parts) - min(s.batch.rows for s in parts) <= 1
+
+
+def test_with_other_steps_per_epoch_the_rows_go_on_where_they_ended(manifest: Manifest) -> None:
+    """After two epochs of six steps, epochs of three: a pass has four."""
+    before, now = FitOptions(steps_per_epoch=6), FitOptions(steps_per_epoch=3)
+    whole = rows_of(steps(manifest, before, 2, 2))
+    assert rows_of(steps(manifest, now, 2, 2, run_step=12)) == whole[:3]
+    assert rows_of(steps(manifest, now, 2, 3, run_step=15)) == whole[3:]
+    assert rows_of(steps(manifest, now, 2, 3, 1, run_step=16)) == whole[4:]

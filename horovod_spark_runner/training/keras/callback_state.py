@@ -1,14 +1,17 @@
 """What Keras callbacks remember, as JSON and arrays: early stopping, plateaus, best values.
 
 Keras callbacks have no common way to be saved. What a callback has changed in its own attributes
-since training began is its state; what is a number, text, array, or list or dictionary of those,
-can be saved and given back. Anything else (open files, functions) is made again by the callback.
+since training began is its state; what is a number, text, array, or list, dictionary, set or deque
+of those, can be saved and given back. Anything else (open files, functions) is made again by the
+callback; a container that has changed and cannot be saved is warned of.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,10 @@ class CallbackStates:
         self._callbacks = callbacks
         self._initial = {
             name: {key: _pack(value) for key, value in _attributes(callback).items()}
+            for name, callback in callbacks.items()
+        }
+        self._outlines = {
+            name: {key: _outline(value) for key, value in _attributes(callback).items()}
             for name, callback in callbacks.items()
         }
         self._warned: set[str] = set()
@@ -71,13 +78,19 @@ class CallbackStates:
                 if key == _LOG:
                     continue
                 prefix = f"{name}/{key}/"
-                own = [arrays[n] for n in sorted(arrays) if n.startswith(prefix)]
-                setattr(self._callbacks[name], key, _unpack(value, own))
+                own = {int(n[len(prefix) :]): arrays[n] for n in arrays if n.startswith(prefix)}
+                try:
+                    setattr(self._callbacks[name], key, _unpack(value, own))
+                except KeyError:  # a large array, and rank 0 had none
+                    logger.warning("callback %s: attribute %s begins anew", name, key)
 
     def _warn(self, name: str, key: str, value: Any) -> None:
-        # Only what came since the training began can be state; callables and files cannot.
-        known = key in self._initial[name]
-        if known or callable(value) or hasattr(value, "write") or f"{name}.{key}" in self._warned:
+        # What was there when the training began, and is no container, is no state; neither are
+        # callables and files.
+        initial = self._initial[name]
+        same = key in initial and initial[key] is None
+        same = same and _outline(value) == self._outlines[name][key]
+        if same or callable(value) or hasattr(value, "write") or f"{name}.{key}" in self._warned:
             return
         self._warned.add(f"{name}.{key}")
         logger.warning(
@@ -110,6 +123,15 @@ def _attributes(callback: Any) -> dict[str, Any]:
     return {key: value for key, value in vars(callback).items() if key not in left_out}
 
 
+def _outline(value: Any) -> Any:
+    """Return what changes with a container's items; of anything else, nothing does."""
+    if isinstance(value, dict):
+        return {id(key): id(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return [id(item) for item in value]
+    return None
+
+
 def _pack(value: Any) -> tuple[Any, list[np.ndarray]] | None:
     """Return ``value`` as JSON that refers to the arrays beside it, or ``None``."""
     arrays: list[np.ndarray] = []
@@ -129,6 +151,15 @@ def _pack_into(value: Any, arrays: list[np.ndarray]) -> Any:
         return {"list" if isinstance(value, list) else "tuple": items}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {"dict": {key: _pack_into(item, arrays) for key, item in value.items()}}
+    if isinstance(value, dict):
+        pairs = value.items()
+        return {"pairs": [[_pack_into(part, arrays) for part in pair] for pair in pairs]}
+    if isinstance(value, (set, frozenset)):
+        # In one order, whatever the hashes are.
+        items = [_pack_into(item, arrays) for item in sorted(value, key=repr)]
+        return {"set" if isinstance(value, set) else "frozenset": items}
+    if isinstance(value, deque):
+        return {"deque": [value.maxlen, *(_pack_into(item, arrays) for item in value)]}
     if isinstance(value, np.generic) or keras.ops.is_tensor(value):
         value = np.asarray(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufcV" and value.dtype.names is None:
@@ -137,7 +168,7 @@ def _pack_into(value: Any, arrays: list[np.ndarray]) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def _unpack(value: Any, arrays: list[np.ndarray]) -> Any:
+def _unpack(value: Any, arrays: Mapping[int, np.ndarray]) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
@@ -145,8 +176,12 @@ def _unpack(value: Any, arrays: list[np.ndarray]) -> Any:
         return arrays[inner] if arrays[inner].shape else arrays[inner][()]
     if kind == "dict":
         return {key: _unpack(item, arrays) for key, item in inner.items()}
+    if kind == "pairs":
+        return {_unpack(key, arrays): _unpack(item, arrays) for key, item in inner}
+    if kind == "deque":
+        return deque((_unpack(item, arrays) for item in inner[1:]), inner[0])
     items = [_unpack(item, arrays) for item in inner]
-    return items if kind == "list" else tuple(items)
+    return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind](items)
 
 
 def _same(one: tuple[Any, list[np.ndarray]], other: Any) -> bool:

@@ -23,7 +23,7 @@ from .callbacks import Callbacks, check_callbacks, overrides
 from .changes import compare_models
 from .generators import generators, separate_generators
 from .initial_weights import load_initial_weights
-from .metrics import epoch_logs
+from .metrics import epoch_logs, metric_variables
 from .model import finalize_layers
 from .optimizers import LearningRates
 from .probe import Probe
@@ -127,7 +127,11 @@ class KerasTrainee(Trainee):
         return generators()
 
     def metric_variables(self) -> list[Any]:
-        return [variable for metric in self.model.metrics for variable in metric.variables]
+        return metric_variables(self.model)
+
+    def metric_merges(self) -> list[str]:
+        ways = [variable.aggregation for variable in self.metric_variables()]
+        return [way if way in ("sum", "mean") else "first" for way in ways]
 
     def metric_names(self) -> list[str]:
         return [metric.name for metric in self.model.metrics]
