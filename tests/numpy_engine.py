@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
+from horovod_spark_runner.training.engine import Engine
 from horovod_spark_runner.training.hooks import Hooks
 from horovod_spark_runner.training.spec import ModelSource, OutputSpec
 from horovod_spark_runner.training.state import TrainingVariables
@@ -197,7 +198,7 @@ class NumpyEngine:
         return [asdict(OUTPUT)], ""
 
 
-ENGINE = NumpyEngine()
+ENGINE: Engine = NumpyEngine()
 
 
 class Averaging:

@@ -48,7 +48,7 @@ def read_trained_model(
         directory: its run directory.
         source: what the model was built from.
         saved: what rank 0 says of it.
-        transforms: what to do with decoded images, by column.
+        transforms: what to do with a column's values, by its name.
     """
     model = read_model(directory)
     recipe = _recipe(model, source.engine, transforms)
@@ -69,7 +69,7 @@ def read_finished_run(
         directory: the run directory.
         custom_objects: the model's own classes and functions by name.
         model_fn: builds the model, if it is to be built and given its weights.
-        transforms: the functions its image columns were trained with.
+        transforms: the functions its columns were trained with.
 
     Raises:
         RunDirectoryError: there is no finished model, or it needs the user's code.

@@ -122,7 +122,7 @@ class TFTransformer(Transformer):  # type: ignore[misc]
             custom_objects: the model's own classes and functions by name, if it has some.
             model_fn: function without arguments that builds the model, which is then given the
                 trained weights; in place of ``custom_objects``, and for models with lambdas.
-            transforms: the functions its image columns were trained with.
+            transforms: the functions its columns were trained with.
             prediction_col: columns to add; see the attribute.
             batch_size: rows per call of the model (1024).
             handle_invalid: ``"error"`` (default), ``"skip"`` or ``"keep"``; see the attribute.

@@ -51,7 +51,8 @@ class CheckpointInfo:
         epoch_step: steps of the epoch after those; 0 at the end of an epoch.
         world: ranks that took part.
         run_id: identity of the run.
-        order: what the order of samples follows from: global batch, seed, shuffle, window.
+        order: what the order of samples follows from: global batch, seed, shuffle, window, steps
+            per epoch.
         settings: what the run was started with.
         state: small values that training goes on with, such as the unscaled learning rate.
         rank_states: small values of each rank, such as the state of its callbacks.

@@ -12,7 +12,7 @@
         logs/rank-00000.log         all output of each rank
         checkpoints/step-00000042/  variables.npz, ranks.npz, checkpoint.json (written last)
         metrics.jsonl               one line per epoch
-        model/                      model.keras, weights.npz, signature.json (written last)
+        model/                      model.keras, weights.npz, sample.npz, signature.json (the last)
 """
 
 from __future__ import annotations

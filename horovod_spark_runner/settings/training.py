@@ -195,7 +195,9 @@ class RestartOptions(Settings):
         0,
         count(0),
         "how often a run that was cut short (a rank killed, an executor lost) is started again "
-        "from its newest checkpoint (0); errors of your own code are not retried.",
+        "from its newest checkpoint (0); errors of your own code are not retried, but "
+        "for those that its surroundings may cause: ``OSError``, ``ConnectionError``, "
+        "``TimeoutError`` and ``MemoryError``.",
     )
     min_workers: int | None = setting(
         None,

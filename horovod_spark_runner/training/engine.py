@@ -29,13 +29,12 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """One framework.
+    """One framework."""
 
-    Attributes:
-        modules: what ranks import while they find each other; it must not call MPI or a GPU.
-    """
-
-    modules: Sequence[str]
+    @property
+    def modules(self) -> Sequence[str]:
+        """What ranks import while they find each other; it must not call MPI or a GPU."""
+        ...
 
     # -- on the driver -------------------------------------------------------------------------
 

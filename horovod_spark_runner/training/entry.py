@@ -20,8 +20,7 @@ def train_rank(spec: TrainingSpec) -> TrainingReport:
     """Train on this rank; see `horovod_spark_runner.training.loop`.
 
     Raises:
-        EnvironmentProblem: an environment variable makes the framework another than what is
-            trained here.
+        HorovodSparkError: of the kinds that `horovod_spark_runner.training.loop.train` names.
     """
     from .loop import train
 

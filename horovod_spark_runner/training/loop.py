@@ -37,15 +37,17 @@ from .sync.synchroniser import Collectives, Synchroniser, equal_after
 from .trainee import Trainee
 
 # Makes a way of synchronising from its settings and the framework's collectives.
-Way = Callable[[Allreduce, Collectives], Synchroniser]
+Way = Callable[[Any, Collectives], Synchroniser]
+# By the class of the settings that `run_training` takes as ``sync``.
+WAYS: dict[type, Way] = {Allreduce: AllreduceSynchroniser}
 
 
-def train(spec: TrainingSpec, way: Way = AllreduceSynchroniser) -> TrainingReport:
+def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
     """Train on this rank, together with all others.
 
     Args:
         spec: what to train.
-        way: makes the way of synchronising.
+        way: makes the way of synchronising; by default that of `WAYS` for ``spec.sync``.
 
     Raises:
         ModelError: the model cannot be trained on these columns.
@@ -57,7 +59,8 @@ def train(spec: TrainingSpec, way: Way = AllreduceSynchroniser) -> TrainingRepor
     phases = PhaseWatch()
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
-    synchroniser = way(spec.sync, engine.collectives())
+    make = way or WAYS[type(spec.sync)]
+    synchroniser = make(spec.sync, engine.collectives())
     with PreemptionWatch() as watch:
         world = MPI.COMM_WORLD
         trainee = engine.trainee(spec, world, synchroniser)

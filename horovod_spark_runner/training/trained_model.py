@@ -37,7 +37,7 @@ class Signature:
         outputs: what it gives; ``None`` if it cannot be called.
         engine: dotted name of the engine that has trained it.
         weights: paths of its weights, in their order.
-        transforms: image columns that were trained with a transform.
+        transforms: columns that were trained with a transform.
         problem: why it cannot be called, or made again without the user's code; ``""`` if it can.
         batch_size: rows it has to be called with; ``None`` for any number.
         own: what its engine has to know besides, as JSON.
@@ -184,7 +184,7 @@ class Recipe:
         inputs: which column feeds which input.
         columns: the feature columns as they were trained on.
         outputs: what it gives.
-        transforms: what to do with decoded images, by column.
+        transforms: what to do with a column's values, by its name.
         batch_size: rows it has to be called with; ``None`` for any number.
         own: what the engine makes it from; can be pickled.
     """

@@ -82,7 +82,7 @@ class Trainee(ABC):
         """Write the trained model, on rank 0.
 
         Returns:
-            What the driver has to know besides, to be pickled; see `Engine.recipe_parts`.
+            What the driver has to know besides, to be pickled; see `Engine.parts`.
 
         Raises:
             CheckpointError: it cannot be written.

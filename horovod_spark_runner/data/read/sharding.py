@@ -43,7 +43,8 @@ class Block:
         first: position in the lane of its first row.
         rows: number of rows.
         pieces: where they come from.
-        order: permutation of its rows.
+        key: seeds the permutation of its rows.
+        shuffle: whether they are permuted.
     """
 
     first: int

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import EnvironmentProblem
 from ...quiet import quiet_imports
+from ..engine import Engine
 from ..spec import ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
 from ..trained_model import Model, Recipe, StoredModel
@@ -93,4 +94,4 @@ def wrong_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]
         )
 
 
-ENGINE = KerasEngine()
+ENGINE: Engine = KerasEngine()
