@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -294,7 +295,7 @@ def prepare_dataset(
     df: DataFrame | str | Path,
     columns: Sequence[str],
     *,
-    data_dir: str | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
     shapes: Mapping[str, Sequence[int] | int] | None = None,
     dtypes: Mapping[str, str] | None = None,
     transforms: Mapping[str, Transform] | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from ..serialize import dumps
 from ..settings.data import Transform
 from ..settings.kinds import check_choice, check_count
 from ..spark.session import classic_context, use_own_python
+from ..storage.filesystem import Location
 from ..training.trained_model import Recipe, output_from
 from .features import check_once, feature_argument
 from .inference import (
@@ -103,7 +105,7 @@ class TFTransformer(Transformer):  # type: ignore[misc]
     @classmethod
     def from_run(
         cls,
-        run_dir: str,
+        run_dir: str | os.PathLike[str],
         *,
         custom_objects: Mapping[str, Any] | None = None,
         model_fn: Callable[[], Any] | None = None,
@@ -133,7 +135,7 @@ class TFTransformer(Transformer):  # type: ignore[misc]
             DataError: a transform that the model was trained with is missing.
             InvalidInputError: another argument cannot be right.
         """
-        directory = RunDirectory(run_dir)
+        directory = RunDirectory(Location(run_dir))
         model = read_finished_run(
             directory, custom_objects=custom_objects, model_fn=model_fn, transforms=transforms
         )

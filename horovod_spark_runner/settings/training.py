@@ -30,7 +30,7 @@ OnCheckpointError = Literal["raise", "warn"]
 
 
 def _check_validation_freq(name: str, value: object) -> int | tuple[int, ...]:
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(check_count(name, one) for one in value)
     return check_count(name, value)
 

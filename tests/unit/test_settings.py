@@ -174,3 +174,10 @@ def test_options_are_of_their_own_class() -> None:
     # It says how many ranks, which run_training asks for elsewhere.
     with pytest.raises(InvalidInputError, match=r"launch must be LaunchOptions\(…\), got .*Runner"):
         check_options("launch", HorovodRunner(3), LaunchOptions)
+
+
+def test_epochs_to_validate_after_may_be_a_range() -> None:
+    fit = FitOptions(validation_freq=range(2, 7, 2))
+    assert [epoch for epoch in range(7) if fit.validates(epoch)] == [1, 3, 5]
+    with pytest.raises(InvalidInputError, match="validation_freq must be a whole number"):
+        FitOptions(validation_freq="12")  # type: ignore[arg-type]
