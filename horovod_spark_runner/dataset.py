@@ -20,7 +20,7 @@ from .data.read.reader import DatasetReader
 from .data.read.sharding import EpochPlan, plan_epoch
 from .data.store import delete_dataset
 from .errors import InvalidInputError
-from .settings.data import DataOptions, Materializer, Transform
+from .settings.data import WINDOW_BYTES, DataOptions, Materializer, Transform
 from .settings.kinds import check_count, check_flag
 from .spark.session import runs_on_this_machine
 from .storage.arrays import Arrays
@@ -76,7 +76,7 @@ class Dataset:
         seed: int = 0,
         shuffle: bool = True,
         first_step: int = 0,
-        window_bytes: int = 256 * 1024 * 1024,
+        window_bytes: int = WINDOW_BYTES,
         as_tensors: bool = False,
     ) -> Iterator[dict[str, Any]]:
         """Yield the batches of one rank in one epoch, read ahead by a thread.
@@ -121,7 +121,7 @@ class Dataset:
         seed: int = 0,
         shuffle: bool = True,
         first_epoch: int = 0,
-        window_bytes: int = 256 * 1024 * 1024,
+        window_bytes: int = WINDOW_BYTES,
     ) -> tf.data.Dataset:
         """Return the batches of one rank as an endless ``tf.data.Dataset``, for ``model.fit``.
 

@@ -13,9 +13,7 @@ from ..serialize import check_picklable
 from ..settings.data import Transform
 from ..training.engine import engine_named, engine_of
 from ..training.spec import ModelSource, check_objects
-from ..training.trained_model import Recipe, StoredModel, read_model
-
-WITH_MODEL_FN = "TFTransformer.from_run(run_dir, model_fn=…)"
+from ..training.trained_model import WITH_MODEL_FN, Recipe, StoredModel, read_model
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from .kinds import FLAG, PLACE, TEXT, Kind, choice, count, optional, whole_numbe
 from .table import Settings, from_table, setting
 
 Materializer = Literal["petastorm", "spark"]
+# Memory of the shuffle window, by default.
+WINDOW_BYTES = 256 * 1024 * 1024
 # Called with one row's value (an array of its own; images decoded and resized) and a random
 # generator (``None`` outside training); returns an array of the column's shape that fits its type.
 Transform = Callable[[np.ndarray, np.random.Generator | None], np.ndarray]
@@ -117,7 +119,7 @@ class DataOptions(Settings):
         "``validation`` is a fraction.",
     )
     window_bytes: int = setting(
-        256 * 1024 * 1024,
+        WINDOW_BYTES,
         count(),
         "memory of the shuffle window of one rank, in bytes (256 MiB). Rows that take no more than "
         "this in all are read from storage only once.",

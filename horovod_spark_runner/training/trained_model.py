@@ -22,6 +22,8 @@ from .spec import KERAS, Binding, OutputSpec
 
 # The bare weights, arrays named by their place: what any engine writes.
 WEIGHTS_FILE = "weights.npz"
+# What to call where a model cannot be made again from storage alone.
+WITH_MODEL_FN = "TFTransformer.from_run(run_dir, model_fn=…)"
 
 # Columns to the outputs' values, for any number of rows.
 Model = Callable[[dict[str, np.ndarray]], list[np.ndarray]]

@@ -11,14 +11,12 @@ from ...errors import RunDirectoryError
 from ...rundir.directory import RunDirectory
 from ...serialize import dumps
 from ..spec import ModelSource
-from ..trained_model import WEIGHTS_FILE, StoredModel
+from ..trained_model import WEIGHTS_FILE, WITH_MODEL_FN, StoredModel
 from .archive import LAMBDA, CustomPart, custom_parts, read_config
 
 ARCHIVE_FILE = "model.keras"
 SAMPLE_FILE = "sample.npz"
 FILES = (ARCHIVE_FILE, WEIGHTS_FILE, SAMPLE_FILE)
-
-_WITH_MODEL_FN = "TFTransformer.from_run(run_dir, model_fn=…)"
 
 
 @dataclass(frozen=True)
@@ -114,12 +112,12 @@ def keras_parts(
         raise RunDirectoryError(
             f"{directory.location} holds the model's weights only, because Keras could not write "
             f"it; its layers need get_config(). Or give the function that builds it: "
-            + _WITH_MODEL_FN
+            + WITH_MODEL_FN
         )
     if facts.needs_source:
         raise RunDirectoryError(
             f"the archive in {directory.location} does not give the model that was trained "
-            f"({model.signature.problem}); give the function that builds it: {_WITH_MODEL_FN}"
+            f"({model.signature.problem}); give the function that builds it: {WITH_MODEL_FN}"
         )
     archive = model.read(ARCHIVE_FILE)
     objects = None
@@ -160,6 +158,6 @@ def _missing(directory: RunDirectory, missing: Sequence[CustomPart]) -> str:
         example = ", ".join(f"{name!r}: {name}" for name in named)
         return (
             f"{text}Give them, custom_objects={{{example}}}, or the function that builds the "
-            + (f"model: {_WITH_MODEL_FN}")
+            + (f"model: {WITH_MODEL_FN}")
         )
-    return f"{text}Give the function that builds the model, {_WITH_MODEL_FN}"
+    return f"{text}Give the function that builds the model, {WITH_MODEL_FN}"
