@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
 import pytest
 
+from horovod_spark_runner import api, run_training
 from horovod_spark_runner.errors import DataError, InvalidInputError
 from horovod_spark_runner.run.columns import by_convention
 from horovod_spark_runner.run.request import TrainingRequest
@@ -132,3 +134,52 @@ def test_what_is_no_dictionary_of_objects(given: Any) -> None:
 def test_objects_by_name() -> None:
     assert check_objects(None) == {}
     assert check_objects({"int": int}) == {"int": int}
+
+
+GIVEN: dict[str, Any] = {
+    "feature_cols": ["x"],
+    "label_cols": ["y"],
+    "sample_weight_col": "w",
+    "validation": 0.25,
+    "validation_freq": 2,
+    "num_workers": 3,
+    "gpus_per_worker": 1,
+    "batch_size": 7,
+    "epochs": 5,
+    "steps_per_epoch": 11,
+    "class_weight": {0: 2.0},
+    "lr_scaling": "sqrt",
+    "warmup_epochs": 1.5,
+    "seed": 9,
+    "shuffle": False,
+    "callbacks": [print],
+    "custom_objects": {"name": print},
+    "initial_weights": InitialWeights("weights.keras", skip_mismatch=True),
+    "run_dir": "runs/x",
+    "resume": "required",
+    "prediction_col": "scores",
+    "stream_logs": False,
+    "data": DataOptions(stratify="y"),
+    "checkpoints": CheckpointOptions(every_steps=3),
+    "restarts": RestartOptions(max_restarts=2),
+    "launch": LaunchOptions(stall_timeout=60),
+    "sync": Allreduce(compression="fp16"),
+}
+
+
+def test_every_argument_of_run_training_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = list(inspect.signature(run_training).parameters.values())[2:]
+    assert GIVEN.keys() == {one.name for one in taken}
+    assert all(GIVEN[one.name] != one.default for one in taken)
+
+    def stop(request: TrainingRequest) -> None:
+        raise InterruptedError(request)
+
+    monkeypatch.setattr(api, "check_request", stop)
+    with pytest.raises(InterruptedError) as caught:
+        run_training("frame", "model", **GIVEN)
+    asked = caught.value.args[0]
+    assert (asked.frame, asked.model) == ("frame", "model")
+    for name, value in GIVEN.items():
+        home = asked if hasattr(asked, name) else asked.fit
+        assert getattr(home, name) == value, name
