@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from ...errors import DataError
 from ...storage.filesystem import FileStat, Location
-from ..manifest import RowGroup
+from ..manifest import Column, Manifest, RowGroup, in_memory
 from .checks import Footer
 
 
@@ -33,6 +33,27 @@ class FooterFacts:
     row_groups: tuple[RowGroup, ...]
     columns: tuple[Footer, ...]
     values: tuple[tuple[int, ...], ...]
+
+
+def manifest_of(
+    facts: FooterFacts,
+    columns: Sequence[Column],
+    checksum: str,
+    *,
+    verified: bool = True,
+    allow_nan: bool = False,
+) -> Manifest:
+    """Return the manifest of files of these footers; see `Manifest` for the rest."""
+    return Manifest(
+        url=str(facts.folder),
+        files=tuple(file.name for file in facts.files),
+        columns=tuple(columns),
+        row_groups=in_memory(facts.row_groups, columns),
+        checksum=checksum,
+        file_sizes=tuple(file.size for file in facts.files),
+        verified=verified,
+        allow_nan=allow_nan,
+    )
 
 
 def parquet_files(place: Location) -> tuple[Location, list[FileStat]]:

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 from ...errors import DataError, InvalidInputError
 from ...spark.session import classic_context
 from ...storage.filesystem import Location
-from ..manifest import FORMAT, Manifest, in_memory
+from ..manifest import FORMAT, Manifest
 from ..store import find_datasets, mark_used, new_folder, publish, sweep_incomplete
 from . import petastorm_compat
 from .checks import check_values, nested_observations, observations
 from .columns import Source, expression, sources_of
 from .fingerprint import source_fingerprint
-from .footers import first_value, read_footers
+from .footers import first_value, manifest_of, read_footers
 from .layout import columns_of
 from .schema import Roles, quoted
 
@@ -199,15 +199,7 @@ def _write_dataset(
     layouts = check_values(sources, facts, columns_facts, frame, allow_nan=request.allow_nan)
     first = functools.partial(first_value, footers)
     columns = columns_of(sources, layouts, request.shapes, first)
-    return Manifest(
-        url=str(target),
-        files=tuple(file.name for file in footers.files),
-        columns=columns,
-        row_groups=in_memory(footers.row_groups, columns),
-        checksum=_checksum(facts),
-        file_sizes=tuple(file.size for file in footers.files),
-        allow_nan=request.allow_nan,
-    )
+    return manifest_of(footers, columns, _checksum(facts), allow_nan=request.allow_nan)
 
 
 def _write(frame: DataFrame, materializer: str, target: Location) -> None:

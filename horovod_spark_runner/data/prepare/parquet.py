@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 
 from ...errors import DataError
 from ...storage.filesystem import Location
-from ..manifest import TEXT, Manifest, in_memory
+from ..manifest import TEXT, Manifest
 from .checks import Footer, Layout
 from .columns import Source
-from .footers import FooterFacts, first_value, read_footers
+from .footers import FooterFacts, first_value, manifest_of, read_footers
 from .layout import columns_of
 from .materialize import DataRequest
 from .signatures import encoding_of
@@ -65,16 +65,9 @@ def open_parquet(place: Location, request: DataRequest) -> Manifest | None:
     first = functools.partial(first_value, facts)
     layouts = {s.name: _layout(s, leaves[s.name], facts, first(s.name)) for s in known}
     columns = columns_of(known, layouts, request.shapes, first)
-    return Manifest(
-        url=str(facts.folder),
-        files=tuple(file.name for file in facts.files),
-        columns=columns,
-        row_groups=in_memory(facts.row_groups, columns),
-        checksum=_identity(facts),
-        file_sizes=tuple(file.size for file in facts.files),
-        verified=request.allow_nan,
-        allow_nan=request.allow_nan,
-    )
+    allow_nan = request.allow_nan
+    identity = _identity(facts)
+    return manifest_of(facts, columns, identity, verified=allow_nan, allow_nan=allow_nan)
 
 
 def _source(field: pa.Field, asked: str | None, weight: str | None) -> Source | None:

@@ -31,10 +31,6 @@ class OpenFiles:
         self._idle: list[tuple[int, pq.ParquetFile]] = []
         self._footers: OrderedDict[int, pq.FileMetaData] = OrderedDict()
 
-    def __len__(self) -> int:
-        """Return how many wait for their next use."""
-        return len(self._idle)
-
     def take(self, number: int) -> pq.ParquetFile:
         """Return one of the dataset's files, which is nobody else's until it is put back."""
         with self._lock:

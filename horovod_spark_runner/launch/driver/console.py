@@ -8,6 +8,7 @@ from typing import NoReturn, TextIO
 from tqdm import tqdm
 
 from ..shared.messages import Dropped, Log, Notice, Placed, Progress, Queued, Told
+from ..shared.topology import in_words
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
 
@@ -44,8 +45,7 @@ class Console:
             case Queued():
                 self._print("waiting for another run of this process to end")
             case Placed(size, placement):
-                ranks = "1 rank" if size == 1 else f"{size} ranks"
-                self._print(f"{ranks} on {placement}")
+                self._print(f"{in_words(size)} on {placement}")
             case Progress() as progress:
                 self._progress(progress)
 

@@ -25,7 +25,7 @@ from ..shared.messages import Notice, Queued, by_driver
 from ..shared.network import LOOPBACK, route_to
 from ..shared.outcome import Failure, RankOutcome, failure_error, is_telling, root_cause
 from ..shared.slot_plan import ORPHAN_GRACE, SlotPlan
-from ..shared.topology import RankPlacement
+from ..shared.topology import RankPlacement, in_words
 from .control_server import ControlServer
 from .spark_job import SparkJob
 from .talk import Observer, Talk
@@ -152,8 +152,8 @@ def launch(
                 payload_bytes=len(payload),
                 modules=tuple(mentioned if modules is None else modules),
             )
-            ranks = "1 rank" if plan.workers == 1 else f"{plan.workers} ranks"
-            observer.on_message(by_driver(Notice(f"starting {ranks}", warn=False)))
+            starting = Notice(f"starting {in_words(plan.workers)}", warn=False)
+            observer.on_message(by_driver(starting))
             checked = time.monotonic()
             talk = Talk(plan, server, observer)
             outcomes = run_job(SparkJob(spark, plan, allotment.shape.profile), talk)

@@ -14,6 +14,11 @@ from dataclasses import dataclass, replace
 from ...errors import LaunchError
 
 
+def in_words(ranks: int) -> str:
+    """Return "1 rank" or "8 ranks", for people."""
+    return "1 rank" if ranks == 1 else f"{ranks} ranks"
+
+
 @dataclass(frozen=True)
 class SlotInfo:
     """What one slot tells the others before ranks are given out.
