@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 from pyspark.ml import Transformer
 
-from ..data.prepare.columns import sources_of_features
 from ..errors import InvalidInputError, ModelError
 from ..launch.shared.topology import RankPlacement
 from ..rundir.attempt import Attempt
 from ..rundir.directory import RunDirectory
-from ..serialize import dumps
 from ..settings.data import Transform
 from ..settings.kinds import check_choice, check_count
-from ..spark.session import classic_context, use_own_python
+from ..spark.session import use_own_python
 from ..storage.filesystem import Location
 from ..training.trained_model import Recipe, output_from
-from .features import check_once, feature_argument
-from .inference import (
-    ERROR,
-    HANDLE_INVALID,
-    SKIP,
-    Predictor,
-    describing,
-    field_names,
-    spark_type,
-)
-from .naming import PredictionCol, added_columns, check_added, check_prediction_col
+from .frame import with_predictions
+from .inference import ERROR, HANDLE_INVALID, Predictor, describing
+from .naming import PredictionCol, check_prediction_col
+from .shipping import ShippedModel
 from .trained import TrainedModel, check_callable, read_finished_run
-from .udf import prediction_udf
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -87,11 +74,8 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         attempts: Sequence[Attempt] = (),
     ) -> None:
         super().__init__()
-        # Only bytes and plain values are kept, so that a transformer can be pickled.
-        self._payload = dumps(model.recipe)
-        self._digest = hashlib.sha256(self._payload).hexdigest()
+        self._shipped = ShippedModel(model.recipe)
         self._model = replace(model, recipe=_without_contents(model.recipe))
-        self._broadcast: _Broadcast | None = None
         self.run_dir = run_dir
         self.history = [dict(logs) for logs in history]
         self.placement = tuple(placement)
@@ -153,18 +137,12 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         """The names of the model's outputs, in its order."""
         return [output.name for output in self._model.recipe.outputs]
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A broadcast belongs to one Spark context.
-        return {**self.__dict__, "_broadcast": None}
-
     def _check_settings(self) -> None:
         check_prediction_col(self.prediction_col)
         check_choice("handle_invalid", self.handle_invalid, HANDLE_INVALID)
         check_count("batch_size", self.batch_size)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        from pyspark.sql import functions as F
-
         self._check_settings()
         spark = getattr(dataset, "sparkSession", None)
         if spark is None:
@@ -173,33 +151,11 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         if self._model.learn_outputs:
             self._learn_outputs(spark)
         check_callable(self._model)
-        recipe = self._model.recipe
-        by_case = str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
-        names = tuple(column.name for column in recipe.columns)
-        check_once(names, dataset.columns, by_case)
-        sources = sources_of_features(dataset, names)
-        added = added_columns(self.output_names, self.prediction_col)
-        check_added(added, self.output_names, dataset.columns, by_case=by_case)
-        arguments = [feature_argument(s, c) for s, c in zip(sources, recipe.columns, strict=True)]
-        types = [spark_type(output) for output in recipe.outputs]
-        # Else Spark computes it twice: for the filter, which it moves down, and for the column.
-        once = self.handle_invalid == SKIP
-        udf = prediction_udf(self._predictor(spark), _return_type(types), deterministic=not once)
-        helper = _free_name(dataset.columns)
-        frame = dataset.select("*", udf(*arguments).alias(helper))
-        # One call of the model for all outputs: the struct is made once, then taken apart.
-        single = len(added) == 1
-        values = [F.col(helper)] if single else [F.col(helper)[f] for f in field_names(len(added))]
-        if self.handle_invalid == SKIP:
-            frame = frame.filter(values[0].isNotNull())
-        if single:
-            return frame.withColumnRenamed(helper, added[0])
-        named = [value.alias(name) for value, name in zip(values, added, strict=True)]
-        return frame.select("*", *named).drop(helper)
+        return with_predictions(dataset, self._predictor(spark), self.prediction_col)
 
     def _learn_outputs(self, spark: SparkSession) -> None:
         """Let a worker build the model and tell what it gives; the driver loads no framework."""
-        describe = describing(self._load(spark))
+        describe = describing(self._shipped.loader(spark))
         row = spark.range(0, 1, 1, 1).mapInArrow(describe, "text string").first()
         outputs, problem, wrong = json.loads(row.text) if row is not None else ([], "", "")
         if wrong:
@@ -209,20 +165,11 @@ class TFTransformer(Transformer):  # type: ignore[misc]
             known = replace(known, outputs=tuple(output_from(o) for o in outputs))
         self._model = replace(self._model, recipe=known, problem=problem, learn_outputs=not outputs)
 
-    def _load(self, spark: SparkSession) -> _Load:
-        context = classic_context(spark)
-        payload: Any = _Inline(self._payload)
-        if context is not None:
-            if self._broadcast is None or self._broadcast.context() is not context:
-                self._broadcast = _Broadcast(weakref.ref(context), context.broadcast(self._payload))
-            payload = self._broadcast.value
-        return _Load(payload)
-
     def _predictor(self, spark: SparkSession) -> Predictor:
         recipe = self._model.recipe
         return Predictor(
-            digest=self._digest,
-            load=self._load(spark),
+            digest=self._shipped.digest,
+            load=self._shipped.loader(spark),
             columns=recipe.columns,
             outputs=recipe.outputs,
             batch_size=self.batch_size,
@@ -230,50 +177,6 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         )
 
 
-@dataclass(frozen=True)
-class _Broadcast:
-    """A payload on its way to the executors of one Spark context.
-
-    Spark frees it once neither a transformer nor a DataFrame refers to it.
-    """
-
-    context: weakref.ReferenceType[Any]
-    value: Any = field(repr=False)
-
-
-@dataclass(frozen=True)
-class _Inline:
-    """Stands in for a broadcast on Spark Connect, which has none."""
-
-    value: bytes = field(repr=False)
-
-
-@dataclass(frozen=True)
-class _Load:
-    """Unpacks the model's recipe on a worker, when it is needed for the first time."""
-
-    payload: Any
-
-    def __call__(self) -> Recipe:
-        recipe: Recipe = cloudpickle.loads(self.payload.value)
-        return recipe
-
-
 def _without_contents(recipe: Recipe) -> Recipe:
     """Return what the driver has to know of a recipe."""
     return replace(recipe, own=None, transforms={})
-
-
-def _free_name(existing: Sequence[str]) -> str:
-    taken = {name.lower() for name in existing}
-    name = "__horovod_outputs"
-    while name in taken:
-        name += "_"
-    return name
-
-
-def _return_type(types: Sequence[str]) -> str:
-    if len(types) == 1:
-        return types[0]
-    pairs = zip(field_names(len(types)), types, strict=True)
-    return "struct<" + ",".join(f"{name}:{kind}" for name, kind in pairs) + ">"

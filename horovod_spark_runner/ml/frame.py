@@ -1,0 +1,73 @@
+"""A DataFrame with a model's predictions beside its own columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..data.prepare.columns import sources_of_features
+from .features import check_once, feature_argument
+from .inference import SKIP, Predictor, field_names, spark_type
+from .naming import PredictionCol, added_columns, check_added
+from .udf import prediction_udf
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def with_predictions(
+    frame: DataFrame, predictor: Predictor, prediction_col: PredictionCol
+) -> DataFrame:
+    """Return ``frame`` with a column for each output of the model.
+
+    Args:
+        frame: has the model's feature columns.
+        predictor: predicts on them.
+        prediction_col: names of the added columns; see `TFTransformer`.
+
+    Raises:
+        DataError: a column is missing, of another type, there twice, or has an added one's name.
+        InvalidInputError: ``prediction_col`` does not fit the outputs.
+        ModelError: Spark has no type for an output.
+    """
+    from pyspark.sql import functions as F
+
+    columns = predictor.columns
+    outputs = [output.name for output in predictor.outputs]
+    by_case = str(frame.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+    names = tuple(column.name for column in columns)
+    check_once(names, frame.columns, by_case)
+    sources = sources_of_features(frame, names)
+    added = added_columns(outputs, prediction_col)
+    check_added(added, outputs, frame.columns, by_case=by_case)
+    arguments = [feature_argument(s, c) for s, c in zip(sources, columns, strict=True)]
+    types = [spark_type(output) for output in predictor.outputs]
+    # Else Spark computes it twice: for the filter, which it moves down, and for the column.
+    once = predictor.handle_invalid == SKIP
+    udf = prediction_udf(predictor, _return_type(types), deterministic=not once)
+    helper = _free_name(frame.columns)
+    predicted = frame.select("*", udf(*arguments).alias(helper))
+    # One call of the model for all outputs: the struct is made once, then taken apart.
+    single = len(added) == 1
+    values = [F.col(helper)] if single else [F.col(helper)[f] for f in field_names(len(added))]
+    if predictor.handle_invalid == SKIP:
+        predicted = predicted.filter(values[0].isNotNull())
+    if single:
+        return predicted.withColumnRenamed(helper, added[0])
+    named = [value.alias(name) for value, name in zip(values, added, strict=True)]
+    return predicted.select("*", *named).drop(helper)
+
+
+def _free_name(existing: Sequence[str]) -> str:
+    taken = {name.lower() for name in existing}
+    name = "__horovod_outputs"
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _return_type(types: Sequence[str]) -> str:
+    if len(types) == 1:
+        return types[0]
+    pairs = zip(field_names(len(types)), types, strict=True)
+    return "struct<" + ",".join(f"{name}:{kind}" for name, kind in pairs) + ">"
