@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from os import waitstatus_to_exitcode
+import os
 from pathlib import Path
 
 
@@ -20,13 +20,21 @@ def process_start(pid: int) -> str | None:
     return None if fields is None or fields[0] == "Z" else fields[19]
 
 
+def resident_bytes(pid: int) -> int:
+    """Return how much memory a process of this machine holds, shared pages included, in bytes."""
+    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 def exit_code_of(pid: int) -> int | None:
     """Return the exit code of an ended process of this user whose parent has not asked for it yet.
 
     That of a signal is negative; ``None`` if the process runs or is gone.
     """
     fields = _stat(pid)
-    return None if fields is None or fields[0] != "Z" else waitstatus_to_exitcode(int(fields[49]))
+    return (
+        None if fields is None or fields[0] != "Z" else os.waitstatus_to_exitcode(int(fields[49]))
+    )
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -150,8 +150,23 @@ def test_it_ends_when_nobody_asks_for_a_while(spark: Any) -> None:
 
 
 def test_none_is_kept_where_none_is_wanted(spark: Any) -> None:
-    ((pid, _, task),) = run(parents, worker_idle_timeout=0)
+    result = HorovodRunner(num_workers=1, stream_logs=False, worker_idle_timeout=0).run(parents)
+    ((pid, _, task),) = result.results
     assert pid == task
+    assert result.ready_bytes == 0
+
+
+def parents_memory() -> int:
+    import tensorflow as tf
+
+    assert tf.__version__
+    return psutil.Process(os.getppid()).memory_info().rss
+
+
+def test_its_memory_is_told(spark: Any) -> None:
+    result = HorovodRunner(num_workers=1, stream_logs=False).run(parents_memory)
+    assert result.ready_bytes > 100 * 2**20
+    assert result.ready_bytes == pytest.approx(result.result, rel=0.1)
 
 
 def kill_parent() -> None:

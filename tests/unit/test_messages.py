@@ -94,7 +94,7 @@ ALL: tuple[Message, ...] = (
     Stop("ended by the driver"),
     StartDaemon(("--x", "1")),
     Begin({"PMIX_RANK": "3"}, 3, 4),
-    Forked(77),
+    Forked(77, 650_000_000),
     Exited(-9),
     ImportModules(("tensorflow",), 0.0),
     ForkWorker("/t/rank-0", "/t/payload", {"TMPDIR": "/t"}, (), 60.0),

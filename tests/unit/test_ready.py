@@ -176,7 +176,7 @@ def test_a_ready_process_that_is_stopped_need_not_tell_the_exit_code(
     connection, other = socket.socketpair()
     process = made(connection)
     with subprocess.Popen([sys.executable, "-c", "exit(3)"]) as worker, other:
-        report(other, Forked(worker.pid))
+        report(other, Forked(worker.pid, 0))
         pump(process, lambda: process.ended)
         failure = process.outcome().failure
         assert failure is not None
@@ -188,7 +188,7 @@ def test_a_result_is_kept_though_the_exit_code_never_comes(
 ) -> None:
     connection, other = socket.socketpair()
     process = made(connection)
-    report(other, Forked(finished()))
+    report(other, Forked(finished(), 0))
     (tmp_path / "outcome").write_bytes(pickle.dumps((None, {})))
     (tmp_path / "result").write_bytes(b"the result")
     other.close()
@@ -203,7 +203,7 @@ def test_a_request_to_end_waits_for_the_process(
     process = made(connection)
     process.ask_to_end(signal.SIGTERM)
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as child:
-        report(other, Forked(child.pid))
+        report(other, Forked(child.pid, 0))
         pump(process, lambda: child.poll() is not None)
         assert child.returncode == -signal.SIGTERM
         report(other, Exited(child.returncode))

@@ -87,11 +87,14 @@ class RunResult:
             MPI environment), ``import`` (of the frameworks, which begins with the tasks) and
             ``mpi_init``. ``all_gather`` is there if the tasks had to find each other through
             Spark: how long the slowest slot waited there.
+        ready_bytes: memory that the largest of the executors' ready processes held when the ranks
+            became copies of it, pages shared with others included; 0 where there was none.
     """
 
     results: tuple[Any, ...]
     placement: tuple[RankPlacement, ...]
     timings: dict[str, float] = field(default_factory=dict)
+    ready_bytes: int = 0
 
     @property
     def result(self) -> Any:
@@ -168,6 +171,7 @@ def launch(
             **_slowest(outcomes),
             "total": ended - began,
         },
+        ready_bytes=max(outcome.ready_bytes for outcome in outcomes),
     )
 
 

@@ -333,9 +333,15 @@ class Begin(Message):
 
 @dataclass(frozen=True, slots=True)
 class Forked(Message):
-    """The ready process has forked the worker, whose number is ``pid``."""
+    """The ready process has forked the worker.
+
+    Attributes:
+        pid: its number.
+        ready_bytes: memory of the ready process.
+    """
 
     pid: int
+    ready_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ class RankOutcome:
         result_bytes: size of a result that was sent to the driver directly, else 0.
         failure: why not, otherwise.
         timings: seconds spent per phase of the start.
+        ready_bytes: memory of the ready process that the rank's is a copy of; 0 where none is.
     """
 
     slot: int
@@ -96,6 +97,7 @@ class RankOutcome:
     result_bytes: int = 0
     failure: Failure | None = None
     timings: dict[str, float] = field(default_factory=dict)
+    ready_bytes: int = 0
 
     @property
     def rank(self) -> int:

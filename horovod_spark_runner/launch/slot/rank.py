@@ -58,6 +58,7 @@ class Rank:
             result_bytes=0 if self.large is None else self.large.size,
             failure=self._failure,
             timings={**timings, **self.timings},
+            ready_bytes=self.process.ready_bytes,
         )
 
     def begin(self, shim: Caller, environment: Mapping[str, str], size: int) -> None:

@@ -147,6 +147,11 @@ class RankProcess:
     def log_tail(self) -> tuple[str, ...]:
         return self._output.tail
 
+    @property
+    def ready_bytes(self) -> int:
+        """Memory of the ready process that lent the worker; 0 where there is none."""
+        return self._worker.ready_bytes
+
     def handlers(self) -> dict[int, Callable[[], None]]:
         """Return what to call when which descriptor can be read."""
         handlers = self._output.handlers()

@@ -37,6 +37,7 @@ class Worker(abc.ABC):
         watched: further descriptors that can be read once it has ended.
         pid: its number and that of its process group, once it is known.
         guessed: whether its exit code is not known, and only taken for that of SIGKILL.
+        ready_bytes: memory of the ready process that it is a copy of; 0 where there is none.
     """
 
     connection: socket.socket
@@ -44,6 +45,7 @@ class Worker(abc.ABC):
     watched: tuple[int, ...] = ()
     pid: int | None = None
     guessed = False
+    ready_bytes = 0
 
     @abc.abstractmethod
     def take(self, report: ProcessReport) -> None:
@@ -142,7 +144,7 @@ class ForkedWorker(Worker):
 
     def take(self, report: ProcessReport) -> None:
         if isinstance(report, Forked):
-            self.pid = report.pid
+            self.pid, self.ready_bytes = report.pid, report.ready_bytes
             self.watched = _watch(report.pid)
         else:
             self._code = report.code

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ...machine import process_start
+from ...machine import process_start, resident_bytes
 from ..shared.messages import Exited, Forked, ForkWorker
 from ..shared.processes import die_with_parent, name_process, signal_group
 from ..shared.typed_json import to_json
@@ -197,7 +197,8 @@ class ReadyProcess:
             _seed_anew()
             directory = Path(request.directory)
             prepare(directory)
-            slot.sendall(to_json(Forked(os.getpid())).encode() + b"\n")
+            forked = Forked(os.getpid(), resident_bytes(parent))
+            slot.sendall(to_json(forked).encode() + b"\n")
             code = work(slot, directory, Path(request.payload), import_seconds)
         except BaseException:
             sys.excepthook(*sys.exc_info())
