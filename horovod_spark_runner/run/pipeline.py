@@ -6,10 +6,12 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ..data.manifest import Manifest
 from ..data.prepare.datasets import Prepared, prepared, session_of
+from ..data.prepare.shared import SharedData
 from ..errors import CheckpointError, DataError
 from ..launch.driver.console import Console
 from ..launch.driver.head_start import import_meanwhile
@@ -18,6 +20,7 @@ from ..ml.trained import read_trained_model
 from ..ml.transformer import TFTransformer
 from ..rundir.attempt import Attempt
 from ..rundir.lock import RunLock
+from ..storage.filesystem import Location
 from ..training.changes import check_same_data
 from ..training.entry import modules_for
 from ..training.spec import TrainingSpec
@@ -25,25 +28,34 @@ from .attempts import Attempts
 from .request import CheckedRequest
 
 
-def train_request(checked: CheckedRequest) -> TFTransformer:
-    """Materialize the data, train on all ranks and return the transformer."""
+def prepare_data(checked: CheckedRequest, own: Location) -> AbstractContextManager[Prepared]:
+    """Materialize the data of a request; see `prepared`.
+
+    Args:
+        checked: the request.
+        own: where they go if there is no cache directory.
+    """
+    request = checked.request
+    return prepared(
+        request.frame, checked.roles, request.data, request.validation, own, checked.fit.seed
+    )
+
+
+def train_request(checked: CheckedRequest, shared: SharedData | None = None) -> TFTransformer:
+    """Materialize the data, train on all ranks and return the transformer.
+
+    Args:
+        checked: what to train.
+        shared: the data, if other requests share them.
+    """
     request, directory = checked.request, checked.directory
     began = time.monotonic()
     spark, modules = session_of(request.frame), modules_for(checked.source.engine)
-    console = Console(quiet=not request.stream_logs)
+    console = Console(directory.location.name, quiet=not request.stream_logs)
     console.say("preparing the data")
     import_meanwhile(spark, checked.launching, checked.allotment, modules)
-    with (
-        RunLock(directory) as lock,
-        prepared(
-            request.frame,
-            checked.roles,
-            request.data,
-            request.validation,
-            directory.data,
-            checked.fit.seed,
-        ) as data,
-    ):
+    prepare = prepare_data(checked, directory.data) if shared is None else shared.use()
+    with RunLock(directory) as lock, prepare as data:
         materialized = time.monotonic()
         console.say(_describe(data, materialized - began))
         _check_enough_rows(data.train, checked.workers)
