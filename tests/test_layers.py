@@ -46,6 +46,7 @@ ALLOWED = {
     "launch.slot.barrier": LIGHT | {"pyspark"},
     "launch.driver.head_start": LIGHT | {"pyspark"},
     "launch.shared.network": LIGHT | {"psutil"},
+    "ml.params": LIGHT | {"pyspark"},
     "ml.transformer": LIGHT | {"pyspark"},
     "storage.hdfs": LIGHT | {"hdfs_native"},
     "training.agreement": LIGHT | {"mpi4py"},
@@ -263,6 +264,7 @@ SAYS_NOTHING_OF_ERRORS = {
     "Dataset.rows",
     "RunResult",
     "RunResult.result",
+    "TFTransformer.hasSummary",
     "TFTransformer.output_names",
     "report_progress",
 }

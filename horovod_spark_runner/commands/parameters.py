@@ -15,6 +15,7 @@ from ..ml.transformer import TFTransformer
 from ..runner import HorovodRunner
 from ..settings.data import DataOptions
 from ..settings.launching import LaunchOptions, LaunchSettings, MpiOptions
+from ..settings.prediction import PredictionSettings
 from ..settings.table import Settings, default_of, kind_of, text_of
 from ..settings.training import (
     Allreduce,
@@ -36,6 +37,11 @@ OPTIONS: tuple[type[Settings], ...] = (
 )
 # What `run_training` takes one by one.
 EVERYDAY: tuple[type[Settings], ...] = (FitOptions, LaunchSettings)
+# What is taken one by one besides, by whom.
+ONE_BY_ONE: dict[str, tuple[type[Settings], ...]] = {
+    "run_training": EVERYDAY,
+    "from_run": (PredictionSettings,),
+}
 _INTRODUCTION = """\
 # Parameters
 
@@ -80,9 +86,9 @@ def _section(name: str, thing: Any, lines: Iterator[str]) -> str:
 
 def _arguments(function: Callable[..., Any]) -> Iterator[str]:
     """Yield a line for each argument: of the table where it is there, else of the docstring."""
-    table = {field.name: field for cls in EVERYDAY for field in dataclasses.fields(cls)}
+    tables = ONE_BY_ONE.get(function.__name__, ())
+    own = {field.name: field for cls in tables for field in dataclasses.fields(cls)}
     texts = described_arguments(function.__doc__ or "")
-    own = table if function is run_training else {}
     for name, parameter in inspect.signature(function).parameters.items():
         yield _line(own[name]) if name in own else _entry(name, "", parameter.default, texts[name])
 

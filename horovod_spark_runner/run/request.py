@@ -17,13 +17,13 @@ from ..data.prepare.datasets import check_data, frame_of, session_of
 from ..data.prepare.schema import Roles
 from ..errors import InvalidInputError, RunDirectoryError
 from ..launch.driver.console import Console
-from ..ml.naming import PredictionCol, check_prediction_col
 from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint
 from ..rundir.directory import RunDirectory
 from ..serialize import check_picklable
 from ..settings.data import DataOptions
-from ..settings.kinds import check_choice, check_place
+from ..settings.kinds import ColumnNames, check_choice, check_place
 from ..settings.launching import LaunchOptions, LaunchSettings
+from ..settings.prediction import PredictionCol, check_prediction_col
 from ..settings.table import derive
 from ..settings.training import (
     Allreduce,
@@ -42,7 +42,7 @@ from ..training.changes import settings_to_go_on_with
 from ..training.engine import engine_named, engine_of
 from ..training.spec import Binding, ModelSource, WarmStart
 from ..training.warm_start import read_warm_start
-from .columns import ColumnNames, bind_columns, by_convention, recorded_columns
+from .columns import bind_columns, by_convention, recorded_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,7 +91,7 @@ class TrainingRequest:
         if self.run_dir is not None:
             check_place("run_dir", self.run_dir)
         check_choice("resume", self.resume, get_args(Resume))
-        check_prediction_col(self.prediction_col)
+        check_prediction_col("prediction_col", self.prediction_col)
         if isinstance(self.validation, Real) and not isinstance(self.validation, bool):
             object.__setattr__(self, "validation", float(self.validation))
         given = self.initial_weights
