@@ -41,7 +41,7 @@ class Converter:
     def __call__(self, value: object) -> Any:
         """Return ``value`` as JSON can hold it, or raise `InvalidInputError`."""
         kind = kind_of(_field(self.settings, self.name))
-        checked = kind.check(self.name, value)
+        checked = kind.check(camel_case(self.name), value)
         if checked is None:
             return None
         if isinstance(checked, os.PathLike):
