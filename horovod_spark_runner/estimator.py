@@ -51,17 +51,15 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
 
     A grid searches over what the model is built of by ``modelArgs``, the arguments of ``modelFn``.
     Every fit has a run directory of its own in ``runDir``.
+
+    Args:
+        params: the Params by name, such as ``modelFn=make_model, epochs=3``.
+
+    Raises:
+        InvalidInputError: there is no such Param, or its value cannot be right.
     """
 
     def __init__(self, **params: Any) -> None:
-        """Make an estimator.
-
-        Args:
-            params: the Params by name, such as ``modelFn=make_model, epochs=3``.
-
-        Raises:
-            InvalidInputError: there is no such Param, or its value cannot be right.
-        """
         super().__init__()
         self.setParams(**params)
 
