@@ -122,7 +122,7 @@ def be_spark(calls: int, restarts: int) -> None:
             began = time.monotonic()
             model = train(run_dir=f"{folder}/run-{call}")
             seconds.append(time.monotonic() - began)
-            timings.append(model.timings)
+            timings.append(model.summary.timings)
             began = time.monotonic()
             model.transform(frame).select("prediction").collect()
             transforms.append(time.monotonic() - began)

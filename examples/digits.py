@@ -97,12 +97,13 @@ def main() -> None:
     ).first()
     print(f"\nHeld-out accuracy: {correct / count:.3f} ({correct} of {count} test images)")
     print("Placement:")
-    for rank in model.placement:
+    for rank in model.summary.placement:
         print(f"  rank {rank.rank} on {rank.host}, GPUs: {', '.join(rank.gpus) or 'none'}")
-    rate = model.timings["samples_per_second"]
-    print(f"Throughput: {rate:,.0f} images/s in {model.timings['train']:.1f} s of training steps")
+    timings = model.summary.timings
+    rate = timings["samples_per_second"]
+    print(f"Throughput: {rate:,.0f} images/s in {timings['train']:.1f} s of training steps")
     print(f"Whole run_training call: {seconds:.1f} s")
-    print(f"Run directory: {model.run_dir}\n")
+    print(f"Run directory: {model.summary.run_dir}\n")
     print("Some predictions, made by Spark:")
     confidence = F.round(F.array_max("prediction"), 3).alias("confidence")
     predicted.select("digit", "predicted", confidence).show(8)

@@ -152,7 +152,7 @@ def main() -> None:
         run_dir=arguments.run_dir,
         seed=1,
     )
-    print(f"\nEpochs trained: {len(model.history)}; run directory: {model.run_dir}")
+    print(f"\nEpochs trained: {len(model.summary.history)}; run directory: {model.summary.run_dir}")
     report(model, preparation.transform(test), train.agg({"arr_delay": "avg"}).first()[0])
     spark.stop()
 

@@ -124,13 +124,13 @@ def main() -> None:
         validation=0.1,
         run_dir=arguments.run_dir,
     )
-    for rank in model.placement:
+    for rank in model.summary.placement:
         print(
             f"rank {rank.rank}: {rank.host}, {'GPU ' + ','.join(rank.gpus) if rank.gpus else 'CPU'}"
         )
-    for number, metrics in enumerate(model.history, start=1):
+    for number, metrics in enumerate(model.summary.history, start=1):
         print(f"epoch {number}: {', '.join(f'{k} {v:.4f}' for k, v in metrics.items())}")
-    print(f"run directory: {model.run_dir}")
+    print(f"run directory: {model.summary.run_dir}")
     spark.stop()
 
 

@@ -30,6 +30,7 @@ from .errors import (
 if TYPE_CHECKING:
     from .api import run_training
     from .dataset import Dataset, prepare_dataset
+    from .estimator import HorovodEstimator
     from .launch.driver.launch import RunResult
     from .launch.worker.reporting import report_progress
     from .ml.transformer import TFTransformer
@@ -48,6 +49,7 @@ _LAZY = {
     "CheckpointOptions": ".settings.training",
     "DataOptions": ".settings.data",
     "Dataset": ".dataset",
+    "HorovodEstimator": ".estimator",
     "HorovodRunner": ".runner",
     "InitialWeights": ".settings.training",
     "LaunchOptions": ".settings.launching",
@@ -68,6 +70,7 @@ __all__ = [
     "DataOptions",
     "Dataset",
     "EnvironmentProblem",
+    "HorovodEstimator",
     "HorovodRunner",
     "HorovodSparkError",
     "InitialWeights",

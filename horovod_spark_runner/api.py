@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .ml.transformer import TFTransformer
-from .run.columns import ColumnNames
 from .run.pipeline import train_request
 from .run.request import Resume, TrainingRequest, check_request
 from .settings.data import DataOptions
-from .settings.kinds import check_options
+from .settings.kinds import ColumnNames, check_options
 from .settings.launching import LaunchOptions
 from .settings.training import (
     Allreduce,
@@ -133,7 +132,7 @@ def run_training(
         sync: how the ranks are kept one model; see `Allreduce`.
 
     Returns:
-        The trained model; `TFTransformer.history` has its metrics.
+        The trained model; `TFTransformer.summary` has its metrics.
 
     Raises:
         DataError: columns, types or values cannot be trained on.

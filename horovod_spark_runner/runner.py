@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from .spark.session import active_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_numbers = itertools.count(1)
 _SESSION: Kind[Any] = Kind("Spark session; or `None`", lambda name, value: value)
 
 
@@ -60,6 +62,6 @@ class HorovodRunner(LaunchSettings):
             function,
             args,
             kwargs,
-            Console(quiet=not self.stream_logs),
+            Console(f"run {next(_numbers)}", quiet=not self.stream_logs),
             workers=self.num_workers,
         )

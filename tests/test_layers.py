@@ -36,7 +36,7 @@ FLOORS: list[set[str]] = [
     {"training.keras"},
     {"ml"},
     {"dataset", "run"},
-    {"api", "runner"},
+    {"api", "runner", "estimator"},
     {"commands"},
 ]
 # Third-party packages each part may import at its top level; the rest at use.
@@ -46,6 +46,9 @@ ALLOWED = {
     "launch.slot.barrier": LIGHT | {"pyspark"},
     "launch.driver.head_start": LIGHT | {"pyspark"},
     "launch.shared.network": LIGHT | {"psutil"},
+    "estimator": LIGHT | {"pyspark"},
+    "ml.estimator_files": LIGHT | {"pyspark"},
+    "ml.params": LIGHT | {"pyspark"},
     "ml.transformer": LIGHT | {"pyspark"},
     "storage.hdfs": LIGHT | {"hdfs_native"},
     "training.agreement": LIGHT | {"mpi4py"},
@@ -179,7 +182,10 @@ def test_the_loop_knows_no_framework(name: str) -> None:
         # By itself, the package is as good as nothing.
         ("h", [*FRAMEWORKS, "pyspark", "petastorm", "pyarrow"]),
         # What a driver does with these, tests/mpi/test_driver.py looks at.
-        ("h.run_training, h.HorovodRunner, h.TFTransformer, h.prepare_dataset", FRAMEWORKS),
+        (
+            "h.run_training, h.HorovodRunner, h.HorovodEstimator, h.prepare_dataset",
+            FRAMEWORKS,
+        ),
     ],
 )
 def test_importing_loads_no_framework(used: str, heavy: list[str]) -> None:
@@ -201,6 +207,7 @@ def test_public_names() -> None:
         "DataOptions",
         "Dataset",
         "EnvironmentProblem",
+        "HorovodEstimator",
         "HorovodRunner",
         "HorovodSparkError",
         "InitialWeights",
@@ -263,6 +270,7 @@ SAYS_NOTHING_OF_ERRORS = {
     "Dataset.rows",
     "RunResult",
     "RunResult.result",
+    "TFTransformer.hasSummary",
     "TFTransformer.output_names",
     "report_progress",
 }

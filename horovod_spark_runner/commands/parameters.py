@@ -11,10 +11,13 @@ from typing import Any
 
 from ..api import run_training
 from ..dataset import prepare_dataset
+from ..estimator import HorovodEstimator
+from ..ml.params import Converter
 from ..ml.transformer import TFTransformer
 from ..runner import HorovodRunner
 from ..settings.data import DataOptions
 from ..settings.launching import LaunchOptions, LaunchSettings, MpiOptions
+from ..settings.prediction import PredictionSettings
 from ..settings.table import Settings, default_of, kind_of, text_of
 from ..settings.training import (
     Allreduce,
@@ -36,13 +39,20 @@ OPTIONS: tuple[type[Settings], ...] = (
 )
 # What `run_training` takes one by one.
 EVERYDAY: tuple[type[Settings], ...] = (FitOptions, LaunchSettings)
+# What is taken one by one besides, by whom.
+ONE_BY_ONE: dict[str, tuple[type[Settings], ...]] = {
+    "run_training": EVERYDAY,
+    "from_run": (PredictionSettings,),
+}
 _INTRODUCTION = """\
 # Parameters
 
 Printed by `horovod-spark-runner parameters`. A setting has one name, wherever it is: `run_training`
 takes what is needed every day one by one, and the rest in objects, such as
 `launch=LaunchOptions(stall_timeout=600)`; `HorovodRunner` takes all that is said of launching one
-by one. Errors call a setting by its name alone.
+by one. Those of `HorovodEstimator` are Params of Spark ML, in its way of writing (`batchSize`), and
+take options as dictionaries (`launch={"stall_timeout": 600}`). Errors call a setting by its name
+alone.
 """
 
 
@@ -59,6 +69,7 @@ def page() -> str:
         _section("run_training", run_training, _arguments(run_training)),
         *(_section(cls.__name__, cls, map(_line, dataclasses.fields(cls))) for cls in OPTIONS),
         _section("HorovodRunner", HorovodRunner, _runner()),
+        _section("HorovodEstimator", HorovodEstimator, _params(HorovodEstimator())),
         _section("prepare_dataset", prepare_dataset, _arguments(prepare_dataset)),
         _section("TFTransformer.from_run", from_run, _arguments(from_run)),
     ]
@@ -80,9 +91,9 @@ def _section(name: str, thing: Any, lines: Iterator[str]) -> str:
 
 def _arguments(function: Callable[..., Any]) -> Iterator[str]:
     """Yield a line for each argument: of the table where it is there, else of the docstring."""
-    table = {field.name: field for cls in EVERYDAY for field in dataclasses.fields(cls)}
+    tables = ONE_BY_ONE.get(function.__name__, ())
+    own = {field.name: field for cls in tables for field in dataclasses.fields(cls)}
     texts = described_arguments(function.__doc__ or "")
-    own = table if function is run_training else {}
     for name, parameter in inspect.signature(function).parameters.items():
         yield _line(own[name]) if name in own else _entry(name, "", parameter.default, texts[name])
 
@@ -91,6 +102,14 @@ def _runner() -> Iterator[str]:
     inner = {field.name for field in dataclasses.fields(LaunchOptions)}
     yield from (_line(one) for one in dataclasses.fields(HorovodRunner) if one.name not in inner)
     yield "- and all of [`LaunchOptions`](#launchoptions)"
+
+
+def _params(stage: HorovodEstimator) -> Iterator[str]:
+    for param in stage.params:
+        converter: Converter = param.typeConverter
+        field = converter.settings.__dataclass_fields__[converter.name]
+        default = stage.getOrDefault(param)
+        yield _entry(param.name, kind_of(field).words, default, text_of(field))
 
 
 def _line(field: dataclasses.Field[Any]) -> str:

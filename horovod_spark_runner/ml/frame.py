@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..data.prepare.columns import sources_of_features
+from ..settings.prediction import PredictionSettings
 from .features import check_once, feature_argument
 from .inference import SKIP, Predictor, field_names, spark_type
-from .naming import PredictionCol, added_columns, check_added
+from .naming import added_columns, check_added
 from .udf import prediction_udf
 
 if TYPE_CHECKING:
@@ -16,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def with_predictions(
-    frame: DataFrame, predictor: Predictor, prediction_col: PredictionCol
+    frame: DataFrame, predictor: Predictor, settings: PredictionSettings
 ) -> DataFrame:
     """Return ``frame`` with a column for each output of the model.
 
     Args:
         frame: has the model's feature columns.
         predictor: predicts on them.
-        prediction_col: names of the added columns; see `TFTransformer`.
+        settings: what to add.
 
     Raises:
         DataError: a column is missing, of another type, there twice, or has an added one's name.
-        InvalidInputError: ``prediction_col`` does not fit the outputs.
+        InvalidInputError: the settings do not fit the outputs.
         ModelError: Spark has no type for an output.
     """
     from pyspark.sql import functions as F
@@ -38,7 +39,7 @@ def with_predictions(
     names = tuple(column.name for column in columns)
     check_once(names, frame.columns, by_case)
     sources = sources_of_features(frame, names)
-    added = added_columns(outputs, prediction_col)
+    added = added_columns(outputs, settings.prediction_col)
     check_added(added, outputs, frame.columns, by_case=by_case)
     arguments = [feature_argument(s, c) for s, c in zip(sources, columns, strict=True)]
     types = [spark_type(output) for output in predictor.outputs]

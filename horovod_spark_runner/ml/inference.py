@@ -31,7 +31,6 @@ _models: OrderedDict[str, Model] = OrderedDict()
 
 # What becomes of rows with invalid values: an error, no row, or a row without prediction.
 ERROR, SKIP, KEEP = "error", "skip", "keep"
-HANDLE_INVALID = (ERROR, SKIP, KEEP)
 
 # dtype of an output -> Spark's type for it and the NumPy dtype of that, where Spark has it not.
 _TYPES = {

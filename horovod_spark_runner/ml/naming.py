@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ..data.prepare.schema import quote_all
 from ..errors import DataError, InvalidInputError
+from ..settings.prediction import PredictionCol
 
-# One name, a prefix, or names by output or in their order; None for the default.
-PredictionCol = str | Mapping[str, str] | Sequence[str] | None
 DEFAULT = "prediction"
-
-
-def check_prediction_col(given: Any) -> None:
-    """Check what can be checked before the outputs are known.
-
-    Raises:
-        InvalidInputError: it is neither a name, nor several.
-    """
-    names = given.values() if isinstance(given, Mapping) else given
-    if given is None or (isinstance(given, str) and given):
-        return
-    several = isinstance(given, (Mapping, Sequence)) and not isinstance(given, (str, bytes))
-    if not several or not given or not all(isinstance(n, str) and n for n in names):
-        raise InvalidInputError(
-            "prediction_col must be a column's name (for several outputs, what their columns "
-            "begin with), a dictionary from output to column, or a list of columns in the "
-            f"outputs' order, got {given!r}"
-        )
 
 
 def added_columns(outputs: Sequence[str], given: PredictionCol) -> list[str]:
@@ -41,7 +21,6 @@ def added_columns(outputs: Sequence[str], given: PredictionCol) -> list[str]:
     Raises:
         InvalidInputError: it does not fit the outputs.
     """
-    check_prediction_col(given)
     if isinstance(given, Mapping):
         unknown = [name for name in given if name not in outputs]
         if unknown:

@@ -1,90 +1,64 @@
-"""`TFTransformer`: a trained model as a Spark ML transformer."""
+"""`TFTransformer`: a trained model as a Spark ML model."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pyspark.ml import Transformer
+from pyspark.ml import Model
 
-from ..errors import InvalidInputError, ModelError
-from ..launch.shared.topology import RankPlacement
-from ..rundir.attempt import Attempt
+from ..errors import InvalidInputError
 from ..rundir.directory import RunDirectory
 from ..settings.data import Transform
-from ..settings.kinds import check_choice, check_count
+from ..settings.kinds import ColumnNames
+from ..settings.prediction import (
+    ClassCol,
+    HandleInvalid,
+    OutputForm,
+    PredictionCol,
+    PredictionSettings,
+)
 from ..spark.session import use_own_python
 from ..storage.filesystem import Location
-from ..training.trained_model import Recipe, output_from
 from .frame import with_predictions
-from .inference import ERROR, HANDLE_INVALID, Predictor, describing
-from .naming import PredictionCol, check_prediction_col
-from .shipping import ShippedModel
-from .trained import TrainedModel, check_callable, read_finished_run
+from .params import PredictionParams, prediction_settings, set_params
+from .served import ServedModel
+from .summary import TrainingSummary
+from .trained import read_finished_run
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
-class TFTransformer(Transformer):  # type: ignore[misc]
+class TFTransformer(Model, PredictionParams):  # type: ignore[misc]
     """Adds a trained Keras model's predictions to a DataFrame; all other columns stay.
 
-    Each output of the model adds a column: of numbers if the output is one number per row, else of
-    arrays of numbers. It predicts as ``model.predict`` does.
+    A model of Spark ML: its settings are Params, with getters and setters, and hold for
+    ``transform(df, params={…})`` alone where they are given there. Each output of the model adds a
+    column: of numbers if the output is one number per row, else of arrays of numbers or vectors.
+    It predicts as ``model.predict`` does.
 
-    A transformer can be pickled and copied, and used in a new Spark session.
+    A transformer can be pickled and copied, also by threads, and used in a new Spark session;
+    copies share the model.
 
-    Attributes:
-        prediction_col: names of the added columns. ``None`` (default): "prediction" for a single
-            output; several are called by the outputs' names. A string: the name, or, for several
-            outputs, what their names begin with (``"p"`` gives ``"p_price"``). A dictionary from
-            output to column, where outputs that are not in it keep their names; or a list, in the
-            outputs' order. May be set at any time.
-        handle_invalid: what becomes of rows with a null, or an array that has null elements or
-            another size, in a feature column: ``"error"`` (default), ``"skip"`` leaves them out,
-            ``"keep"`` gives them null as prediction. May be set at any time.
-        batch_size: rows per call of the model (1024).
-        output_names: names of the model's outputs.
-        history: metrics of each epoch, over all ranks.
-        run_dir: the run directory.
-        placement: where the ranks ran; empty if loaded from a run directory.
-        timings: seconds per phase of the run, one after the other: ``prepare`` (checks),
-            ``materialize``, ``attempts`` (earlier ones, and the pauses between), ``check``,
-            ``tasks``, ``rendezvous``, ``start``, ``function``, ``results`` (of the last attempt;
-            see `RunResult`) and ``load``; in all ``total``. Of ``function``, on rank 0: ``build``,
-            ``epochs``, ``save``; of ``epochs``, in training steps: ``train``. Besides, training
-            steps' ``samples_per_second``. Empty if loaded from a run directory.
-        attempts: the attempts the run took, as `horovod_spark_runner.rundir.attempt.Attempt`;
-            empty if loaded from a run directory.
+    Args:
+        model: the model, on the driver.
+        summary: what is told of its training.
+        settings: how it predicts.
     """
 
     def __init__(
         self,
-        model: TrainedModel,
+        model: ServedModel,
         *,
-        run_dir: str,
-        history: Sequence[Mapping[str, float]] = (),
-        placement: Sequence[RankPlacement] = (),
-        prediction_col: PredictionCol = None,
-        batch_size: int = 1024,
-        handle_invalid: str = ERROR,
-        attempts: Sequence[Attempt] = (),
+        summary: TrainingSummary | None = None,
+        settings: PredictionSettings | None = None,
     ) -> None:
         super().__init__()
-        self._shipped = ShippedModel(model.recipe)
-        self._model = replace(model, recipe=_without_contents(model.recipe))
-        self.run_dir = run_dir
-        self.history = [dict(logs) for logs in history]
-        self.placement = tuple(placement)
-        self.timings: dict[str, float] = {}
-        self.attempts = tuple(attempts)
-        self.prediction_col = prediction_col
-        self.batch_size = batch_size
-        self.handle_invalid = handle_invalid
-        self._check_settings()
+        self._model = model
+        self._summary = summary
+        set_params(self, settings or PredictionSettings())
 
     @classmethod
     def from_run(
@@ -94,9 +68,13 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         custom_objects: Mapping[str, Any] | None = None,
         model_fn: Callable[[], Any] | None = None,
         transforms: Mapping[str, Transform] | None = None,
+        feature_cols: ColumnNames | None = None,
         prediction_col: PredictionCol = None,
-        batch_size: int = 1024,
-        handle_invalid: str = ERROR,
+        probability_col: ClassCol = None,
+        raw_prediction_col: ClassCol = None,
+        output_form: OutputForm = "array",
+        handle_invalid: HandleInvalid = "error",
+        predict_batch_size: int = 1024,
     ) -> TFTransformer:
         """Return the transformer of a finished run.
 
@@ -109,9 +87,13 @@ class TFTransformer(Transformer):  # type: ignore[misc]
             model_fn: function without arguments that builds the model, which is then given the
                 trained weights; in place of ``custom_objects``, and for models with lambdas.
             transforms: the functions its columns were trained with.
-            prediction_col: columns to add; see the attribute.
-            batch_size: rows per call of the model (1024).
-            handle_invalid: ``"error"`` (default), ``"skip"`` or ``"keep"``; see the attribute.
+            feature_cols: see `TFTransformer.featureCols`.
+            prediction_col: see `TFTransformer.predictionCol`.
+            probability_col: see `TFTransformer.probabilityCol`.
+            raw_prediction_col: see `TFTransformer.rawPredictionCol`.
+            output_form: see `TFTransformer.outputForm`.
+            handle_invalid: see `TFTransformer.handleInvalid`.
+            predict_batch_size: see `TFTransformer.predictBatchSize`.
 
         Raises:
             RunDirectoryError: it holds no finished model, or one that needs ``custom_objects`` or
@@ -119,64 +101,50 @@ class TFTransformer(Transformer):  # type: ignore[misc]
             DataError: a transform that the model was trained with is missing.
             InvalidInputError: another argument cannot be right.
         """
+        settings = PredictionSettings(
+            feature_cols=feature_cols,
+            prediction_col=prediction_col,
+            probability_col=probability_col,
+            raw_prediction_col=raw_prediction_col,
+            output_form=output_form,
+            handle_invalid=handle_invalid,
+            predict_batch_size=predict_batch_size,
+        )
         directory = RunDirectory(Location(run_dir))
         model = read_finished_run(
             directory, custom_objects=custom_objects, model_fn=model_fn, transforms=transforms
         )
-        return cls(
-            model,
-            run_dir=str(directory.location),
-            history=directory.read_metrics(),
-            prediction_col=prediction_col,
-            batch_size=batch_size,
-            handle_invalid=handle_invalid,
-        )
+        summary = TrainingSummary(str(directory.location), directory.read_metrics())
+        return cls(ServedModel(model), summary=summary, settings=settings)
 
     @property
     def output_names(self) -> list[str]:
         """The names of the model's outputs, in its order."""
-        return [output.name for output in self._model.recipe.outputs]
+        return [output.name for output in self._model.known.recipe.outputs]
 
-    def _check_settings(self) -> None:
-        check_prediction_col(self.prediction_col)
-        check_choice("handle_invalid", self.handle_invalid, HANDLE_INVALID)
-        check_count("batch_size", self.batch_size)
+    @property
+    def summary(self) -> TrainingSummary:
+        """What is told of the model's training.
+
+        Raises:
+            InvalidInputError: it comes from no training of this package's.
+        """
+        if self._summary is None:
+            raise InvalidInputError(
+                f"there is no summary: the model in {self._model.known.place} comes from no "
+                "training of this package's"
+            )
+        return self._summary
+
+    @property
+    def hasSummary(self) -> bool:
+        """Whether there is a `summary`."""
+        return self._summary is not None
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        self._check_settings()
+        settings = prediction_settings(self)
         spark = getattr(dataset, "sparkSession", None)
         if spark is None:
             raise InvalidInputError(f"transform takes a Spark DataFrame, got {dataset!r:.200}")
         use_own_python(spark)
-        if self._model.learn_outputs:
-            self._learn_outputs(spark)
-        check_callable(self._model)
-        return with_predictions(dataset, self._predictor(spark), self.prediction_col)
-
-    def _learn_outputs(self, spark: SparkSession) -> None:
-        """Let a worker build the model and tell what it gives; the driver loads no framework."""
-        describe = describing(self._shipped.loader(spark))
-        row = spark.range(0, 1, 1, 1).mapInArrow(describe, "text string").first()
-        outputs, problem, wrong = json.loads(row.text) if row is not None else ([], "", "")
-        if wrong:
-            raise ModelError(f"{wrong} (run {self.run_dir})")
-        known = self._model.recipe
-        if not known.outputs:
-            known = replace(known, outputs=tuple(output_from(o) for o in outputs))
-        self._model = replace(self._model, recipe=known, problem=problem, learn_outputs=not outputs)
-
-    def _predictor(self, spark: SparkSession) -> Predictor:
-        recipe = self._model.recipe
-        return Predictor(
-            digest=self._shipped.digest,
-            load=self._shipped.loader(spark),
-            columns=recipe.columns,
-            outputs=recipe.outputs,
-            batch_size=self.batch_size,
-            handle_invalid=self.handle_invalid,
-        )
-
-
-def _without_contents(recipe: Recipe) -> Recipe:
-    """Return what the driver has to know of a recipe."""
-    return replace(recipe, own=None, transforms={})
+        return with_predictions(dataset, self._model.predictor(spark, settings), settings)

@@ -122,7 +122,8 @@ class Attempts:
         newest = self._newest(run_id)
         self.directory.sweep()
         first_step = newest or 0
-        observer = StepObserver(Console(quiet=not self.launching.stream_logs), first_step)
+        console = Console(self.directory.location.name, quiet=not self.launching.stream_logs)
+        observer = StepObserver(console, first_step)
         attempt = self._begin(first_step)
         try:
             workers = self._fitting()

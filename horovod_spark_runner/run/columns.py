@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..data.prepare.schema import quote_all
-from ..errors import DataError, InvalidInputError
+from ..errors import DataError
+from ..settings.kinds import ColumnNames, check_columns
 from ..training.spec import Binding
 
-# By input or output: a column, several that are joined, or (labels only) none.
-ColumnNames = Sequence[str | Sequence[str] | None] | Mapping[str, str | Sequence[str] | None]
 # What Spark ML calls them.
 FEATURES, LABEL = "features", "label"
 
@@ -50,35 +49,17 @@ def bind_columns(columns: ColumnNames | None, title: str) -> Binding:
     """
     if columns is None and title == "label_cols":
         return Binding(())
-    if isinstance(columns, str) or not isinstance(columns, (Sequence, Mapping)):
-        raise InvalidInputError(
-            f"{title} must be a list of column names or a dictionary from the model's names to "
-            f"columns, got {columns!r}"
-        )
-    names = tuple(columns) if isinstance(columns, Mapping) else None
-    given = columns.values() if isinstance(columns, Mapping) else columns
-    slots = [_slot(one, title) for one in given]
-    if names is not None and not all(isinstance(name, str) for name in names):
-        raise InvalidInputError(f"{title} must name the model's inputs or outputs, got {names!r}")
+    plain = check_columns(title, columns, may_lack=title == "label_cols")
+    names = tuple(plain) if isinstance(plain, Mapping) else None
+    given = plain.values() if isinstance(plain, Mapping) else plain
+    slots = tuple(() if one is None else one for one in given)
+    binding = Binding(slots, names)
     if title == "feature_cols" and names is None:
-        flat = [name for slot in slots for name in slot]
+        flat = [name for slot in binding.slots for name in slot]
         twice = sorted({name for name in flat if flat.count(name) > 1})
         if twice:
             raise DataError(f"feature_cols names {', '.join(map(repr, twice))} more than once")
-    return Binding(tuple(slots), names)
-
-
-def _slot(given: Any, title: str) -> tuple[str, ...]:
-    """Return the columns of one input or output."""
-    if isinstance(given, str):
-        return (given,)
-    if given is None and title == "label_cols":  # an output without a loss
-        return ()
-    if isinstance(given, (list, tuple)) and given and all(isinstance(n, str) for n in given):
-        return tuple(given)
-    raise InvalidInputError(
-        f"{title} must hold column names, or lists of those that are joined into one, got {given!r}"
-    )
+    return binding
 
 
 def recorded_columns(binding: Binding) -> list[Any] | dict[str, Any]:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ..data.manifest import Manifest
 from ..data.prepare.datasets import Prepared, prepared, session_of
+from ..data.prepare.shared import SharedData
 from ..errors import CheckpointError, DataError
 from ..launch.driver.console import Console
 from ..launch.driver.head_start import import_meanwhile
-from ..launch.driver.launch import RunResult
+from ..ml.served import ServedModel
+from ..ml.summary import TrainingSummary
 from ..ml.trained import read_trained_model
 from ..ml.transformer import TFTransformer
-from ..rundir.attempt import Attempt
 from ..rundir.lock import RunLock
+from ..settings.prediction import PredictionSettings
+from ..storage.filesystem import Location
 from ..training.changes import check_same_data
 from ..training.entry import modules_for
 from ..training.spec import TrainingSpec
@@ -25,25 +28,34 @@ from .attempts import Attempts
 from .request import CheckedRequest
 
 
-def train_request(checked: CheckedRequest) -> TFTransformer:
-    """Materialize the data, train on all ranks and return the transformer."""
+def prepare_data(checked: CheckedRequest, own: Location) -> AbstractContextManager[Prepared]:
+    """Materialize the data of a request; see `prepared`.
+
+    Args:
+        checked: the request.
+        own: where they go if there is no cache directory.
+    """
+    request = checked.request
+    return prepared(
+        request.frame, checked.roles, request.data, request.validation, own, checked.fit.seed
+    )
+
+
+def train_request(checked: CheckedRequest, shared: SharedData | None = None) -> TFTransformer:
+    """Materialize the data, train on all ranks and return the transformer.
+
+    Args:
+        checked: what to train.
+        shared: the data, if other requests share them.
+    """
     request, directory = checked.request, checked.directory
     began = time.monotonic()
     spark, modules = session_of(request.frame), modules_for(checked.source.engine)
-    console = Console(quiet=not request.stream_logs)
+    console = Console(directory.location.name, quiet=not request.stream_logs)
     console.say("preparing the data")
     import_meanwhile(spark, checked.launching, checked.allotment, modules)
-    with (
-        RunLock(directory) as lock,
-        prepared(
-            request.frame,
-            checked.roles,
-            request.data,
-            request.validation,
-            directory.data,
-            checked.fit.seed,
-        ) as data,
-    ):
+    prepare = prepare_data(checked, directory.data) if shared is None else shared.use()
+    with RunLock(directory) as lock, prepare as data:
         materialized = time.monotonic()
         console.say(_describe(data, materialized - began))
         _check_enough_rows(data.train, checked.workers)
@@ -67,20 +79,30 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
             run_id,
         )
     trained = time.monotonic()
-    transformer = _transformer(checked, result, attempts.done)
+    report = result.result
+    transforms = request.data.transforms
+    model = ServedModel(read_trained_model(directory, checked.source, report.saved, transforms))
     ended = time.monotonic()
-    transformer.timings = {
+    timings = {
         **result.timings,
-        **result.result.timings,
+        **report.timings,
         "prepare": checked.seconds,
         "materialize": materialized - began,
         "attempts": max(0.0, trained - materialized - result.timings["total"]),
         "load": ended - trained,
         "total": checked.seconds + ended - began,
-        "train": result.result.train_seconds,
-        "samples_per_second": result.result.samples_per_second,
+        "train": report.train_seconds,
+        "samples_per_second": report.samples_per_second,
     }
-    return transformer
+    summary = TrainingSummary(
+        run_dir=str(directory.location),
+        history=report.history,
+        placement=result.placement,
+        timings=timings,
+        attempts=tuple(attempts.done),
+    )
+    settings = PredictionSettings(prediction_col=request.prediction_col)
+    return TFTransformer(model, summary=summary, settings=settings)
 
 
 def _describe(data: Prepared, seconds: float) -> str:
@@ -115,22 +137,6 @@ def _training_spec(
         callbacks=request.callbacks,
         transforms=request.data.transforms,
         settings=checked.settings,
-    )
-
-
-def _transformer(
-    checked: CheckedRequest, result: RunResult, attempts: Sequence[Attempt]
-) -> TFTransformer:
-    report = result.result
-    transforms = checked.request.data.transforms
-    model = read_trained_model(checked.directory, checked.source, report.saved, transforms)
-    return TFTransformer(
-        model,
-        run_dir=str(checked.directory.location),
-        history=report.history,
-        placement=result.placement,
-        prediction_col=checked.request.prediction_col,
-        attempts=attempts,
     )
 
 

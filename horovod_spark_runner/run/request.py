@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,13 +17,13 @@ from ..data.prepare.datasets import check_data, frame_of, session_of
 from ..data.prepare.schema import Roles
 from ..errors import InvalidInputError, RunDirectoryError
 from ..launch.driver.console import Console
-from ..ml.naming import PredictionCol, check_prediction_col
 from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint
 from ..rundir.directory import RunDirectory
 from ..serialize import check_picklable
 from ..settings.data import DataOptions
-from ..settings.kinds import check_choice, check_place
+from ..settings.kinds import ColumnNames, check_choice, check_place
 from ..settings.launching import LaunchOptions, LaunchSettings
+from ..settings.prediction import PredictionCol, check_prediction_col
 from ..settings.table import derive
 from ..settings.training import (
     Allreduce,
@@ -40,7 +42,7 @@ from ..training.changes import settings_to_go_on_with
 from ..training.engine import engine_named, engine_of
 from ..training.spec import Binding, ModelSource, WarmStart
 from ..training.warm_start import read_warm_start
-from .columns import ColumnNames, bind_columns, by_convention, recorded_columns
+from .columns import bind_columns, by_convention, recorded_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,6 +50,10 @@ if TYPE_CHECKING:
 Resume = Literal["auto", "never", "required"]
 
 logger = logging.getLogger(__name__)
+
+# Default run directories of this process: several threads may begin a run in one second.
+_named: set[str] = set()
+_naming = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ class TrainingRequest:
         if self.run_dir is not None:
             check_place("run_dir", self.run_dir)
         check_choice("resume", self.resume, get_args(Resume))
-        check_prediction_col(self.prediction_col)
+        check_prediction_col("prediction_col", self.prediction_col)
         if isinstance(self.validation, Real) and not isinstance(self.validation, bool):
             object.__setattr__(self, "validation", float(self.validation))
         given = self.initial_weights
@@ -175,6 +181,9 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
         log_dir=str(directory.logs),
     )
     allotment = _check_spark(spark, launching, request.restarts)
+    if request.num_workers is None:
+        console = Console(directory.location.name, quiet=not request.stream_logs)
+        console.say(allotment.describe())
     directory.check_writable()
     checkpoint = find_checkpoint(directory, request.resume)
     fit, warm_start, begun_with = request.fit, None, _origin(request.initial_weights)
@@ -226,7 +235,6 @@ def _check_spark(
     allotment = check_slots(spark, launching, launching.num_workers)
     if launching.num_workers is None:
         check_min_workers(allotment.workers, restarts)
-        Console(quiet=not launching.stream_logs).say(allotment.describe())
     return allotment
 
 
@@ -266,7 +274,12 @@ def _default_run_dir(spark: Any) -> str:
             "run_dir is needed on a cluster: a folder or URL that the driver and all executors "
             "can write to"
         )
-    return str(Path("runs", time.strftime("%Y%m%d-%H%M%S")))
+    now = str(Path("runs", time.strftime("%Y%m%d-%H%M%S")))
+    with _naming:
+        names = (now if number == 1 else f"{now}-{number}" for number in itertools.count(1))
+        name = next(name for name in names if name not in _named)
+        _named.add(name)
+    return name
 
 
 def find_checkpoint(directory: RunDirectory, resume: str) -> CheckpointInfo | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from types import MappingProxyType
@@ -14,6 +14,8 @@ from typing import Any, Generic, TypeVar
 from ..errors import InvalidInputError
 
 T = TypeVar("T")
+# Columns by input or output: one, several that are joined, or (labels only) none.
+ColumnNames = Sequence[str | Sequence[str] | None] | Mapping[str, str | Sequence[str] | None]
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,42 @@ def check_options(name: str, value: object, cls: type[T]) -> T:
     return value
 
 
+def check_columns(name: str, value: object, *, may_lack: bool = False) -> ColumnNames:
+    """Return columns by input or output as plain lists, dictionaries and names.
+
+    Args:
+        name: what they are, for the message.
+        value: the columns.
+        may_lack: whether there may be none for one of them.
+
+    Raises:
+        InvalidInputError: they are neither a list nor a dictionary of columns.
+    """
+    if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, Mapping)):
+        raise InvalidInputError(
+            f"{name} must be a list of column names or a dictionary from the model's names to "
+            f"columns, got {value!r}"
+        )
+    if not isinstance(value, Mapping):
+        return [_check_slot(name, one, may_lack) for one in value]
+    if not all(isinstance(key, str) for key in value):
+        raise InvalidInputError(
+            f"{name} must name the model's inputs or outputs, got {tuple(value)!r}"
+        )
+    return {key: _check_slot(name, one, may_lack) for key, one in value.items()}
+
+
+def _check_slot(name: str, given: object, may_lack: bool) -> str | list[str] | None:
+    """Return the columns of one input or output."""
+    if isinstance(given, str) or (given is None and may_lack):
+        return given
+    if isinstance(given, (list, tuple)) and given and all(isinstance(n, str) for n in given):
+        return list(given)
+    raise InvalidInputError(
+        f"{name} must hold column names, or lists of those that are joined into one, got {given!r}"
+    )
+
+
 def _check_text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidInputError(f"{name} must be a name, got {value!r}")
@@ -200,3 +238,4 @@ SECONDS = number("seconds")
 TEXT: Kind[str] = Kind("text", _check_text, "toString", str)
 PLACE: Kind[str | os.PathLike[str]] = Kind("path or URL", check_place, "toString", str)
 TEXT_MAP: Kind[Mapping[str, str]] = Kind("dictionary of text by name", _check_text_map)
+COLUMNS: Kind[ColumnNames] = Kind("list of columns, or dictionary of them by name", check_columns)

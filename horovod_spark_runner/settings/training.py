@@ -36,6 +36,11 @@ def _check_validation_freq(name: str, value: object) -> int | tuple[int, ...]:
 
 
 def _check_class_weight(name: str, weights: object) -> dict[int, float]:
+    if isinstance(weights, Mapping):  # the keys of JSON are text
+        weights = {
+            int(label) if isinstance(label, str) and label.isdecimal() else label: weight
+            for label, weight in weights.items()
+        }
     if not isinstance(weights, Mapping) or not all(
         isinstance(label, Integral)
         and isinstance(weight, Real)

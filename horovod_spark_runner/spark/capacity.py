@@ -40,11 +40,14 @@ class Allotment:
     Attributes:
         slots: tasks that run at once.
         shape: what each of them holds.
+        total: how many tasks of that shape Spark can run at once in all; ``None`` if it does not
+            tell.
         reason: where the number comes from if Spark was to give as many as it can; else empty.
     """
 
     slots: int
     shape: TaskShape
+    total: int | None
     reason: str = ""
 
     @property
@@ -128,13 +131,13 @@ def check_slots(
     context = classic_context(spark)
     if context is None or re.fullmatch(r"local(\[.*\])?", master):
         if asked is not None:
-            return Allotment(asked, shape)
+            return Allotment(asked, shape, None if fixed is None else fixed.slots)
         if fixed is None:
             raise InvalidInputError(
                 "num_workers is needed with Spark Connect, which does not tell how many tasks its "
                 "server can run at once"
             )
-        return Allotment(fixed.slots, shape, fixed.reason)
+        return Allotment(fixed.slots, shape, fixed.slots, fixed.reason)
     scala, profile = context._jsc.sc(), java_profile(spark, shape.profile)
     age = time.time() - context.startTime / 1000
     only_the_driver = scala.getExecutorMemoryStatus().size() <= 1
@@ -148,7 +151,7 @@ def check_slots(
     if found < (asked or 1):
         more = _more_executors(options, master)
         raise _not_enough(asked or 1, shape, Capacity(found, reason), more)
-    return Allotment(found, shape, reason) if asked is None else Allotment(asked, shape)
+    return Allotment(asked or found, shape, found, reason if asked is None else "")
 
 
 def patience(

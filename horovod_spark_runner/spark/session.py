@@ -46,6 +46,12 @@ def connect_host(spark: SparkSession) -> str | None:
     return None if client is None else str(client.host)
 
 
+def application_of(spark: SparkSession) -> str:
+    """Return what tells the Spark application, whose slots its sessions share, from others."""
+    context = classic_context(spark)
+    return f"connect:{connect_host(spark)}" if context is None else str(context.applicationId)
+
+
 def runs_on_this_machine(spark: SparkSession) -> bool:
     """Tell whether the executors are on the driver's machine, under its user (``local…``)."""
     return master_of(spark).startswith("local")

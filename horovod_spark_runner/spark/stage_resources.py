@@ -31,6 +31,12 @@ class TaskShape:
     ranks: int
     profile: Any = None
 
+    @property
+    def demand(self) -> tuple[tuple[str, float], ...]:
+        """What of Spark's a task takes; tasks of equal demand compete for the same slots."""
+        others = {} if self.profile is None else _amounts(self.profile)
+        return tuple(sorted({**others, "cpus": float(self.cpus), "gpu": float(self.gpus)}.items()))
+
     def describe(self) -> str:
         gpus = f" and {self.gpus} GPU{'s' * (self.gpus > 1)}" if self.gpus else ""
         return f"{self.cpus} core{'s' * (self.cpus > 1)}{gpus} each"

@@ -65,7 +65,7 @@ def main() -> None:
     )
     accuracy = predicted.first().right
     spark.stop()
-    print(json.dumps({"places": places, "history": model.history, "accuracy": accuracy}))
+    print(json.dumps({"places": places, "history": model.summary.history, "accuracy": accuracy}))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def main() -> None:
     spark.sparkContext.setLogLevel("OFF")
     result = train(make_frame(spark), Path(run_dir), faults, folder, **json.loads(options))
     spark.stop()
-    print(json.dumps([asdict(attempt) for attempt in result.attempts]))
+    print(json.dumps([asdict(attempt) for attempt in result.summary.attempts]))
 
 
 if __name__ == "__main__":

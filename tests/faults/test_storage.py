@@ -51,7 +51,7 @@ def test_a_disk_that_is_full_at_any_step(
         assert (small / BALLAST).exists()
         (small / BALLAST).unlink()
         again = train(frame, run_dir, faults, str(tmp_path), restarts=NONE)
-        assert again.attempts[-1].first_step >= min(step, STEPS) - 8
+        assert again.summary.attempts[-1].first_step >= min(step, STEPS) - 8
         assert_same_end(run_dir, undisturbed)
         fill(small)
     await_nothing_left()
@@ -86,7 +86,7 @@ def test_checkpoint_storage_that_hangs(
     assert time.monotonic() - began < 90
     thaw(freezable)
     again = train(frame, run_dir, faults, str(tmp_path), restarts=NONE)
-    assert again.attempts[-1].first_step >= 20
+    assert again.summary.attempts[-1].first_step >= 20
     assert_same_end(run_dir, undisturbed)
     await_nothing_left()
 

@@ -60,7 +60,7 @@ def test_models_of_strings_are_trained_and_predict(spark: Any, tmp_path: Path) -
         run_dir=str(tmp_path / "run"),
         stream_logs=False,
     )
-    assert trained.history[-1]["val_accuracy"] > 0.95
+    assert trained.summary.history[-1]["val_accuracy"] > 0.95
     new = frame.orderBy("id")
     predicted = [row.prediction for row in trained.transform(new).collect()]
     model = keras.saving.load_model(tmp_path / "run" / "model" / "model.keras")
@@ -115,8 +115,8 @@ def test_transforms_of_numbers_equal_rows_made_so(spark: Any, tmp_path: Path) ->
     plain = run_training(
         made, small_model, run_dir=str(tmp_path / "plain"), **{**settings, "validation": made}
     )
-    assert len(changed.history) == 3
-    for ours, theirs in zip(changed.history, plain.history, strict=True):
+    assert len(changed.summary.history) == 3
+    for ours, theirs in zip(changed.summary.history, plain.summary.history, strict=True):
         np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-4)
     found = [row.prediction for row in changed.transform(frame).orderBy("y").collect()]
     expected = [row.prediction for row in plain.transform(made).collect()]

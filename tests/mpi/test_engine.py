@@ -75,7 +75,7 @@ def predictions(transformer: Any, points: Any) -> np.ndarray:
 
 def test_another_engine_trains_resumes_and_predicts(points: Any, tmp_path: Path) -> None:
     whole = train(points, tmp_path / "whole")
-    losses = [logs["val_loss"] for logs in whole.history]
+    losses = [logs["val_loss"] for logs in whole.summary.history]
     assert losses[-1] < 0.2 * losses[0]
     run = train(
         points,
@@ -84,11 +84,11 @@ def test_another_engine_trains_resumes_and_predicts(points: Any, tmp_path: Path)
         checkpoints=CheckpointOptions(every_steps=4),
         restarts=RestartOptions(max_restarts=1, backoff_seconds=0.1),
     )
-    assert [(a.first_step, a.ending) for a in run.attempts] == [
+    assert [(a.first_step, a.ending) for a in run.summary.attempts] == [
         (0, "rank killed or lost"),
         (12, "finished"),
     ]
-    assert run.history == whole.history
+    assert run.summary.history == whole.summary.history
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
 
     weights = arrays_in(tmp_path / "run" / "model" / "weights.npz")["00000"]
@@ -109,7 +109,7 @@ def test_ranks_of_another_engine_equal_one_process(points: Any, tmp_path: Path) 
     line = Line(noise=0.0)
     two = train(points, tmp_path / "two", line, epochs=2)
     one = train(points, tmp_path / "one", line, epochs=2, num_workers=1, batch_size=16)
-    for ours, theirs in zip(two.history, one.history, strict=True):
+    for ours, theirs in zip(two.summary.history, one.summary.history, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-9)
     assert_same_weights(tmp_path / "two", tmp_path / "one", atol=1e-9)
 

@@ -117,7 +117,9 @@ def test_ranks_equal_one_process(
         np.testing.assert_array_equal(other, weights[0])  # after every step, to the bit
     np.testing.assert_allclose(weights[0], single[0], rtol=0, atol=2e-5)
     assert not np.allclose(weights[0][0], weights[0][-1], atol=1e-2), "nothing was learnt"
-    for ours, theirs in zip(transformer.history, single_transformer.history, strict=True):
+    for ours, theirs in zip(
+        transformer.summary.history, single_transformer.summary.history, strict=True
+    ):
         assert ours == pytest.approx(theirs, abs=1e-4)
 
 
@@ -159,7 +161,7 @@ def keras_backend() -> str:
 def test_one_rank_equals_plain_keras(reference: Any) -> None:
     """The reference itself."""
     weights, transformer = reference["sgd"]
-    run = Path(transformer.run_dir)
+    run = Path(transformer.summary.run_dir)
     assert json.loads((run / "config.json").read_text())["rows"] == ROWS
     np.testing.assert_allclose(weights[0], plain_keras(run), rtol=0, atol=1e-5)
 
@@ -168,7 +170,7 @@ def test_fewer_rows_in_the_last_batch_than_ranks(digits_df: Any, tmp_path: Path)
     """Four global batches and one row more: two of three ranks have none in the last step."""
     frame = digits_df.filter(f"id < {4 * GLOBAL_BATCH + 1}")
     weights, transformer = train(frame, tmp_path / "run", "sgd", 3)
-    expected = plain_keras(Path(transformer.run_dir))
+    expected = plain_keras(Path(transformer.summary.run_dir))
     assert len(expected) == EPOCHS * 5
     last = np.abs(expected[4] - expected[3]).max()
     assert last > 1e-3, "the last step changes nothing"

@@ -344,23 +344,6 @@ def test_what_a_rank_started_ends_with_its_slot(spark: Any, tmp_path: Path) -> N
     await_nothing_left()
 
 
-def test_runs_of_several_threads_wait_for_each_other(
-    spark: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
-    results: dict[int, Any] = {}
-
-    def start(number: int) -> None:
-        results[number] = HorovodRunner(3, spark=spark).run(max, number, 0).results
-
-    threads = [threading.Thread(target=start, args=(number,)) for number in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert results == {1: (1, 1, 1), 2: (2, 2, 2)}
-    assert "waiting for another run" in capfd.readouterr().err
-
-
 def speak() -> None:
     import horovod.tensorflow as hvd
 

@@ -100,11 +100,11 @@ def test_a_run_survives_a_kill(folder: Location, spark: Any, tmp_path: Any) -> N
     frame = make_frame(spark)
     place, data = str(folder.join("run")), {"data_dir": str(folder.join("data"))}
     run = train(frame, place, [Fault(33, 1, "sigkill")], str(tmp_path), data=data)
-    assert [attempt.ending for attempt in run.attempts][-1] == "finished"
-    assert run.attempts[1].first_step in (28, 32)
+    assert [attempt.ending for attempt in run.summary.attempts][-1] == "finished"
+    assert run.summary.attempts[1].first_step in (28, 32)
     undisturbed = train(frame, str(tmp_path / "run"), [], str(tmp_path), data=data)
     loaded = TFTransformer.from_run(place)
-    assert loaded.history == run.history == undisturbed.history
+    assert loaded.summary.history == run.summary.history == undisturbed.summary.history
     before, after = (t.transform(frame).toPandas() for t in (undisturbed, loaded))
     column = after.columns[-1]
     np.testing.assert_array_equal(np.stack(before[column]), np.stack(after[column]))

@@ -121,11 +121,11 @@ def test_a_run_in_an_object_store_survives_a_kill(
     place = "s3://bucket/runs/one"
     faults = [Fault(33, 1, "sigkill")]
     run = train(frame, place, faults, str(tmp_path), data=data, launch=launch)
-    assert len(run.history) == 3
-    assert [attempt.ending for attempt in run.attempts][-1] == "finished"
-    assert run.attempts[1].first_step in (28, 32)
+    assert len(run.summary.history) == 3
+    assert [attempt.ending for attempt in run.summary.attempts][-1] == "finished"
+    assert run.summary.attempts[1].first_step in (28, 32)
     loaded = TFTransformer.from_run(place)
-    assert loaded.history == run.history
+    assert loaded.summary.history == run.summary.history
     for path in list_all(Location(place)):
         assert SECRET.encode() not in path.read_bytes()
     assert not RunDirectory(place).lock.exists()

@@ -72,7 +72,7 @@ def test_a_training_has_begun_to_import_while_its_data_are_prepared(
         stream_logs=False,
     )
     # When the ranks were asked for, the import was under way.
-    assert trained.timings["import"] < 0.5
+    assert trained.summary.timings["import"] < 0.5
 
 
 def leave_and_look() -> dict[str, Any]:

@@ -120,15 +120,15 @@ def test_a_killed_run_ends_as_an_undisturbed_one(small: Any, tmp_path: Path) -> 
         ),
         restarts=RestartOptions(max_restarts=2, backoff_seconds=0.1),
     )
-    assert run.history == whole.history
+    assert run.summary.history == whole.summary.history
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
-    told = [(a.first_step, a.ending) for a in run.attempts]
+    told = [(a.first_step, a.ending) for a in run.summary.attempts]
     assert told == [(0, "rank killed or lost"), (10, "preempted"), (21, "finished")]
-    assert "killed by signal 9" in run.attempts[0].cause
+    assert "killed by signal 9" in run.summary.attempts[0].cause
     lines = (tmp_path / "run" / "attempts.jsonl").read_text().splitlines()
     assert [json.loads(line)["ending"] for line in lines] == [ending for _, ending in told]
     kept = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
-    best = int(np.argmax([logs["val_accuracy"] for logs in whole.history]))
+    best = int(np.argmax([logs["val_accuracy"] for logs in whole.summary.history]))
     steps = sorted(int(p.name[5:]) for p in (tmp_path / "whole" / "checkpoints").iterdir())
     assert kept == sorted({f"step-{steps[n]:08d}" for n in (best, len(steps) - 1)})
     assert not (tmp_path / "run" / "lock.json").exists()
@@ -144,8 +144,8 @@ def test_arrays_that_are_damaged_cost_one_checkpoint(
     (newest / "variables.npz").write_bytes(data)
     caplog.clear()
     run = train(small, tmp_path / "run", plain_model, epochs=2)
-    assert run.history == whole.history
-    (told,) = run.attempts
+    assert run.summary.history == whole.summary.history
+    (told,) = run.summary.attempts
     assert 0 < told.first_step < told.last_step == int(newest.name[5:])
     skipped = [text for text in caplog.messages if "is skipped" in text]
     assert len(skipped) == 1
@@ -170,9 +170,9 @@ def test_another_number_of_ranks_sees_the_same_batches(small: Any, tmp_path: Pat
         train(small, tmp_path / "run", plain_model, epochs=2, num_workers=1)
     arguments = {"epochs": 2, "num_workers": 3, "batch_size": 16, "resume": "required"}
     run = train(small, tmp_path / "run", plain_model, **arguments)
-    assert [attempt.first_step for attempt in run.attempts] == [4]
-    assert run.attempts[0].number == 3
-    for ours, theirs in zip(run.history, whole.history, strict=True):
+    assert [attempt.first_step for attempt in run.summary.attempts] == [4]
+    assert run.summary.attempts[0].number == 3
+    for ours, theirs in zip(run.summary.history, whole.summary.history, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
     assert_same_weights(tmp_path / "run", tmp_path / "whole", atol=1e-5)
 
@@ -186,7 +186,7 @@ def test_another_number_of_ranks_sees_the_same_batches(small: Any, tmp_path: Pat
         checkpoints=CheckpointOptions(best_metric="val_loss", every_minutes=1e-4, keep=99),
     )
     assert len(list((tmp_path / "warm" / "checkpoints").iterdir())) > 1
-    assert start.history[0]["loss"] < whole.history[0]["loss"] * 0.7
+    assert start.summary.history[0]["loss"] < whole.summary.history[0]["loss"] * 0.7
     with pytest.raises(InvalidInputError, match="best_metric='val_los' is no metric .* val_loss"):
         train(
             small,
@@ -250,7 +250,7 @@ def test_a_run_that_is_to_end_in_the_last_step_of_an_epoch_keeps_its_logs(
         restarts=restarts,
         **given,
     )
-    assert [attempt.first_step for attempt in run.attempts] == [0, 2 * steps]
-    assert all("own" in logs for logs in run.history)
-    assert run.history == whole.history
+    assert [attempt.first_step for attempt in run.summary.attempts] == [0, 2 * steps]
+    assert all("own" in logs for logs in run.summary.history)
+    assert run.summary.history == whole.summary.history
     assert_same_weights(tmp_path / "run", tmp_path / "whole")

@@ -101,7 +101,7 @@ def test_what_another_call_asks_for_otherwise(
             lr_scaling="linear",
             initial_weights=str(tmp_path / "model.keras"),
         )
-    assert len(longer.history) == 2
+    assert len(longer.summary.history) == 2
     assert rate_of(run_dir) == pytest.approx(0.02)
     for text in (
         "lr_scaling is 'linear' now, the run was begun with 'none'",
@@ -145,10 +145,10 @@ def test_two_optimizers_go_on_to_the_bit(small: Any, tmp_path: Path) -> None:
         checkpoints=CheckpointOptions(every_steps=2),
         restarts=RestartOptions(max_restarts=1, backoff_seconds=0.1),
     )
-    assert [attempt.first_step for attempt in within.attempts] == [0, 10]
+    assert [attempt.first_step for attempt in within.summary.attempts] == [0, 10]
     train(small, tmp_path / "between", pair, epochs=1)
     between = train(small, tmp_path / "between", pair)
     for name, run in [("within", within), ("between", between)]:
-        assert run.history == whole.history
+        assert run.summary.history == whole.summary.history
         assert_same_weights(tmp_path / name, tmp_path / "whole")
     assert newest(tmp_path / "whole")["model"]["trained_by"] == [[0, 1], [2, 3]]

@@ -78,11 +78,11 @@ def whole(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_a_run_gives_history_placement_timings_and_files(whole: Any) -> None:
-    assert len(whole.history) == 4
-    assert whole.history[0].keys() == {"loss", "accuracy", "val_loss", "val_accuracy"}
-    assert whole.history[-1]["accuracy"] > 0.8 > whole.history[0]["accuracy"]
-    assert [rank.rank for rank in whole.placement] == [0, 1]
-    timings = whole.timings
+    assert len(whole.summary.history) == 4
+    assert whole.summary.history[0].keys() == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    assert whole.summary.history[-1]["accuracy"] > 0.8 > whole.summary.history[0]["accuracy"]
+    assert [rank.rank for rank in whole.summary.placement] == [0, 1]
+    timings = whole.summary.timings
     assert timings["samples_per_second"] > 0
     launching = ("attempts", "check", *PHASES)
     phases = sum(timings[name] for name in ("prepare", "materialize", *launching, "load"))
@@ -90,10 +90,10 @@ def test_a_run_gives_history_placement_timings_and_files(whole: Any) -> None:
     training = sum(timings[name] for name in ("build", "epochs", "save"))
     assert training == pytest.approx(timings["function"], rel=0.1)
     assert 0 < timings["train"] < timings["epochs"]
-    run = Path(whole.run_dir)
+    run = Path(whole.summary.run_dir)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line.pop("epoch") for line in lines] == [0, 1, 2, 3]
-    assert lines == whole.history
+    assert lines == whole.summary.history
     assert len(list(run.glob("checkpoints/*"))) == 3
     assert list(run.glob("data/*")) == []  # deleted at the end
     logs = sorted((run / "logs").iterdir())
@@ -106,7 +106,7 @@ def test_predictions_are_the_models_own(whole: Any, small: Any) -> None:
 
     rows = whole.transform(small).select("image", "prediction", "id", "digit").collect()
     assert len(rows) == 500
-    model = keras.saving.load_model(Path(whole.run_dir, "model", "model.keras"))
+    model = keras.saving.load_model(Path(whole.summary.run_dir, "model", "model.keras"))
     expected = model.predict(np.array([row.image for row in rows]), verbose=0)
     np.testing.assert_allclose([row.prediction for row in rows], expected, atol=1e-5)
     assert model.optimizer.__class__.__module__.startswith("keras.")
@@ -124,8 +124,8 @@ def test_predictions_through_pandas_where_spark_has_no_arrow_udf(
 
 
 def test_a_finished_run_is_loaded_from_its_directory(whole: Any, small: Any) -> None:
-    loaded = TFTransformer.from_run(whole.run_dir, prediction_col="p")
-    assert loaded.history == whole.history
+    loaded = TFTransformer.from_run(whole.summary.run_dir, prediction_col="p")
+    assert loaded.summary.history == whole.summary.history
     ours = {row.id: row.prediction for row in whole.transform(small).collect()}
     for row in loaded.transform(small).select("id", "p").collect():
         np.testing.assert_allclose(row.p, ours[row.id], atol=1e-6)
@@ -139,21 +139,21 @@ def test_a_model_that_cannot_be_written_is_not_lost(small: Any, whole: Any, tmp_
     with pytest.raises(CheckpointError, match="the training is done, but its model could not be"):
         train(small, run, **arguments)
     (run / "model").unlink()
-    assert train(small, run, **arguments).history == whole.history
-    assert_same_weights(run, Path(whole.run_dir))
+    assert train(small, run, **arguments).summary.history == whole.summary.history
+    assert_same_weights(run, Path(whole.summary.run_dir))
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(small: Any, whole: Any, tmp_path: Path) -> None:
     arguments = {"validation": 0.2, "lr_scaling": "linear", "warmup_epochs": 3.0}
     first = train(small, tmp_path / "run", epochs=2, **arguments)
     resumed = train(small, tmp_path / "run", epochs=4, resume="required", **arguments)
-    assert first.history == whole.history[:2]
-    assert resumed.history == whole.history
-    assert_same_weights(tmp_path / "run", Path(whole.run_dir))
+    assert first.summary.history == whole.summary.history[:2]
+    assert resumed.summary.history == whole.summary.history
+    assert_same_weights(tmp_path / "run", Path(whole.summary.run_dir))
 
     # Once more with the same number of epochs: nothing is left to train.
     again = train(small, tmp_path / "run", epochs=4, **arguments)
-    assert again.history == whole.history
+    assert again.summary.history == whole.summary.history
 
     with pytest.raises(RunDirectoryError, match="resume='never'.*holds a run already"):
         train(small, tmp_path / "run", epochs=5, resume="never")
@@ -233,8 +233,8 @@ def test_several_inputs_and_outputs_by_name(
         sync=Allreduce(compression="fp16"),
         epochs=3,
     )
-    assert "digit_out_accuracy" in transformer.history[-1]
-    assert transformer.history[-1]["loss"] < transformer.history[0]["loss"]
+    assert "digit_out_accuracy" in transformer.summary.history[-1]
+    assert transformer.summary.history[-1]["loss"] < transformer.summary.history[0]["loss"]
     row = transformer.transform(frame).first()
     assert len(row.digit_out) == 10
     assert isinstance(row.brightness_out, float)
@@ -255,7 +255,7 @@ def test_early_stopping_and_weights(small: Any, tmp_path: Path) -> None:
     transformer = train(
         frame, tmp_path / "run", epochs=9, callbacks=callbacks, sample_weight_col="weight"
     )
-    assert len(transformer.history) == 2  # stopped on all ranks after the second
+    assert len(transformer.summary.history) == 2  # stopped on all ranks after the second
     # Digits from 5 on weighed nothing: the model never predicts them.
     rows = transformer.transform(frame).collect()
     assert np.mean([np.argmax(row.prediction) < 5 for row in rows]) > 0.95
@@ -283,14 +283,14 @@ def test_files_of_callbacks_are_written_by_one_rank(small: Any, tmp_path: Path) 
             return [{k: float(v) for k, v in line.items()} for line in csv.DictReader(file)]
 
     transformer = train(small, tmp_path / "run", epochs=2, validation=0.2, callbacks=callbacks)
-    expected = [{"epoch": n, **logs} for n, logs in enumerate(transformer.history)]
+    expected = [{"epoch": n, **logs} for n, logs in enumerate(transformer.summary.history)]
     assert logged() == expected
     names = {path.name for path in tmp_path.iterdir()} - {"run"}
     assert names == {"ran-on-0", "ran-on-1", "log.csv", "of-rank-0.csv", "of-rank-0.keras"}
     assert Path(folder, "of-rank-0.csv").read_text() == Path(folder, "log.csv").read_text()
     # A resumed run continues its files.
     longer = train(small, tmp_path / "run", epochs=3, validation=0.2, callbacks=callbacks)
-    assert logged() == [*expected, {"epoch": 2, **longer.history[2]}]
+    assert logged() == [*expected, {"epoch": 2, **longer.summary.history[2]}]
     assert Path(folder, "of-rank-0.csv").read_text() == Path(folder, "log.csv").read_text()
 
 
@@ -307,7 +307,7 @@ def test_a_model_file_is_trained_further(small: Any, tmp_path: Path) -> None:
         np.testing.assert_array_equal(ours, theirs)
     # A description has no weights to begin with.
     described = train(small, tmp_path / "json", str(tmp_path / "start.json"), epochs=2)
-    assert described.history[1]["loss"] < described.history[0]["loss"] * 0.8
+    assert described.summary.history[1]["loss"] < described.summary.history[0]["loss"] * 0.8
     assert len(described.transform(small).first().prediction) == 10
 
 
@@ -329,8 +329,8 @@ def test_an_error_in_the_training_names_rank_and_keeps_checkpoints(
     with pytest.raises(RankFailedError, match="ValueError: boom in epoch 2"):
         train(small, tmp_path / "run", callbacks=callbacks, epochs=3)
     resumed = train(small, tmp_path / "run", resume="required", epochs=3)
-    assert len(resumed.history) == 3
-    assert resumed.attempts[-1].first_step > 0
+    assert len(resumed.summary.history) == 3
+    assert resumed.summary.attempts[-1].first_step > 0
 
 
 def brighten(image: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
@@ -380,7 +380,7 @@ def test_png_files_are_trained_on_from_parquet_and_predicted(
         ),
         epochs=4,
     )
-    assert trained.history[-1]["accuracy"] > 0.85
+    assert trained.summary.history[-1]["accuracy"] > 0.85
     assert not list(tmp_path.glob("run/data/data-*"))  # the files were read as they are
     frame = spark.read.parquet(folder)
     predicted = trained.transform(frame).collect()

@@ -84,7 +84,7 @@ def test_copies_predict_after_transform_was_called(one: str, frame: Any) -> None
         copy.deepcopy(transformer),
         transformer.copy(),
     ):
-        assert again.history == transformer.history
+        assert again.summary.history == transformer.summary.history
         check(again.transform(frame).collect())
 
 
@@ -118,14 +118,14 @@ def test_names_of_several_outputs(two: str, frame: Any) -> None:
         ("p", ["p_total", "p_Twice"]),
         (["u", "v"], ["u", "v"]),
     ):
-        transformer.prediction_col = given
+        transformer.setPredictionCol(given)
         predicted = transformer.transform(labelled)
         assert predicted.columns == ["TOTAL", "x", "n", *names]
     check(predicted.collect(), "u")
-    transformer.prediction_col = {"totl": "sum"}
+    transformer.setPredictionCol({"totl": "sum"})
     with pytest.raises(InvalidInputError, match="names the output 'totl'.*'total', 'Twice'"):
         transformer.transform(labelled)
-    transformer.prediction_col = ["a", "A"]
+    transformer.setPredictionCol(["a", "A"])
     with pytest.raises(DataError, match="several predictions would be called 'A'"):
         transformer.transform(labelled)
 
@@ -175,12 +175,12 @@ def test_invalid_rows_are_kept_or_left_out(
         monkeypatch.delattr("pyspark.sql.functions.arrow_udf")
     place = request.getfixturevalue(outputs)
     name = "prediction" if outputs == "one" else "total"
-    keep = TFTransformer.from_run(place, handle_invalid="keep", batch_size=7)
+    keep = TFTransformer.from_run(place, handle_invalid="keep", predict_batch_size=7)
     rows = keep.transform(holes).collect()
     assert len(rows) == len(ROWS) + len(BROKEN)
     assert {row.id for row in rows if row[name] is None} == {row[0] for row in BROKEN}
     check([row for row in rows if row.id < 100], name)
-    keep.handle_invalid = "skip"
+    keep.setHandleInvalid("skip")
     check(keep.transform(holes).collect(), name)
 
 
@@ -213,15 +213,14 @@ def test_an_invalid_row_is_named(broken: Any, one: str, holes: Any) -> None:
     assert "handle_invalid='skip'" in str(caught.value)
 
 
-def test_settings_are_checked(one: str, frame: Any) -> None:
+def test_settings_are_checked(one: str) -> None:
     with pytest.raises(InvalidInputError, match="handle_invalid must be one of error, skip, keep"):
-        TFTransformer.from_run(one, handle_invalid="drop")
+        TFTransformer.from_run(one, handle_invalid="drop")  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="prediction_col must be"):
         TFTransformer.from_run(one, prediction_col=5)  # type: ignore[arg-type]
     transformer = TFTransformer.from_run(one)
-    transformer.batch_size = 0
-    with pytest.raises(InvalidInputError, match="batch_size"):
-        transformer.transform(frame)
+    with pytest.raises(InvalidInputError, match="predict_batch_size .* at least 1, got 0"):
+        transformer.setPredictBatchSize(0)
 
 
 def test_types_that_would_be_cut_are_refused(one: str, frame: Any) -> None:

@@ -33,7 +33,7 @@ MESSAGES = (
 
 def shown(*messages: Told, quiet: bool = False) -> list[str]:
     stream = io.StringIO()
-    console = Console(stream, quiet=quiet)
+    console = Console("run 1", stream, quiet=quiet)
     for message in messages:
         console.on_message(message)
     console.close()
@@ -42,7 +42,7 @@ def shown(*messages: Told, quiet: bool = False) -> list[str]:
 
 def test_what_is_printed() -> None:
     assert shown(*MESSAGES) == [
-        "waiting for another run of this process to end",
+        "waiting for slots that other runs of this process hold",
         "2 ranks on h: ranks 0, 1 (CPU)",
         "[1/h] one",
         "[1/h] two",
@@ -54,7 +54,7 @@ def test_what_is_printed() -> None:
 
 def test_quiet_means_nothing() -> None:
     assert shown(*MESSAGES, quiet=True) == []
-    Console(stream := io.StringIO(), quiet=True).say("preparing the data")
+    Console("run 1", stream := io.StringIO(), quiet=True).say("preparing the data")
     assert not stream.getvalue()
 
 
@@ -65,7 +65,7 @@ class Terminal(io.StringIO):
 
 def test_the_rate_of_a_bar_is_right_from_its_first_update() -> None:
     """Steps that were made before it was drawn have taken no time that it knows of."""
-    console = Console(stream := Terminal())
+    console = Console("run 1", stream := Terminal())
     for step in (4_000, 4_001):
         console.on_message(Told(0, 0, "h", Progress(0, 2, step, 10_000, step, {"loss": 0.25})))
         time.sleep(0.2)
@@ -83,3 +83,60 @@ def test_warnings_are_left_to_the_log() -> None:
 
 def test_one_rank_is_one() -> None:
     assert shown(by_driver(Placed(1, "h: rank 0 (CPU)"))) == ["1 rank on h: rank 0 (CPU)"]
+
+
+def progress(step: int, loss: float) -> Told:
+    return Told(0, 0, "h", Progress(0, 2, step, 5, step, {"loss": loss}))
+
+
+def test_lines_of_runs_at_once_say_whose_they_are() -> None:
+    stream = io.StringIO()
+    one, two = Console("fold-1", stream), Console("fold-2", stream)
+    one.on_message(progress(5, 0.5))
+    two.on_message(progress(5, 0.25))
+    one.on_message(Told(0, 1, "h", Log(("said",))))
+    one.say("done")
+    one.close()
+    two.on_message(progress(5, 0.125))
+    two.close()
+    assert stream.getvalue().splitlines() == [
+        "epoch 1/2  5 steps  loss 0.5",
+        "fold-2: epoch 1/2  5 steps  loss 0.25",
+        "fold-1: [1/h] said",
+        "fold-1: done",
+        "epoch 1/2  5 steps  loss 0.125",
+    ]
+
+
+def test_bars_of_runs_at_once_stay_apart() -> None:
+    """Each bar keeps its line of the terminal, and what is printed is on one of its own."""
+    stream = Terminal()
+    one, two = Console("fold-1", stream), Console("fold-2", stream)
+    one.on_message(progress(1, 0.5))
+    two.on_message(progress(1, 0.25))
+    before = screen(stream.getvalue())
+    assert before[0].startswith("epoch 1/2")
+    assert before[1].startswith("fold-2: epoch 1/2")
+    one.on_message(Told(0, 1, "h", Log(("said",))))
+    one.close()
+    two.close()
+    lines = screen(stream.getvalue())
+    assert lines[:1] == ["fold-1: [1/h] said"]
+    assert not any(lines[1:])  # bars leave nothing
+
+
+def screen(written: str) -> list[str]:
+    """Return what a terminal shows."""
+    lines, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[\d*[A-Zm]|[\r\n]|[^\r\n\x1b]+", written):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            row, column = row + 1, 0
+            lines += [""] * (row + 1 - len(lines))
+        elif part.endswith("A"):
+            row -= 1
+        elif part[0] != "\x1b":
+            lines[row] = lines[row][:column].ljust(column) + part + lines[row][column + len(part) :]
+            column += len(part)
+    return [line.rstrip() for line in lines]

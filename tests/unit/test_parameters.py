@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 
 import horovod_spark_runner
-from horovod_spark_runner import HorovodRunner, prepare_dataset, run_training
+from horovod_spark_runner import HorovodRunner, TFTransformer, prepare_dataset, run_training
 from horovod_spark_runner.commands.parameters import (
     EVERYDAY,
     OPTIONS,
     described_arguments,
     page,
 )
+from horovod_spark_runner.ml.params import PredictionParams, camel_case
 from horovod_spark_runner.settings.data import DataOptions
 from horovod_spark_runner.settings.launching import LaunchOptions, LaunchSettings
+from horovod_spark_runner.settings.prediction import PredictionSettings
 from horovod_spark_runner.settings.table import Settings, default_of, kind_of, text_of
 from horovod_spark_runner.settings.training import FitOptions
 
@@ -43,7 +45,7 @@ def own_fields(cls: type[Settings]) -> dict[str, Any]:
 
 TABLE = [
     pytest.param(field, id=f"{cls.__name__}.{name}")
-    for cls in (*OPTIONS, *EVERYDAY, HorovodRunner)
+    for cls in (*OPTIONS, *EVERYDAY, HorovodRunner, PredictionSettings)
     for name, field in own_fields(cls).items()
 ]
 EVERYDAY_FIELDS = {
@@ -70,7 +72,7 @@ def test_every_class_of_options_is_public_and_on_the_page() -> None:
 
 def test_a_setting_has_one_name_and_one_home() -> None:
     homes: dict[str, list[str]] = {}
-    for cls in (*OPTIONS, *EVERYDAY, HorovodRunner):
+    for cls in (*OPTIONS, *EVERYDAY, HorovodRunner, PredictionSettings):
         for name in own_fields(cls):
             homes.setdefault(name, []).append(cls.__name__)
     assert {name: found for name, found in homes.items() if len(found) > 1} == {}
@@ -117,6 +119,20 @@ def test_each_setting_says_what_it_does_and_can_be(field: Any) -> None:
     assert default == default_of(field)
     if kind.parse is not None and default is not None:
         assert kind.check(field.name, kind.parse(str(default))) == default
+
+
+@pytest.mark.parametrize("field", own_fields(PredictionSettings).values(), ids=lambda f: f.name)
+def test_a_model_has_a_param_and_an_argument_of_each_setting(field: Any) -> None:
+    name = camel_case(field.name)
+    param = getattr(PredictionParams, name)
+    assert param.name == name
+    assert param.doc == text_of(field).replace("``", "")
+    for accessor in ("get", "set"):
+        assert callable(getattr(PredictionParams, accessor + name[0].upper() + name[1:]))
+    taken = inspect.signature(TFTransformer.from_run).parameters
+    if field.name != "features_col":  # Spark ML's name for a list of one
+        assert taken[field.name].default == default_of(field)
+        assert taken[field.name].annotation == field.type
 
 
 @pytest.mark.parametrize("field", TABLE)

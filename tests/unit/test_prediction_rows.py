@@ -10,8 +10,9 @@ import pytest
 
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import DataError, InvalidInputError
-from horovod_spark_runner.ml.naming import added_columns, check_added, check_prediction_col
+from horovod_spark_runner.ml.naming import added_columns, check_added
 from horovod_spark_runner.ml.rows import describe_fault, valid_rows, with_nulls
+from horovod_spark_runner.settings.prediction import PredictionSettings
 
 LISTS = [[9, 9], [1, 2], None, [3], [4, None], [5, 6], [], [None, None], [7, 8, 9]]
 PAIR = Column("x", "float32", (2,))
@@ -88,7 +89,7 @@ def test_predictions_go_to_their_rows(kind: str) -> None:
 @pytest.mark.parametrize("given", [5, "", [], {}, [1], {"a": None}, b"x"])
 def test_what_is_no_column_name(given: Any) -> None:
     with pytest.raises(InvalidInputError, match="prediction_col must be"):
-        check_prediction_col(given)
+        PredictionSettings(prediction_col=given)
 
 
 @pytest.mark.parametrize(

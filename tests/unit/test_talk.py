@@ -40,7 +40,7 @@ class World:
     def __init__(self, server: ControlServer, slots: int, *, quiet: bool = False) -> None:
         options = LaunchSettings(slots)
         self.plan = SlotPlan("unit", KEY, server.address, options, slots, slots, b"", 0)
-        self.talk = Talk(self.plan, server, Console(quiet=quiet))
+        self.talk = Talk(self.plan, server, Console("run 1", quiet=quiet))
         self.links = [SlotLink(self.plan, slot) for slot in range(slots)]
 
     def say(self, slot: int, message: SlotReport | RankReport) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import NoReturn, TextIO
 
 from tqdm import tqdm
@@ -11,20 +12,26 @@ from ..shared.messages import Dropped, Log, Notice, Placed, Progress, Queued, To
 from ..shared.topology import in_words
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
+# Guards the consoles of the runs that go on, and keeps the lines of several whole.
+_lock = threading.RLock()
+_going_on: list[Console] = []
 
 
 class Console:
     """Prints the ranks' lines with a ``[rank/host]`` prefix and draws a progress bar.
 
     The bar appears on a terminal; elsewhere (a log file, CI) one line is printed per epoch.
-    Warnings are left to the log.
+    Warnings are left to the log. While several runs go on at once, each has a bar of its own, and
+    their lines begin with their names.
 
     Args:
+        name: what the run is called beside others.
         stream: where to print; standard error by default.
         quiet: print nothing.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
+    def __init__(self, name: str, stream: TextIO | None = None, *, quiet: bool = False) -> None:
+        self._name = name
         self._stream = stream if stream is not None else sys.stderr
         self._quiet = quiet
         self._terminal = self._stream.isatty()
@@ -34,6 +41,12 @@ class Console:
         """Show one message; most kinds are for others."""
         if self._quiet:
             return
+        with _lock:
+            if self not in _going_on:
+                _going_on.append(self)
+            self._show(told)
+
+    def _show(self, told: Told) -> None:
         match told.message:
             case Notice(text, warn=False):  # of warnings the log tells
                 self._print(text)
@@ -43,7 +56,7 @@ class Console:
             case Dropped(lines):
                 self._print(f"({lines:,} lines of output came too fast, and are not shown)")
             case Queued():
-                self._print("waiting for another run of this process to end")
+                self._print("waiting for slots that other runs of this process hold")
             case Placed(size, placement):
                 self._print(f"{in_words(size)} on {placement}")
             case Progress() as progress:
@@ -55,6 +68,13 @@ class Console:
             self._print(text)
 
     def close(self) -> None:
+        """The run has ended."""
+        with _lock:
+            self._end_bar()
+            if self in _going_on:
+                _going_on.remove(self)
+
+    def _end_bar(self) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -78,7 +98,7 @@ class Console:
         self._bar = tqdm(
             total=progress.steps,
             initial=progress.step,
-            desc=_title(progress),
+            desc=self._tag() + _title(progress),
             unit="step",
             file=self._stream,
             leave=False,
@@ -86,17 +106,24 @@ class Console:
         return self._bar
 
     def _end_epoch(self, progress: Progress) -> None:
-        self.close()
+        self._end_bar()
         line = f"{_title(progress)}  {progress.steps} steps  {_format_metrics(progress.metrics)}"
         if progress.samples_per_second:
             line += f"  {progress.samples_per_second:,.0f} samples/s"
         self._print(line)
 
     def _print(self, line: str) -> None:
-        if self._bar is not None:
-            self._bar.write(line, file=self._stream)
-        else:
-            print(line, file=self._stream, flush=True)
+        with _lock:
+            text = self._tag() + line
+            if self._terminal:  # where there may be bars, also of other runs
+                tqdm.write(text, file=self._stream)
+            else:
+                self._stream.write(text + "\n")
+            self._stream.flush()
+
+    def _tag(self) -> str:
+        others = any(other._name != self._name for other in _going_on)
+        return f"{self._name}: " if others else ""
 
 
 def _title(progress: Progress) -> str:

@@ -7,9 +7,8 @@ import pickle
 import re
 import secrets
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +19,12 @@ from ...settings.launching import LaunchSettings
 from ...spark.capacity import check_slots
 from ...spark.encryption import check_encryption
 from ...spark.memory import check_memory_limit
-from ...spark.session import connect_host, runs_on_this_machine, use_own_python
+from ...spark.session import (
+    application_of,
+    connect_host,
+    runs_on_this_machine,
+    use_own_python,
+)
 from ..shared.messages import Notice, Queued, by_driver
 from ..shared.network import LOOPBACK, route_to
 from ..shared.outcome import Failure, RankOutcome, failure_error, is_telling, root_cause
@@ -29,6 +33,7 @@ from ..shared.topology import RankPlacement, in_words
 from .control_server import ControlServer
 from .spark_job import SparkJob
 from .talk import Observer, Talk
+from .turns import Claim, Turns
 from .watch import RunWatch, Verdict
 
 if TYPE_CHECKING:
@@ -45,7 +50,7 @@ CONTROL_PORT_SETTING = "spark.horovod.controlPort"
 # The driver loads none of them for an exception's sake.
 FRAMEWORKS = ("tensorflow", "keras", "torch", "horovod")
 
-_running = threading.Lock()
+_turns = Turns()
 
 
 class Job(Protocol):
@@ -80,13 +85,14 @@ class RunResult:
     Attributes:
         results: the function's return values, by rank.
         placement: where each rank ran, by rank.
-        timings: seconds per phase, one after the other: ``check`` (of the call and Spark's slots),
-            ``tasks`` (Spark starts them), ``rendezvous`` (they find each other), ``start`` (of all
-            ranks), ``function``, ``results`` (their way back), in all ``total``. Of ``start``, and
-            partly at the same time, for the slowest rank: ``mpirun`` (until the rank is lent its
-            MPI environment), ``import`` (of the frameworks, which begins with the tasks) and
-            ``mpi_init``. ``all_gather`` is there if the tasks had to find each other through
-            Spark: how long the slowest slot waited there.
+        timings: seconds per phase, one after the other: ``check`` (of the call and Spark's slots,
+            and the wait for other runs of this process), ``tasks`` (Spark starts them),
+            ``rendezvous`` (they find each other), ``start`` (of all ranks), ``function``,
+            ``results`` (their way back), in all ``total``. Of ``start``, and partly at the same
+            time, for the slowest rank: ``mpirun`` (until the rank is lent its MPI environment),
+            ``import`` (of the frameworks, which begins with the tasks) and ``mpi_init``.
+            ``all_gather`` is there if the tasks had to find each other through Spark: how long the
+            slowest slot waited there.
         ready_bytes: memory that the largest of the executors' ready processes held when the ranks
             became copies of it, pages shared with others included; 0 where there was none.
     """
@@ -133,15 +139,27 @@ def launch(
     """
     began = time.monotonic()
     payload, mentioned = dump_call(function, args, kwargs)
-    with _turn(observer):
-        check_encryption(spark, options)
-        check_memory_limit(spark)
-        allotment = check_slots(spark, options, workers)
+    check_encryption(spark, options)
+    check_memory_limit(spark)
+    allotment = check_slots(spark, options, workers)
+    bind, host, port = control_place(spark)
+    claim = Claim(
+        application_of(spark),
+        allotment.shape.demand,
+        allotment.slots,
+        # One port has room for one run.
+        None if port else allotment.total,
+    )
+    with (
+        contextlib.closing(observer),
+        _turns.turn(claim, lambda: _say(observer, Queued())) as waited,
+    ):
         if workers is None:
-            observer.on_message(by_driver(Notice(allotment.describe(), warn=False)))
+            _say(observer, Notice(allotment.describe(), warn=False))
+        if waited:  # executors may have been lost meanwhile
+            check_slots(spark, options, allotment.workers)
         use_own_python(spark)
         key = secrets.token_bytes(32)
-        bind, host, port = control_place(spark)
         slots = allotment.slots
         with ControlServer(bind, key, payload, host=host, port=port, slots=slots) as server:
             plan = SlotPlan(
@@ -155,8 +173,7 @@ def launch(
                 payload_bytes=len(payload),
                 modules=tuple(mentioned if modules is None else modules),
             )
-            starting = Notice(f"starting {in_words(plan.workers)}", warn=False)
-            observer.on_message(by_driver(starting))
+            _say(observer, Notice(f"starting {in_words(plan.workers)}", warn=False))
             checked = time.monotonic()
             talk = Talk(plan, server, observer)
             outcomes = run_job(SparkJob(spark, plan, allotment.shape.profile), talk)
@@ -175,18 +192,8 @@ def launch(
     )
 
 
-@contextlib.contextmanager
-def _turn(observer: Observer) -> Iterator[None]:
-    """Wait for the runs of other threads: two that hold half of the slots each would never end."""
-    if not _running.acquire(blocking=False):
-        observer.on_message(by_driver(Queued()))
-        # In pieces, so that Ctrl-C is heard.
-        while not _running.acquire(timeout=0.2):
-            pass
-    try:
-        yield
-    finally:
-        _running.release()
+def _say(observer: Observer, message: Queued | Notice) -> None:
+    observer.on_message(by_driver(message))
 
 
 def control_place(spark: SparkSession) -> tuple[str, str, int]:

@@ -215,7 +215,7 @@ SlotReport = (
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The run waits for another one of this process to end."""
+    """The run waits for slots that other runs of this process hold."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,323 @@
+"""`HorovodEstimator`: the training of a Keras model as a stage of Spark ML."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from pyspark.ml import Estimator
+from pyspark.ml.param import Param
+from pyspark.ml.util import MLReadable, MLWritable
+
+from .data.prepare.datasets import session_of
+from .data.prepare.schema import quote_all
+from .errors import InvalidInputError
+from .ml.estimator_files import EstimatorReader, EstimatorWriter
+from .ml.estimator_params import EstimatorParams
+from .ml.params import camel_case, prediction_settings
+from .ml.transformer import TFTransformer
+from .run.pipeline import train_request
+from .run.request import TrainingRequest, check_request
+from .run.several import train_several
+from .settings.code import by_import_name, is_import_name
+from .settings.data import DataOptions
+from .settings.estimator import options
+from .settings.kinds import ColumnNames
+from .settings.launching import LaunchOptions
+from .settings.training import Allreduce, CheckpointOptions, FitOptions, RestartOptions
+from .spark.session import runs_on_this_machine
+from .storage.filesystem import Location
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ParamMap = Mapping[Any, Any]
+
+
+class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # type: ignore[misc]
+    """Trains a Keras model on a DataFrame with Horovod; its model is a `TFTransformer`.
+
+    An estimator of Spark ML: it goes into a ``Pipeline``, a ``CrossValidator`` or a
+    ``TrainValidationSplit``, also with ``parallelism`` above 1, and can be saved and loaded. Its
+    settings are Params, given as keywords, by setters or by maps, and checked when they are given;
+    ``explainParams()`` tells of each. `run_training` trains as `fit` does, with the same settings.
+
+    A grid searches over what the model is built of by ``modelArgs``, the arguments of ``modelFn``.
+    Every fit has a run directory of its own in ``runDir``.
+
+    Args:
+        params: the Params by name, such as ``modelFn=make_model, epochs=3``.
+
+    Raises:
+        InvalidInputError: there is no such Param, or its value cannot be right.
+    """
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__()
+        self.setParams(**params)
+
+    def setParams(self, **params: Any) -> HorovodEstimator:
+        """Set Params by name and return this estimator; ``None`` takes back what was set.
+
+        Args:
+            params: the Params by name.
+
+        Raises:
+            InvalidInputError: there is no such Param, or its value cannot be right.
+        """
+        for name in params:
+            if not self.hasParam(name):
+                raise InvalidInputError(self._no_such(name))
+        for name, value in params.items():
+            if value is None:
+                self.clear(self.getParam(name))
+            else:
+                self._set(**{name: value})
+        return self
+
+    def fit(self, dataset: DataFrame, params: Any = None) -> Any:
+        """Train on a DataFrame.
+
+        Args:
+            dataset: the rows.
+            params: a map from this estimator's Params to values that hold for this fit, or a list
+                of maps, for each of which a model is trained.
+
+        Returns:
+            The `TFTransformer`, or a list of them.
+
+        Raises:
+            DataError: columns, types or values cannot be trained on.
+            ModelError: the model cannot be trained on these columns.
+            RunDirectoryError: ``runDir`` cannot be used, or ``resumeFrom`` holds no such run.
+            InvalidInputError: another Param cannot be right (the three above are kinds of it).
+            EnvironmentProblem: something is not installed or set up as it must be.
+            NotEnoughSlotsError: Spark cannot run ``numWorkers`` tasks at once.
+            RunFailedError: the run ended without a model; see `run_training` for its kinds.
+        """
+        if params is not None and not isinstance(params, (Mapping, list, tuple)):
+            raise InvalidInputError(
+                f"params must be a map from Params to values, or a list of maps, got {params!r}"
+            )
+        for one in (params,) if isinstance(params, Mapping) else params or ():
+            self._check_own(one)
+        return super().fit(dataset, params)
+
+    def fitMultiple(
+        self,
+        dataset: DataFrame,
+        paramMaps: Sequence[ParamMap],
+    ) -> Iterator[tuple[int, TFTransformer]]:
+        """Train a model for each map; the rows are prepared once where the maps allow it.
+
+        Args:
+            dataset: the rows.
+            paramMaps: maps from this estimator's Params to values.
+
+        Returns:
+            An iterator over numbers of maps and their models, which threads may share.
+
+        Raises:
+            InvalidInputError: a map, or a Param in it, cannot be right; before any training.
+            NotEnoughSlotsError: Spark cannot run as many tasks at once as a map asks for.
+            EnvironmentProblem: something is not installed or set up as it must be.
+        """
+        for one in paramMaps:
+            self._check_own(one)
+        stages = [self.copy(one) for one in paramMaps]
+        place = self._new_place(dataset)
+        requests = [
+            stage._request(dataset, place.join(f"fit-{number:02}"))
+            for number, stage in enumerate(stages)
+        ]
+        resumed = [request.run_dir for request in requests if request.resume == "required"]
+        if len(set(resumed)) < len(resumed):
+            raise InvalidInputError(
+                "resumeFrom names one run directory for several maps; each fit needs its own"
+            )
+        calls = train_several(requests, place.join("data"))
+        return _Fits([functools.partial(_model, *one) for one in zip(stages, calls, strict=True)])
+
+    def copy(self, extra: ParamMap | None = None) -> HorovodEstimator:
+        """Return a copy with other values of some Params; may be called by several threads.
+
+        Args:
+            extra: values by Param; those of other stages' Params are left out.
+
+        Raises:
+            InvalidInputError: a key is no Param, or a value cannot be right.
+        """
+        for key in extra or ():
+            if not isinstance(key, Param):
+                raise InvalidInputError(
+                    f"{key!r} is no Param; a map goes from Params to values, such as "
+                    "{estimator.epochs: 3}"
+                )
+        copied: HorovodEstimator = super().copy(dict(extra or {}))
+        return copied
+
+    def write(self) -> EstimatorWriter:
+        """Return the writer; ``write().overwrite().save(path)`` replaces what is there.
+
+        Its ``save`` refuses, by name, functions and classes that another process cannot import.
+
+        Raises:
+            InvalidInputError: at ``save``, a Param holds what cannot be saved.
+        """
+        return EstimatorWriter(self)
+
+    @classmethod
+    def read(cls) -> EstimatorReader:
+        """Return the reader; ``HorovodEstimator.load(path)`` is ``read().load(path)``.
+
+        Raises:
+            InvalidInputError: at ``load``, there is another stage, or one of a newer format.
+        """
+        return EstimatorReader(cls)
+
+    def _fit(self, dataset: DataFrame) -> TFTransformer:
+        request = self._request(dataset, self._new_place(dataset))
+        return _model(self, lambda: train_request(check_request(request)))
+
+    def _request(self, dataset: DataFrame, place: Location) -> TrainingRequest:
+        """Return what is asked for, to be trained in ``place``."""
+        settings = prediction_settings(self)
+        value = self.getOrDefault
+        resume_from = value("resumeFrom")
+        features, labels = self._columns(dataset)
+        return TrainingRequest(
+            frame=dataset,
+            model=self._build(),
+            feature_cols=features,
+            label_cols=labels,
+            num_workers=value("numWorkers"),
+            gpus_per_worker=value("gpusPerWorker"),
+            stream_logs=value("streamLogs"),
+            sample_weight_col=value("weightCol"),
+            validation=self._validation(),
+            custom_objects={
+                name: _imported(f"customObjects[{name!r}]", one)
+                for name, one in value("customObjects").items()
+            },
+            callbacks=_imported("callbacks", value("callbacks")) or (),
+            run_dir=str(place) if resume_from is None else resume_from,
+            resume="never" if resume_from is None else "required",
+            initial_weights=value("initialWeights"),
+            prediction_col=settings.prediction_col,
+            fit=FitOptions(**{one.name: value(camel_case(one.name)) for one in fields(FitOptions)}),
+            data=options(DataOptions, "data", value("data")),
+            checkpoints=options(CheckpointOptions, "checkpoints", value("checkpoints")),
+            restarts=options(RestartOptions, "restarts", value("restarts")),
+            launch=options(LaunchOptions, "launch", value("launch")),
+            sync=options(Allreduce, "sync", value("sync")),
+        )
+
+    def _columns(self, dataset: DataFrame) -> tuple[ColumnNames, ColumnNames | None]:
+        """Return feature and label columns as `run_training` takes them."""
+        features = self.getOrDefault("featureCols") or [self.getOrDefault("featuresCol")]
+        labels = self.getOrDefault("labelCols")
+        if labels is not None:
+            if self.isSet("labelCol"):
+                raise InvalidInputError(
+                    f"labelCol={self.getLabelCol()!r} and labelCols={labels!r} both name the label "
+                    "columns; give one of them"
+                )
+            return features, labels
+        label = self.getOrDefault("labelCol")
+        there = self.isSet("labelCol") or label in getattr(dataset, "columns", ())
+        return features, [label] if there else None
+
+    def _validation(self) -> str | float | None:
+        column: str | None = self.getOrDefault("validationIndicatorCol")
+        fraction: float | None = self.getOrDefault("validationFraction")
+        if column is not None and fraction is not None:
+            raise InvalidInputError(
+                f"validationIndicatorCol={column!r} and validationFraction={fraction} both say "
+                "which rows to validate with; give one of them"
+            )
+        return fraction if column is None else column
+
+    def _build(self) -> Any:
+        """Return what builds the model, with its arguments."""
+        given = self.getOrDefault("modelFn")
+        if given is None:
+            raise InvalidInputError(
+                "modelFn is not set; give a function that returns a compiled keras.Model, or the "
+                "path of a .keras or .json file"
+            )
+        function, arguments = _imported("modelFn", given), self.getOrDefault("modelArgs")
+        if not arguments:
+            return function
+        if not callable(function):
+            raise InvalidInputError(
+                f"modelArgs={arguments!r} are for a function, but modelFn={given!r} is a file"
+            )
+        try:
+            inspect.signature(function).bind(**arguments)
+        except TypeError as error:
+            raise InvalidInputError(
+                f"modelArgs={arguments!r} do not fit modelFn: {error}"
+            ) from error
+        build = functools.partial(function, **arguments)
+        if hasattr(function, "horovod_engine"):
+            build.horovod_engine = function.horovod_engine  # type: ignore[attr-defined]
+        return build
+
+    def _new_place(self, dataset: Any) -> Location:
+        """Return a run directory that nobody has."""
+        base = self.getOrDefault("runDir")
+        if base is None:
+            if not runs_on_this_machine(session_of(dataset)):
+                raise InvalidInputError(
+                    "runDir is needed on a cluster: a folder or URL that the driver and all "
+                    "executors can write to"
+                )
+            base = "runs"
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+        return Location(base).join(name)
+
+    def _check_own(self, given: Any) -> None:
+        """Check that a map holds Params of this estimator only: others would have no effect."""
+        if not isinstance(given, Mapping):
+            raise InvalidInputError(f"a map from Params to values is needed, got {given!r}")
+        for key in given:
+            if isinstance(key, Param) and not (key.parent == self.uid and self.hasParam(key.name)):
+                raise InvalidInputError(
+                    f"{key} is a Param of another stage; this one is {self.uid}"
+                )
+
+    def _no_such(self, name: str) -> str:
+        known = [one.name for one in self.params]
+        near = difflib.get_close_matches(name, known, n=3)
+        meant = f"; is it {quote_all(near)}?" if near else f"; there are {', '.join(known)}"
+        return f"HorovodEstimator has no Param {name!r}{meant}"
+
+
+class _Fits(Iterator[tuple[int, TFTransformer]]):
+    """Models that are trained when they are asked for, each once; safe for threads."""
+
+    def __init__(self, calls: Sequence[Callable[[], TFTransformer]]) -> None:
+        self._calls = enumerate(calls)
+        self._lock = threading.Lock()
+
+    def __next__(self) -> tuple[int, TFTransformer]:
+        with self._lock:
+            number, call = next(self._calls)
+        return number, call()
+
+
+def _model(stage: HorovodEstimator, train: Callable[[], TFTransformer]) -> TFTransformer:
+    """Return the model that ``train`` gives, with the Params that it shares with ``stage``."""
+    model: TFTransformer = stage._copyValues(train())
+    return model
+
+
+def _imported(name: str, given: Any) -> Any:
+    return by_import_name(name, given) if is_import_name(given) else given

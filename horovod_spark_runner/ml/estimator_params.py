@@ -1,0 +1,108 @@
+"""Spark ML's Params of `HorovodEstimator`: the table of settings, a line for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..settings.estimator import EstimatorSettings
+from ..settings.launching import LaunchSettings
+from ..settings.training import FitOptions
+from .params import PredictionParams, param, set_defaults
+
+Getter = Callable[[Any], Any]
+Setter = Callable[[Any, Any], Any]
+
+
+def accessors(name: str) -> tuple[Getter, Setter]:
+    """Return the getter and the setter of the Param ``name``."""
+
+    def get(self: Any) -> Any:
+        return self.getOrDefault(name)
+
+    def set_to(self: Any, value: Any) -> Any:
+        return self.setParams(**{name: value})
+
+    title = name[0].upper() + name[1:]
+    for function, prefix, text in (
+        (get, "get", f"Return the value of `{name}`, or its default."),
+        (set_to, "set", f"Set `{name}`, or with None take it back, and return this estimator."),
+    ):
+        function.__name__ = f"{prefix}{title}"
+        function.__qualname__ = f"EstimatorParams.{prefix}{title}"
+        function.__doc__ = text
+    return get, set_to
+
+
+class EstimatorParams(PredictionParams):
+    """What the estimator trains, how, and what its model adds to a DataFrame."""
+
+    modelFn = param(EstimatorSettings, "model_fn")
+    getModelFn, setModelFn = accessors("modelFn")
+    modelArgs = param(EstimatorSettings, "model_args")
+    getModelArgs, setModelArgs = accessors("modelArgs")
+    customObjects = param(EstimatorSettings, "custom_objects")
+    getCustomObjects, setCustomObjects = accessors("customObjects")
+    callbacks = param(EstimatorSettings, "callbacks")
+    getCallbacks, setCallbacks = accessors("callbacks")
+    initialWeights = param(EstimatorSettings, "initial_weights")
+    getInitialWeights, setInitialWeights = accessors("initialWeights")
+
+    labelCol = param(EstimatorSettings, "label_col")
+    getLabelCol, setLabelCol = accessors("labelCol")
+    labelCols = param(EstimatorSettings, "label_cols")
+    getLabelCols, setLabelCols = accessors("labelCols")
+    weightCol = param(EstimatorSettings, "weight_col")
+    getWeightCol, setWeightCol = accessors("weightCol")
+    validationIndicatorCol = param(EstimatorSettings, "validation_indicator_col")
+    getValidationIndicatorCol, setValidationIndicatorCol = accessors("validationIndicatorCol")
+    validationFraction = param(EstimatorSettings, "validation_fraction")
+    getValidationFraction, setValidationFraction = accessors("validationFraction")
+
+    numWorkers = param(LaunchSettings, "num_workers")
+    getNumWorkers, setNumWorkers = accessors("numWorkers")
+    gpusPerWorker = param(LaunchSettings, "gpus_per_worker")
+    getGpusPerWorker, setGpusPerWorker = accessors("gpusPerWorker")
+    streamLogs = param(LaunchSettings, "stream_logs")
+    getStreamLogs, setStreamLogs = accessors("streamLogs")
+
+    batchSize = param(FitOptions, "batch_size")
+    getBatchSize, setBatchSize = accessors("batchSize")
+    epochs = param(FitOptions, "epochs")
+    getEpochs, setEpochs = accessors("epochs")
+    stepsPerEpoch = param(FitOptions, "steps_per_epoch")
+    getStepsPerEpoch, setStepsPerEpoch = accessors("stepsPerEpoch")
+    validationFreq = param(FitOptions, "validation_freq")
+    getValidationFreq, setValidationFreq = accessors("validationFreq")
+    classWeight = param(FitOptions, "class_weight")
+    getClassWeight, setClassWeight = accessors("classWeight")
+    seed = param(FitOptions, "seed")
+    getSeed, setSeed = accessors("seed")
+    shuffle = param(FitOptions, "shuffle")
+    getShuffle, setShuffle = accessors("shuffle")
+    lrScaling = param(FitOptions, "lr_scaling")
+    getLrScaling, setLrScaling = accessors("lrScaling")
+    warmupEpochs = param(FitOptions, "warmup_epochs")
+    getWarmupEpochs, setWarmupEpochs = accessors("warmupEpochs")
+
+    runDir = param(EstimatorSettings, "run_dir")
+    getRunDir, setRunDir = accessors("runDir")
+    resumeFrom = param(EstimatorSettings, "resume_from")
+    getResumeFrom, setResumeFrom = accessors("resumeFrom")
+
+    data = param(EstimatorSettings, "data")
+    getData, setData = accessors("data")
+    checkpoints = param(EstimatorSettings, "checkpoints")
+    getCheckpoints, setCheckpoints = accessors("checkpoints")
+    restarts = param(EstimatorSettings, "restarts")
+    getRestarts, setRestarts = accessors("restarts")
+    launch = param(EstimatorSettings, "launch")
+    getLaunch, setLaunch = accessors("launch")
+    sync = param(EstimatorSettings, "sync")
+    getSync, setSync = accessors("sync")
+
+    def __init__(self) -> None:
+        super().__init__()
+        for settings in (EstimatorSettings, FitOptions, LaunchSettings):
+            set_defaults(self, settings)
+        self._setDefault(featuresCol="features")

@@ -1,0 +1,217 @@
+"""Spark ML's Params of a model that predicts, made from the table of settings.
+
+Each is one line, ``camelCase = param(<where the setting is>, "snake_case")``; its check, converter
+and text are the table's. Setters check at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from pyspark.ml.param import Param, Params, TypeConverters
+
+from ..settings.kinds import ColumnNames
+from ..settings.prediction import (
+    ClassCol,
+    HandleInvalid,
+    OutputForm,
+    PredictionCol,
+    PredictionSettings,
+)
+from ..settings.table import Settings, default_of, kind_of, text_of
+
+P = TypeVar("P", bound="Params")
+
+
+@dataclass(frozen=True)
+class Converter:
+    """Makes the value of a Param of what a user gives for it; can be pickled.
+
+    Attributes:
+        settings: the class that has the setting.
+        name: the setting.
+    """
+
+    settings: type[Settings]
+    name: str
+
+    def __call__(self, value: object) -> Any:
+        """Return ``value`` as JSON can hold it, or raise `InvalidInputError`."""
+        kind = kind_of(_field(self.settings, self.name))
+        checked = kind.check(camel_case(self.name), value)
+        if checked is None:
+            return None
+        if isinstance(checked, os.PathLike):
+            checked = os.fspath(checked)
+        elif isinstance(checked, Mapping):
+            checked = dict(checked)
+        return getattr(TypeConverters, kind.converter)(checked)
+
+
+def param(settings: type[Settings], name: str) -> Param[Any]:
+    """Return the Param of a setting, to be an attribute of a class of Params.
+
+    Args:
+        settings: the class that has the setting.
+        name: the setting, in snake_case; the Param, and the attribute, are the same in camelCase.
+    """
+    text = text_of(_field(settings, name)).replace("``", "")
+    return Param(Params._dummy(), camel_case(name), text, Converter(settings, name))
+
+
+def camel_case(name: str) -> str:
+    """Return what Spark ML calls a setting: ``featureCols`` for ``feature_cols``."""
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)
+
+
+def set_defaults(stage: Params, settings: type[Settings]) -> None:
+    """Give the Params of a stage the defaults of the table.
+
+    Args:
+        stage: has Params of some of these settings.
+        settings: the class that has them.
+    """
+    for one in fields(settings):
+        name = camel_case(one.name)
+        if stage.hasParam(name):
+            stage._setDefault(**{name: default_of(one)})
+
+
+def set_params(stage: Params, settings: Settings) -> None:
+    """Set the Params of a stage whose settings are not the default.
+
+    Args:
+        stage: has a Param for each setting.
+        settings: what to set.
+    """
+    for one in fields(settings):
+        value = getattr(settings, one.name)
+        if value != default_of(one):
+            stage._set(**{camel_case(one.name): value})
+
+
+def prediction_settings(stage: PredictionParams) -> PredictionSettings:
+    """Return what the Params of a stage say of predicting.
+
+    Raises:
+        InvalidInputError: they contradict each other.
+    """
+    given = {
+        one.name: stage.getOrDefault(camel_case(one.name)) for one in fields(PredictionSettings)
+    }
+    # Spark ML's default for it, which a stage may have, is no wish.
+    if not stage.isSet("featuresCol"):
+        given["features_col"] = None
+    return PredictionSettings(**given)
+
+
+def _field(settings: type[Settings], name: str) -> Any:
+    return settings.__dataclass_fields__[name]
+
+
+class FeatureParams(Params):  # type: ignore[misc]
+    """Params of the columns that feed the model."""
+
+    featuresCol: Param[str | None] = param(PredictionSettings, "features_col")
+    featureCols: Param[ColumnNames | None] = param(PredictionSettings, "feature_cols")
+
+    def getFeaturesCol(self) -> str | None:
+        """Return the feature column; None if it was not named so."""
+        value: str | None = self.getOrDefault(self.featuresCol)
+        return value
+
+    def setFeaturesCol(self: P, value: str | None) -> P:
+        """Name the feature column of a model that takes one."""
+        return _set(self, featuresCol=value)
+
+    def getFeatureCols(self) -> ColumnNames | None:
+        """Return the feature columns; None if they were not named."""
+        value: ColumnNames | None = self.getOrDefault(self.featureCols)
+        return value
+
+    def setFeatureCols(self: P, value: ColumnNames | None) -> P:
+        """Name the feature columns, in the order of the model's inputs or by their names."""
+        return _set(self, featureCols=value)
+
+
+class PredictionParams(FeatureParams):
+    """Params of what a model reads, and adds to a DataFrame."""
+
+    predictionCol: Param[PredictionCol] = param(PredictionSettings, "prediction_col")
+    probabilityCol: Param[ClassCol] = param(PredictionSettings, "probability_col")
+    rawPredictionCol: Param[ClassCol] = param(PredictionSettings, "raw_prediction_col")
+    outputForm: Param[OutputForm] = param(PredictionSettings, "output_form")
+    handleInvalid: Param[HandleInvalid] = param(PredictionSettings, "handle_invalid")
+    predictBatchSize: Param[int] = param(PredictionSettings, "predict_batch_size")
+
+    def __init__(self) -> None:
+        super().__init__()
+        set_defaults(self, PredictionSettings)
+
+    def getPredictionCol(self) -> PredictionCol:
+        """Return the names of the columns to add as they were given."""
+        value: PredictionCol = self.getOrDefault(self.predictionCol)
+        return value
+
+    def setPredictionCol(self: P, value: PredictionCol) -> P:
+        """Name the columns to add."""
+        return _set(self, predictionCol=value)
+
+    def getProbabilityCol(self) -> ClassCol:
+        """Return the column for the probabilities of classes; None for none."""
+        value: ClassCol = self.getOrDefault(self.probabilityCol)
+        return value
+
+    def setProbabilityCol(self: P, value: ClassCol) -> P:
+        """Add the probabilities of classes, and predict the likeliest."""
+        return _set(self, probabilityCol=value)
+
+    def getRawPredictionCol(self) -> ClassCol:
+        """Return the column for the scores of classes; None for none."""
+        value: ClassCol = self.getOrDefault(self.rawPredictionCol)
+        return value
+
+    def setRawPredictionCol(self: P, value: ClassCol) -> P:
+        """Say that the output is scores of classes, add them, and predict the highest."""
+        return _set(self, rawPredictionCol=value)
+
+    def getOutputForm(self) -> OutputForm:
+        """Return what outputs of several numbers become."""
+        value: OutputForm = self.getOrDefault(self.outputForm)
+        return value
+
+    def setOutputForm(self: P, value: OutputForm) -> P:
+        """Choose what outputs of several numbers become."""
+        return _set(self, outputForm=value)
+
+    def getHandleInvalid(self) -> HandleInvalid:
+        """Return what becomes of rows that cannot be predicted on."""
+        value: HandleInvalid = self.getOrDefault(self.handleInvalid)
+        return value
+
+    def setHandleInvalid(self: P, value: HandleInvalid) -> P:
+        """Choose what becomes of rows that cannot be predicted on."""
+        return _set(self, handleInvalid=value)
+
+    def getPredictBatchSize(self) -> int:
+        """Return the rows per call of the model."""
+        value: int = self.getOrDefault(self.predictBatchSize)
+        return value
+
+    def setPredictBatchSize(self: P, value: int) -> P:
+        """Choose the rows per call of the model."""
+        return _set(self, predictBatchSize=value)
+
+
+def _set(stage: P, **values: Any) -> P:
+    """Set Params; None takes what was set away."""
+    for name, value in values.items():
+        if value is None:
+            stage.clear(stage.getParam(name))
+        else:
+            stage._set(**{name: value})
+    return stage

@@ -1,0 +1,83 @@
+"""A trained model on the driver, as all copies of a transformer share it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ModelError
+from ..training.trained_model import Recipe, output_from
+from .inference import Predictor, describing
+from .shipping import ShippedModel
+from .trained import TrainedModel, check_callable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ..settings.prediction import PredictionSettings
+
+
+class ServedModel:
+    """A model as bytes for Spark's workers, and what is known of it; safe in threads.
+
+    It can be pickled and copied.
+
+    Args:
+        model: the model, with its contents.
+    """
+
+    def __init__(self, model: TrainedModel) -> None:
+        self._shipped = ShippedModel(model.recipe)
+        self._known = replace(model, recipe=_without_contents(model.recipe))
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    @property
+    def known(self) -> TrainedModel:
+        """What is known of the model without loading it."""
+        return self._known
+
+    def predictor(self, spark: SparkSession, settings: PredictionSettings) -> Predictor:
+        """Return what predicts in the workers of a session.
+
+        Raises:
+            ModelError: the model cannot be called, or is not the one that was trained.
+        """
+        with self._lock:  # also so that it is sent once
+            if self._known.learn_outputs:
+                self._learn_outputs(spark)
+            check_callable(self._known)
+            load = self._shipped.loader(spark)
+        recipe = self._known.recipe
+        return Predictor(
+            digest=self._shipped.digest,
+            load=load,
+            columns=recipe.columns,
+            outputs=recipe.outputs,
+            batch_size=settings.predict_batch_size,
+            handle_invalid=settings.handle_invalid,
+        )
+
+    def _learn_outputs(self, spark: SparkSession) -> None:
+        """Let a worker build the model and tell what it gives; the driver loads no framework."""
+        describe = describing(self._shipped.loader(spark))
+        row = spark.range(0, 1, 1, 1).mapInArrow(describe, "text string").first()
+        outputs, problem, wrong = json.loads(row.text) if row is not None else ([], "", "")
+        if wrong:
+            raise ModelError(f"{wrong} (run {self._known.place})")
+        known = self._known.recipe
+        if not known.outputs:
+            known = replace(known, outputs=tuple(output_from(o) for o in outputs))
+        self._known = replace(self._known, recipe=known, problem=problem, learn_outputs=not outputs)
+
+
+def _without_contents(recipe: Recipe) -> Recipe:
+    """Return what the driver has to know of a recipe."""
+    return replace(recipe, own=None, transforms={})

@@ -1,0 +1,59 @@
+"""What is told of the training that a model comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..launch.shared.topology import RankPlacement
+from ..rundir.attempt import Attempt
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """The training that a model comes from.
+
+    Attributes:
+        run_dir: path or URL of the run directory.
+        history: metrics of each epoch, over all ranks.
+        placement: where the ranks ran; empty for a model that was read from a run directory.
+        timings: seconds per phase of the run, one after the other: ``prepare`` (checks),
+            ``materialize``, ``attempts`` (earlier ones, and the pauses between), ``check``,
+            ``tasks``, ``rendezvous``, ``start``, ``function``, ``results`` (of the last attempt;
+            see `RunResult`) and ``load``; in all ``total``. Of ``function``, on rank 0: ``build``,
+            ``epochs``, ``save``; of ``epochs``, in training steps: ``train``. Besides, training
+            steps' ``samples_per_second``. Empty for a model that was read from a run directory.
+        attempts: the attempts the run took; empty for a model that was read from a run directory.
+    """
+
+    run_dir: str
+    history: Sequence[Mapping[str, float]] = ()
+    placement: Sequence[RankPlacement] = ()
+    timings: Mapping[str, float] = field(default_factory=dict)
+    attempts: Sequence[Attempt] = ()
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return it as JSON takes it."""
+        return asdict(self)
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> TrainingSummary:
+        """Return what `to_fields` was called on.
+
+        Raises:
+            ValueError: they are of no summary.
+        """
+        try:
+            return cls(
+                run_dir=fields["run_dir"],
+                history=[dict(logs) for logs in fields["history"]],
+                placement=tuple(
+                    RankPlacement(**{**one, "gpus": tuple(one["gpus"])})
+                    for one in fields["placement"]
+                ),
+                timings=dict(fields["timings"]),
+                attempts=tuple(Attempt(**one) for one in fields["attempts"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not the summary of a training: {error!r}") from error

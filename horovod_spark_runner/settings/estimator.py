@@ -1,0 +1,264 @@
+"""Settings of `HorovodEstimator` that `run_training` takes otherwise: under Spark ML's names."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any
+
+from ..errors import InvalidInputError
+from .code import by_import_name, is_import_name
+from .data import DataOptions
+from .kinds import PLACE, TEXT, ColumnNames, Kind, check_columns, optional
+from .launching import LaunchOptions, MpiOptions
+from .table import Settings, default_of, from_table, setting
+from .training import Allreduce, CheckpointOptions, RestartOptions
+
+BY_NAME = 'given as itself or by its name, ``"package.module:name"``, which can be saved'
+
+
+def _check_code(name: str, value: object) -> Any:
+    if not callable(value) and not is_import_name(value):
+        raise InvalidInputError(
+            f'{name} must be a function, or name one as "package.module:function", got {value!r}'
+        )
+    return value
+
+
+def _check_model(name: str, value: object) -> Any:
+    if callable(value):
+        return value
+    if isinstance(value, (str, os.PathLike)) and value != "":
+        return os.fspath(value)
+    raise InvalidInputError(
+        f'{name} must be a function that returns a compiled model, name one as "package.module:'
+        f'function", or be the path of a .keras or .json file, got {value!r}'
+    )
+
+
+def _check_callbacks(name: str, value: object) -> Any:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return list(value)
+    return _check_code(name, value)
+
+
+def _check_objects(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InvalidInputError(f"{name} must be a dictionary by name, got {value!r}")
+    return {key: _check_code(f"{name}[{key!r}]", one) for key, one in value.items()}
+
+
+def _check_arguments(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InvalidInputError(f"{name} must be a dictionary of arguments by name, got {value!r}")
+    return {key: plain_json(f"{name}[{key!r}]", one) for key, one in value.items()}
+
+
+def plain_json(name: str, value: object) -> Any:
+    """Return ``value`` as JSON keeps it: plain numbers, text, lists and dictionaries by text.
+
+    Raises:
+        InvalidInputError: it is something else.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if type(value).__name__ == "bool" and hasattr(value, "item"):  # NumPy's
+        return bool(value)
+    if isinstance(value, Real) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: plain_json(f"{name}[{key!r}]", one) for key, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [plain_json(f"{name}[{number}]", one) for number, one in enumerate(value)]
+    raise InvalidInputError(
+        f"{name} must be a finite number, text, or a list or dictionary of these, got {value!r} of "
+        f"type {type(value).__name__}"
+    )
+
+
+def _settings_of(cls: type[Settings]) -> Kind[Mapping[str, Any]]:
+    """Return the kind of dictionaries of some settings of a class, or objects of it."""
+
+    def check(name: str, value: object) -> dict[str, Any]:
+        given = _given(name, value, cls)
+        # Functions by name are imported where they are needed.
+        made = _make(cls, name, {**given, **_only_functions(given)})
+        return {one: _plain(name, given[one], getattr(made, one)) for one in given}
+
+    return Kind(f"dictionary of settings of `{cls.__name__}`", check)
+
+
+def _given(name: str, value: object, cls: type[Settings]) -> dict[str, Any]:
+    known = {one.name: one for one in fields(cls)}
+    if type(value) is cls:
+        values = {one: getattr(value, one) for one in known}
+        return {one: values[one] for one in known if values[one] != default_of(known[one])}
+    if not isinstance(value, Mapping):
+        raise InvalidInputError(
+            f"{name} must be {cls.__name__}(…) or a dictionary of its settings, got an object of "
+            f"type {type(value).__name__}"
+        )
+    unknown = [one for one in value if one not in known]
+    if unknown:
+        raise InvalidInputError(
+            f"{name} has no setting {', '.join(map(repr, unknown))}; there are {', '.join(known)}"
+        )
+    return dict(value)
+
+
+def _only_functions(given: Mapping[str, Any]) -> dict[str, Any]:
+    transforms = given.get("transforms")
+    if not isinstance(transforms, Mapping):
+        return {}
+    return {"transforms": {c: one for c, one in transforms.items() if not is_import_name(one)}}
+
+
+def _make(cls: type[Settings], name: str, given: Mapping[str, Any]) -> Settings:
+    nested = given.get("mpi")
+    if isinstance(nested, Mapping):
+        given = {
+            **given,
+            "mpi": _make(MpiOptions, "mpi", _given(f"{name}['mpi']", nested, MpiOptions)),
+        }
+    return cls(**given)
+
+
+def _plain(name: str, given: Any, checked: Any) -> Any:
+    if isinstance(checked, Settings):
+        return _given(name, checked, type(checked))
+    if isinstance(checked, os.PathLike):
+        return os.fspath(checked)
+    if isinstance(checked, Mapping):
+        return {**given, **{key: _plain(name, given, one) for key, one in checked.items()}}
+    return list(checked) if isinstance(checked, tuple) else checked
+
+
+def options(cls: type[Settings], name: str, given: Mapping[str, Any]) -> Any:
+    """Return the options that a Param's dictionary says, with its functions imported.
+
+    Args:
+        cls: their class.
+        name: the Param, for messages.
+        given: its value.
+
+    Raises:
+        InvalidInputError: a function cannot be imported.
+    """
+    values = dict(given)
+    if "transforms" in values:
+        values["transforms"] = {
+            column: by_import_name(f"{name}['transforms'][{column!r}]", one)
+            if is_import_name(one)
+            else one
+            for column, one in values["transforms"].items()
+        }
+    return _make(cls, name, values)
+
+
+def _check_label_columns(name: str, value: object) -> ColumnNames:
+    return check_columns(name, value, may_lack=True)
+
+
+def _check_fraction(name: str, value: object) -> float:
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else 0.0
+    if not 0 < number < 1:
+        raise InvalidInputError(f"{name} must be a fraction between 0 and 1, got {value!r}")
+    return number
+
+
+_LABELS: Kind[ColumnNames] = Kind("columns, by output or in their order", _check_label_columns)
+_FRACTION: Kind[float] = Kind("number between 0 and 1", _check_fraction, "toFloat", float)
+
+
+@from_table
+@dataclass(frozen=True, kw_only=True)
+class EstimatorSettings(Settings):
+    """What `HorovodEstimator` trains, on which columns, and where it is kept."""
+
+    model_fn: Any = setting(
+        None,
+        optional(Kind("function, its import name, or path", _check_model)),
+        "function that returns a compiled ``keras.Model``, called on every worker with "
+        f"``modelArgs``; {BY_NAME}. Or the path or URL of a ``.keras`` file, or of the ``.json`` "
+        "of a compiled model. It has to be given.",
+    )
+    model_args: Mapping[str, Any] = setting(
+        {},
+        Kind("dictionary of arguments by name", _check_arguments),
+        "arguments of ``modelFn`` by name, such as a grid searches over: numbers, text, and lists "
+        "and dictionaries of these.",
+    )
+    custom_objects: Mapping[str, Any] = setting(
+        {},
+        Kind("dictionary of functions and classes by name", _check_objects),
+        f"the model's own classes and functions by name, for a model file; each {BY_NAME}.",
+    )
+    callbacks: Any = setting(
+        None,
+        optional(Kind("function, or list of callbacks", _check_callbacks)),
+        f"function, called on each worker, that returns Keras callbacks; {BY_NAME}. Or a list of "
+        "callbacks that can be pickled, which cannot be saved.",
+    )
+    initial_weights: str | os.PathLike[str] | None = setting(
+        None,
+        optional(PLACE),
+        "weights to begin with: another run's directory or one of its checkpoints, a ``.keras`` or "
+        "``.weights.h5`` file, or a SavedModel written by Keras.",
+    )
+    label_col: str | None = setting(
+        "label",
+        optional(TEXT),
+        'column that the model\'s output is compared with ("label"; if there is no such column, '
+        "and it was not asked for by name, none: for a model that needs no labels).",
+    )
+    label_cols: ColumnNames | None = setting(
+        None,
+        optional(_LABELS),
+        "label columns of a model with several outputs: a list, in their order, or a dictionary "
+        "from output to column.",
+    )
+    weight_col: str | None = setting(
+        None,
+        optional(TEXT),
+        "column of weights of the rows in the loss, none of them negative; none by default.",
+    )
+    validation_indicator_col: str | None = setting(
+        None,
+        optional(TEXT),
+        "boolean or integer column that is true for rows to validate with; none by default.",
+    )
+    validation_fraction: float | None = setting(
+        None,
+        optional(_FRACTION),
+        "fraction of the rows to validate with, in place of ``validationIndicatorCol``.",
+    )
+    run_dir: str | os.PathLike[str] | None = setting(
+        None,
+        optional(PLACE),
+        "folder or URL, reached by the driver and all executors, in which each fit gets a run "
+        "directory of its own. On a ``local`` master ``runs`` by default; required elsewhere.",
+    )
+    resume_from: str | os.PathLike[str] | None = setting(
+        None,
+        optional(PLACE),
+        "run directory of an earlier fit on the same rows, in which this one goes on from the "
+        "newest checkpoint: of one that was cut short, or to train it for more ``epochs``.",
+    )
+    data: Mapping[str, Any] = setting(
+        {}, _settings_of(DataOptions), "see `DataOptions`, as a dictionary of its settings."
+    )
+    checkpoints: Mapping[str, Any] = setting(
+        {}, _settings_of(CheckpointOptions), "see `CheckpointOptions`, likewise."
+    )
+    restarts: Mapping[str, Any] = setting(
+        {}, _settings_of(RestartOptions), "see `RestartOptions`, likewise."
+    )
+    launch: Mapping[str, Any] = setting(
+        {}, _settings_of(LaunchOptions), "see `LaunchOptions`, likewise.", shown=False
+    )
+    sync: Mapping[str, Any] = setting({}, _settings_of(Allreduce), "see `Allreduce`, likewise.")

@@ -1,0 +1,122 @@
+"""Settings of how a trained model predicts: its columns, and what it adds to a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ..errors import InvalidInputError
+from .kinds import COLUMNS, TEXT, ColumnNames, Kind, choice, count, optional
+from .table import Settings, from_table, setting
+
+# One name, a prefix, or names by output or in their order; None for the default.
+PredictionCol = str | Mapping[str, str] | Sequence[str] | None
+# The name for a model's only output, or names by output; None for none.
+ClassCol = str | Mapping[str, str] | None
+OutputForm = Literal["array", "vector", "struct"]
+HandleInvalid = Literal["error", "skip", "keep"]
+
+
+def check_prediction_col(name: str, given: object) -> PredictionCol:
+    """Return names of the columns to add, as far as can be checked before the outputs are known.
+
+    Raises:
+        InvalidInputError: it is neither a name, nor several.
+    """
+    if given is None or (isinstance(given, str) and given):
+        return given
+    several = isinstance(given, (Mapping, Sequence)) and not isinstance(given, (str, bytes))
+    names = list(given.values()) if isinstance(given, Mapping) else given
+    if not several or not names or not _are_names(names):
+        raise InvalidInputError(
+            f"{name} must be a column's name (for several outputs, what their columns begin with), "
+            "a dictionary from output to column, or a list of columns in the outputs' order, got "
+            f"{given!r}"
+        )
+    return dict(given) if isinstance(given, Mapping) else list(given)  # type: ignore[call-overload]
+
+
+def _check_class_col(name: str, given: object) -> ClassCol:
+    if given is None or (isinstance(given, str) and given):
+        return given
+    if isinstance(given, Mapping) and given and _are_names([*given, *given.values()]):
+        return dict(given)
+    raise InvalidInputError(
+        f"{name} must be a column's name or, for several outputs, a dictionary from output to "
+        f"column, got {given!r}"
+    )
+
+
+def _are_names(given: object) -> bool:
+    return isinstance(given, Sequence) and all(isinstance(name, str) and name for name in given)
+
+
+@from_table
+@dataclass(frozen=True, kw_only=True)
+class PredictionSettings(Settings):
+    """How a trained model predicts."""
+
+    features_col: str | None = setting(
+        None,
+        optional(TEXT),
+        "feature column, for a model that takes one: Spark ML's name for ``feature_cols`` of a "
+        "single column. By default, the columns the model was trained on.",
+    )
+    feature_cols: ColumnNames | None = setting(
+        None,
+        optional(COLUMNS),
+        "feature columns: a list, in the order of the model's inputs, or a dictionary from input "
+        "to column; a list in place of a column joins several into one input. By default, the "
+        "columns the model was trained on.",
+    )
+    prediction_col: PredictionCol = setting(
+        None,
+        Kind("column, or columns by output or in the outputs' order", check_prediction_col),
+        'names of the added columns. ``None`` (default): "prediction" for a single output; several '
+        "are called by the outputs' names. A string: the name, or, for several outputs, what their "
+        'names begin with (``"p"`` gives ``"p_price"``). A dictionary from output to column, where '
+        "outputs that are not in it keep their names; or a list, in the outputs' order.",
+    )
+    probability_col: ClassCol = setting(
+        None,
+        Kind("column, or columns by output", _check_class_col),
+        "column for the probabilities of the classes, as Spark ML's vector; the output's column "
+        "of ``prediction_col`` then holds the index of the likeliest class, a double, as Spark's "
+        "evaluators take it. It says that the output is a probability for each class (softmax), or "
+        "that of class 1 of two (sigmoid), which is checked in every row; with "
+        "``raw_prediction_col``, they are computed from that. For a model with several outputs, a "
+        "dictionary from output to column. None by default.",
+    )
+    raw_prediction_col: ClassCol = setting(
+        None,
+        Kind("column, or columns by output", _check_class_col),
+        "column for the scores of the classes before softmax or sigmoid (logits), as Spark ML's "
+        "vector. It says that the output is such scores; the output's column of "
+        "``prediction_col`` then holds the index of the largest one, a double. Given as "
+        "``probability_col`` is. None by default.",
+    )
+    output_form: OutputForm = setting(
+        "array",
+        choice(*get_args(OutputForm)),
+        'what outputs of several numbers per row become: ``"array"`` (default) of numbers of the '
+        "output's type, or Spark ML's ``\"vector\"``, of doubles; an output of one number per row "
+        'is a number in both. ``"struct"`` puts all outputs, as arrays and numbers, into one '
+        "column.",
+    )
+    handle_invalid: HandleInvalid = setting(
+        "error",
+        choice(*get_args(HandleInvalid)),
+        "what becomes of rows with a null, or an array that has null elements or another size, in "
+        'a feature column: ``"error"`` (default), ``"skip"`` leaves them out, ``"keep"`` gives '
+        "them null as prediction.",
+    )
+    predict_batch_size: int = setting(1024, count(), "rows per call of the model (1024).")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.features_col is not None and self.feature_cols is not None:
+            raise InvalidInputError(
+                f"features_col={self.features_col!r} and feature_cols={self.feature_cols!r} both "
+                "name the feature columns; give one of them"
+            )

@@ -1,0 +1,227 @@
+"""`HorovodEstimator`'s Params: the table of settings, checked when given, kept as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from typing import Any
+
+import pytest
+from pyspark.ml.tuning import ParamGridBuilder
+
+from horovod_spark_runner import (
+    DataOptions,
+    HorovodEstimator,
+    InvalidInputError,
+    LaunchOptions,
+    MpiOptions,
+    run_training,
+)
+from horovod_spark_runner.ml.estimator_files import savable
+from horovod_spark_runner.ml.params import camel_case
+from horovod_spark_runner.settings.code import by_import_name, import_name
+from horovod_spark_runner.settings.estimator import EstimatorSettings, options
+from horovod_spark_runner.settings.launching import LaunchSettings
+from horovod_spark_runner.settings.prediction import PredictionSettings
+from horovod_spark_runner.settings.table import Settings, default_of, text_of
+from horovod_spark_runner.settings.training import FitOptions
+
+# Of launching, what `run_training` takes one by one too.
+LAUNCHING = ("num_workers", "gpus_per_worker", "stream_logs")
+TABLE = [
+    pytest.param(field, id=camel_case(field.name))
+    for cls in (EstimatorSettings, FitOptions, LaunchSettings, PredictionSettings)
+    for field in dataclasses.fields(cls)
+    if cls is not LaunchSettings or field.name in LAUNCHING
+]
+
+
+def make_model(units: int = 8, rate: float = 0.1) -> Any:
+    raise NotImplementedError
+
+
+def make_transform(value: Any, generator: Any) -> Any:
+    return value
+
+
+class Outer:
+    @staticmethod
+    def make() -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("field", TABLE)
+def test_each_setting_has_a_param_a_getter_and_a_setter(field: Any) -> None:
+    estimator, name = HorovodEstimator(), camel_case(field.name)
+    param = estimator.getParam(name)
+    assert param.doc == text_of(field).replace("``", "")
+    default = "features" if name == "featuresCol" else default_of(field)
+    assert estimator.getOrDefault(name) == default
+    title = name[0].upper() + name[1:]
+    assert getattr(estimator, f"get{title}")() == default
+    assert callable(getattr(estimator, f"set{title}"))
+    json.dumps(estimator.getOrDefault(name))
+
+
+def test_there_are_no_other_params() -> None:
+    known = {param.values[0].name for param in TABLE}  # type: ignore[union-attr]
+    assert {param.name for param in HorovodEstimator().params} == set(map(camel_case, known))
+    for name in known:
+        assert f"{camel_case(name)}: " in HorovodEstimator().explainParams()
+
+
+def test_run_training_has_no_setting_that_the_estimator_lacks() -> None:
+    import inspect
+
+    taken = set(inspect.signature(run_training).parameters)
+    otherwise = {
+        "df": "the argument of fit",
+        "sample_weight_col": "weightCol",
+        "validation": "validationIndicatorCol",
+        "resume": "resumeFrom",
+    }
+    params = {param.name for param in HorovodEstimator().params}
+    assert {camel_case(name) for name in taken - set(otherwise)} <= params
+
+
+def test_setters_return_the_estimator_and_none_takes_back() -> None:
+    estimator = HorovodEstimator(epochs=3).setEpochs(4).setLabelCol("y").setWeightCol("w")
+    assert (estimator.getEpochs(), estimator.getLabelCol(), estimator.getWeightCol()) == (
+        4,
+        "y",
+        "w",
+    )
+    assert estimator.setEpochs(None).getEpochs() == 1
+    assert estimator.setParams(batchSize=5, weightCol=None).getBatchSize() == 5
+    assert estimator.getWeightCol() is None
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"epoch": 3}, "HorovodEstimator has no Param 'epoch'; is it 'epochs'?"),
+        ({"zzz": 3}, "has no Param 'zzz'; there are batchSize, "),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
+        ({"batchSize": "32"}, "batchSize must be a whole number"),
+        ({"labelCols": "y"}, "labelCols must be a list of column names or a dictionary"),
+        ({"modelFn": 3}, "modelFn must be a function that returns a compiled model"),
+        ({"modelArgs": [1]}, "modelArgs must be a dictionary of arguments by name"),
+        (
+            {"modelArgs": {"x": {"y": {1}}}},
+            r"modelArgs\['x'\]\['y'\] must be a finite number, text",
+        ),
+        ({"modelArgs": {"x": float("nan")}}, r"modelArgs\['x'\] must be a finite number"),
+        ({"callbacks": 3}, "callbacks must be a function, or name one"),
+        ({"customObjects": {"x": 3}}, r"customObjects\['x'\] must be a function"),
+        ({"validationFraction": 1.5}, "validationFraction must be a fraction between 0 and 1"),
+        ({"data": {"shape": {}}}, "data has no setting 'shape'; there are shapes, dtypes"),
+        ({"data": LaunchOptions()}, r"data must be DataOptions\(…\) or a dictionary"),
+        ({"launch": {"mpi": {"algorithm": "x"}}}, "algorithm must be one of auto, ring"),
+        ({"launch": {"mpi": {"ring": 1}}}, r"launch\['mpi'\] has no setting 'ring'"),
+        ({"data": {"transforms": {"x": 3}}}, "transforms gives column 'x' 3"),
+        ({"runDir": ""}, "runDir is empty"),
+        ({"numWorkers": 0}, "numWorkers must be"),
+    ],
+)
+def test_wrong_params_are_refused_when_they_are_given(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        HorovodEstimator(**params)
+
+
+def test_options_are_kept_as_json_and_made_again() -> None:
+    given = DataOptions(shapes={"x": (8, 8, 1)}, window_bytes=5, allow_nan=True)
+    estimator = HorovodEstimator(
+        data=given, launch=LaunchOptions(mpi=MpiOptions(algorithm="ring"), env={"A": "B"})
+    )
+    kept = json.loads(
+        json.dumps({name: estimator.getOrDefault(name) for name in ("data", "launch")})
+    )
+    assert kept == {
+        "data": {"shapes": {"x": [8, 8, 1]}, "window_bytes": 5, "allow_nan": True},
+        "launch": {"mpi": {"algorithm": "ring"}, "env": {"A": "B"}},
+    }
+    assert options(DataOptions, "data", kept["data"]) == given
+    again: Settings = options(LaunchOptions, "launch", kept["launch"])
+    assert again == LaunchOptions(mpi=MpiOptions(algorithm="ring"), env={"A": "B"})
+    assert HorovodEstimator(**kept).getLaunch() == kept["launch"]
+
+
+def test_numbers_of_numpy_become_plain_ones() -> None:
+    import numpy as np
+
+    arguments = {"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True), "d": (1, [None])}
+    estimator = HorovodEstimator(modelArgs=arguments, classWeight={np.int64(1): np.float32(2)})
+    assert json.dumps(estimator.getModelArgs()) == '{"a": 3, "b": 0.5, "c": true, "d": [1, [null]]}'
+    # The keys of JSON are text.
+    weights = json.loads(json.dumps(estimator.getClassWeight()))
+    assert HorovodEstimator(classWeight=weights).getClassWeight() == {1: 2.0}
+
+
+def test_code_has_an_import_name_where_another_process_can_import_it() -> None:
+    name = f"{__name__}:make_model"
+    assert import_name(make_model) == name
+    assert by_import_name("modelFn", name) is make_model
+    assert by_import_name("modelFn", f"{__name__}:Outer.make") is Outer.make
+    assert import_name(lambda: 3) is None
+
+    def inner() -> None: ...
+
+    assert import_name(inner) is None
+    with pytest.raises(InvalidInputError, match=r"modelFn='no.such:thing' cannot be imported here"):
+        by_import_name("modelFn", "no.such:thing")
+    transform = {"transforms": {"x": make_transform}}
+    kept = savable("data", HorovodEstimator(data=transform).getData())
+    assert kept == {"transforms": {"x": f"{__name__}:make_transform"}}
+    loaded = HorovodEstimator(data=kept).getData()
+    assert options(DataOptions, "data", loaded).transforms == {"x": make_transform}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("modelFn", lambda: 3, r"modelFn is .*<lambda>, which another process cannot import"),
+        (
+            "callbacks",
+            [object()],
+            r"callbacks\[0\] must be a finite number, text, .* of type object",
+        ),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_by_name(name: str, value: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        savable(name, value)
+
+
+def test_a_copy_is_independent() -> None:
+    estimator = HorovodEstimator(modelFn=make_model, epochs=3, modelArgs={"units": 4})
+    copied = estimator.copy({estimator.epochs: 5, HorovodEstimator().epochs: 9})
+    assert (copied.getEpochs(), estimator.getEpochs()) == (5, 3)
+    assert copied.uid == estimator.uid
+    assert copied.setModelArgs({"units": 8}).getModelArgs() != estimator.getModelArgs()
+    again = pickle.loads(pickle.dumps(copied))
+    assert again.getEpochs() == 5
+    assert again.getModelFn() is make_model
+
+
+def test_a_grid_is_of_plain_params() -> None:
+    estimator = HorovodEstimator()
+    grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 2])
+    grid = grid.addGrid(estimator.modelArgs, [{"units": 4}, {"units": 8}])
+    found = [estimator.copy(one) for one in grid.build()]
+    assert [(one.getEpochs(), one.getModelArgs()["units"]) for one in found] == [
+        *((1, 4), (1, 8), (2, 4), (2, 8))
+    ]
+
+
+def test_maps_that_would_have_no_effect_are_refused() -> None:
+    estimator, other = HorovodEstimator(), HorovodEstimator()
+    nothing: Any = None
+    with pytest.raises(InvalidInputError, match="'epochs' is no Param"):
+        estimator.copy({"epochs": 3})
+    with pytest.raises(InvalidInputError, match=f"{other.uid}__epochs is a Param of another stage"):
+        estimator.fit(nothing, {other.epochs: 3})
+    with pytest.raises(InvalidInputError, match="a map from Params to values is needed, got 3"):
+        estimator.fitMultiple(nothing, [3])  # type: ignore[list-item]
+    with pytest.raises(InvalidInputError, match="params must be a map"):
+        estimator.fit(nothing, 3)
