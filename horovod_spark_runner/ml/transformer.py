@@ -16,6 +16,7 @@ from ..rundir.attempt import Attempt
 from ..rundir.directory import RunDirectory
 from ..settings.data import Transform
 from ..settings.kinds import check_choice, check_count
+from ..spark.python_worker import ask_worker
 from ..spark.session import use_own_python
 from ..storage.filesystem import Location
 from ..training.trained_model import Recipe, output_from
@@ -155,9 +156,8 @@ class TFTransformer(Transformer):  # type: ignore[misc]
 
     def _learn_outputs(self, spark: SparkSession) -> None:
         """Let a worker build the model and tell what it gives; the driver loads no framework."""
-        describe = describing(self._shipped.loader(spark))
-        row = spark.range(0, 1, 1, 1).mapInArrow(describe, "text string").first()
-        outputs, problem, wrong = json.loads(row.text) if row is not None else ([], "", "")
+        told = ask_worker(spark, describing(self._shipped.loader(spark)))
+        outputs, problem, wrong = json.loads(told)
         if wrong:
             raise ModelError(f"{wrong} (run {self.run_dir})")
         known = self._model.recipe
