@@ -74,12 +74,16 @@ def run_training(
             names, or a dictionary from input name to column. A list in place of a column
             (``[["age", "height"]]``) joins several into one input. A subclassed model's ``call``
             gets the only column as it is, those of a list as a tuple, those of a dictionary as one.
-            By default the column ``features``, Spark ML's name.
+            By default the column ``features``, Spark ML's name; where there is none, the columns
+            that are called as the model's inputs (their layers, or the keys of a dictionary). To
+            learn their names, one of Spark's Python workers builds the model once more.
         label_cols: columns the model's outputs are compared with, likewise; a feature column may be
             a label too (autoencoders), and one column the label of several outputs. An output
             without a loss is left out, or ``None``. By default, where ``feature_cols`` is not
-            given, the column ``label`` if there is one; else none, for a model that needs no
-            labels.
+            given, the column ``label`` if there is one, or, where the model's inputs name the
+            feature columns, those that are called as its outputs; else none, for a model that needs
+            no labels. Where both, or only some outputs, have a column, none is chosen: a
+            `DataError` says what to give.
         sample_weight_col: column of weights of the rows in the loss, none of them negative.
         validation: fraction of the rows, name of a boolean or integer column that is true for
             validation rows, another DataFrame, or ``None`` (default).

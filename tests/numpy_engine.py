@@ -11,7 +11,7 @@ import numpy as np
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
 from horovod_spark_runner.training.engine import Engine
 from horovod_spark_runner.training.hooks import Hooks
-from horovod_spark_runner.training.spec import ModelSource, OutputSpec
+from horovod_spark_runner.training.spec import ModelNames, ModelSource, OutputSpec
 from horovod_spark_runner.training.state import TrainingVariables
 from horovod_spark_runner.training.sync.synchroniser import Equality
 from horovod_spark_runner.training.trained_model import WEIGHTS_FILE, ModelWriter, Signature
@@ -176,6 +176,9 @@ class NumpyEngine:
 
     def check_callbacks(self, given: Any) -> None:
         assert all(map(callable, given))
+
+    def names(self, source: ModelSource) -> ModelNames:
+        return ModelNames()
 
     def begin(self, seed: int, environment: Mapping[str, str]) -> None:
         np.random.seed(seed)

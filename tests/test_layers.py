@@ -70,6 +70,7 @@ ALLOWED = {
     "training.keras.losses": LIGHT | {"keras", "tensorflow"},
     "training.keras.metrics": LIGHT | {"horovod", "keras", "tensorflow"},
     "training.keras.model": LIGHT | {"keras"},
+    "training.keras.names": LIGHT | {"keras"},
     "training.keras.optimizers": LIGHT | {"keras"},
     "training.keras.outputs": LIGHT | {"keras"},
     "training.keras.probe": LIGHT | {"keras"},

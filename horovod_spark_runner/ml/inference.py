@@ -7,7 +7,6 @@ all calls of ``transform`` it serves.
 from __future__ import annotations
 
 import json
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from ..data.manifest import Column
 from ..data.read.arrow_to_numpy import column_to_numpy
 from ..data.read.decode import RowDecoder, UndecodableRow
 from ..errors import DataError, ModelError
+from ..spark.python_worker import keep_to_task
 from ..training.spec import OutputSpec
 from ..training.trained_model import Model, Recipe
 from .loading import describe_outputs, load_model
@@ -128,7 +128,7 @@ class Predictor:
 
     def _model(self) -> Model:
         if self.digest not in _models:
-            _prepare_process()
+            keep_to_task()
             recipe = replace(self.load(), outputs=self.outputs)
             _models[self.digest] = _decoding(recipe, load_model(recipe))
             if len(_models) > _CACHE_SIZE:
@@ -150,20 +150,18 @@ def _check_rows(value: np.ndarray, output: OutputSpec, rows: int) -> None:
         )
 
 
-def describing(load: Callable[[], Recipe]) -> Callable[[Iterator[Any]], Iterator[pa.RecordBatch]]:
-    """Return the body of a job that tells what a model gives, or why it gives nothing.
+def describing(load: Callable[[], Recipe]) -> Callable[[], str]:
+    """Return the question to a worker what a model gives, or why it gives nothing.
 
-    It gives one JSON list: the outputs, why there are none, and why it is the wrong model.
+    The answer is a JSON list: the outputs, why there are none, and why it is the wrong model.
     """
 
-    def describe(batches: Iterator[Any]) -> Iterator[pa.RecordBatch]:
-        for _ in batches:
-            _prepare_process()
-            try:
-                told: list[Any] = [*describe_outputs(load()), ""]
-            except ModelError as error:
-                told = [[], "", str(error)]
-            yield pa.RecordBatch.from_pydict({"text": [json.dumps(told)]})
+    def describe() -> str:
+        try:
+            told: list[Any] = [*describe_outputs(load()), ""]
+        except ModelError as error:
+            told = [[], "", str(error)]
+        return json.dumps(told)
 
     return describe
 
@@ -210,16 +208,3 @@ def array_of(values: np.ndarray, spec: OutputSpec) -> pa.Array:
     width = values.size // rows if rows else 0
     offsets = np.arange(rows + 1, dtype=np.int32) * width
     return pa.ListArray.from_arrays(pa.array(offsets), flat)
-
-
-def _prepare_process() -> None:
-    """Keep the framework to this task's cores and devices; before it is imported."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    cpus = str(context.cpus() if context is not None else 1)
-    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
-        os.environ.setdefault(name, cpus)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    gpus = context.resources().get("gpu") if context is not None else None
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses) if gpus is not None else ""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
+from ..spark.python_worker import ask_worker
 from ..training.trained_model import Recipe, output_from
 from .inference import Predictor, describing
 from .shipping import ShippedModel
@@ -67,9 +68,8 @@ class ServedModel:
 
     def _learn_outputs(self, spark: SparkSession) -> None:
         """Let a worker build the model and tell what it gives; the driver loads no framework."""
-        describe = describing(self._shipped.loader(spark))
-        row = spark.range(0, 1, 1, 1).mapInArrow(describe, "text string").first()
-        outputs, problem, wrong = json.loads(row.text) if row is not None else ([], "", "")
+        told = ask_worker(spark, describing(self._shipped.loader(spark)))
+        outputs, problem, wrong = json.loads(told)
         if wrong:
             raise ModelError(f"{wrong} (run {self._known.place})")
         known = self._known.recipe

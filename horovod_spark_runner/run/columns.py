@@ -1,4 +1,4 @@
-"""Which columns feed the model: as `run_training` is given them, as it finds them by convention."""
+"""Which columns feed the model: given, by convention, or by the model's names."""
 
 from __future__ import annotations
 
@@ -8,36 +8,101 @@ from typing import Any
 from ..data.prepare.schema import quote_all
 from ..errors import DataError
 from ..settings.kinds import ColumnNames, check_columns
-from ..training.spec import Binding
+from ..training.spec import Binding, ModelNames
 
 # What Spark ML calls them.
 FEATURES, LABEL = "features", "label"
 
 
 def by_convention(
-    features: ColumnNames | None, labels: ColumnNames | None, available: Sequence[str]
+    labels: ColumnNames | None, available: Sequence[str]
 ) -> tuple[ColumnNames, ColumnNames | None]:
-    """Return the feature and label columns where Spark ML's names stand for those not given.
+    """Return the feature and label columns by Spark ML's names, where no features are given.
 
     Args:
-        features: what was given as ``feature_cols``.
-        labels: what was given as ``label_cols``; where features were given, none are left out.
-        available: the columns there are.
-
-    Raises:
-        DataError: no features were given, and there is no column of that name.
+        labels: what was given as ``label_cols``.
+        available: the columns there are, `FEATURES` among them.
     """
-    if features is not None:
-        return features, labels
-    if FEATURES not in available:
-        raise DataError(
-            f"feature_cols is not given, and the DataFrame has no column {FEATURES!r}; name the "
-            "columns that feed the model's inputs, in their order or by their names, and those its "
-            f"outputs are compared with in label_cols; there are {quote_all(available)}"
-        )
     if labels is None and LABEL in available:
         labels = [LABEL]
     return [FEATURES], labels
+
+
+def by_name(
+    model: ModelNames, labels: ColumnNames | None, available: Sequence[str]
+) -> tuple[ColumnNames, ColumnNames | None]:
+    """Return the feature and label columns that are called as the model's inputs and outputs.
+
+    Args:
+        model: what the model calls these.
+        labels: what was given as ``label_cols``.
+        available: the columns there are, `FEATURES` not among them.
+
+    Raises:
+        DataError: names and columns do not tell for certain which is which.
+    """
+    there = f"the DataFrame's columns are {quote_all(available)}"
+    unknown = f"feature_cols is not given, and the DataFrame has no column {FEATURES!r}"
+    advice = "name the columns that feed the model's inputs, in their order or by their names"
+    if not model.inputs:
+        raise DataError(
+            f"{unknown}; the model has no inputs with names of their own before it is given data: "
+            f"{advice}; {there}"
+        )
+    fitting = [names for names in model.inputs if set(names) <= set(available)]
+    if not fitting:
+        missing = [name for name in model.inputs[0] if name not in available]
+        raise DataError(
+            f"{unknown}; of the model's inputs {_ways(model.inputs)}, {quote_all(missing)} is no "
+            f"column: {advice}; {there}"
+        )
+    if len(fitting) > 1:
+        raise DataError(
+            f"{unknown}; the model's inputs are called {_ways(fitting)}, all of which are columns: "
+            "say in feature_cols which column feeds which, as a dictionary"
+        )
+    features = dict.fromkeys(fitting[0])
+    chosen = _labels_by_name(model, tuple(features), available) if labels is None else labels
+    return {name: name for name in features}, chosen
+
+
+def _labels_by_name(
+    model: ModelNames, features: Sequence[str], available: Sequence[str]
+) -> ColumnNames | None:
+    """Return the label columns, none for a model that needs none."""
+    fitting = [names for names in model.outputs if set(names) <= set(available)]
+    found: list[tuple[str, ...]] = list(fitting)
+    if LABEL in available and LABEL not in features and (LABEL,) not in found:
+        found.append((LABEL,))
+    partly = sorted({name for names in model.outputs for name in names if name in available})
+    reason = ""
+    if len(found) > 1:
+        reason = f"the columns {_ways(found)} may each be meant"
+    elif found and set(found[0]) & set(features):
+        reason = f"output and input {quote_all(sorted({*found[0]} & {*features}))} share a name"
+    elif not found and partly:
+        reason = (
+            f"of the model's outputs {_ways(model.outputs)}, only {quote_all(partly)} is a column"
+        )
+    elif not found and model.needs_labels:
+        named = f" its outputs are {_ways(model.outputs)}," if model.outputs else ""
+        reason = (
+            f"the model is compiled with a loss,{named} and none of the DataFrame's columns "
+            f"{quote_all(available)} is called so, or {LABEL!r} and not an input"
+        )
+    if reason:
+        raise DataError(
+            f"label_cols is not given, and {reason}; name the columns the model's outputs are "
+            "compared with, label_cols=[…] or {output: column}; [] for none"
+        )
+    if not found:
+        return None
+    # A single output needs no name, and Spark ML's is none of the model's.
+    return list(found[0]) if len(found[0]) == 1 else {name: name for name in found[0]}
+
+
+def _ways(ways: Sequence[Sequence[str]]) -> str:
+    return " or ".join(quote_all(names) for names in ways)
 
 
 def bind_columns(columns: ColumnNames | None, title: str) -> Binding:

@@ -42,7 +42,14 @@ from ..training.changes import settings_to_go_on_with
 from ..training.engine import engine_named, engine_of
 from ..training.spec import Binding, ModelSource, WarmStart
 from ..training.warm_start import read_warm_start
-from .columns import bind_columns, by_convention, recorded_columns
+from .columns import (
+    FEATURES,
+    bind_columns,
+    by_convention,
+    by_name,
+    recorded_columns,
+)
+from .names import names_of_model
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -170,7 +177,8 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
         }
     )
     engine.check_callbacks(request.callbacks)
-    inputs, outputs = _check_columns(request)
+    given = _given_columns(request)
+    bound = None if given is None else _check_columns(request, *given)
     directory = RunDirectory(Location(request.run_dir or _default_run_dir(spark)))
     launching = derive(
         LaunchSettings,
@@ -181,11 +189,14 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
         log_dir=str(directory.logs),
     )
     allotment = _check_spark(spark, launching, request.restarts)
+    console = Console(directory.location.name, quiet=not request.stream_logs)
     if request.num_workers is None:
-        console = Console(directory.location.name, quiet=not request.stream_logs)
         console.say(allotment.describe())
     directory.check_writable()
     checkpoint = find_checkpoint(directory, request.resume)
+    if bound is None:  # takes a Spark job: after all that can be checked without one
+        console.say("building the model once, to learn which columns its inputs are named like")
+        bound = _check_columns(request, *_columns_by_name(request, source, spark))
     fit, warm_start, begun_with = request.fit, None, _origin(request.initial_weights)
     if checkpoint is not None:
         fit, begun_with, warnings = settings_to_go_on_with(
@@ -198,8 +209,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     return CheckedRequest(
         request,
         source,
-        inputs,
-        outputs,
+        *bound,
         directory,
         launching,
         allotment,
@@ -211,11 +221,26 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     )
 
 
-def _check_columns(request: TrainingRequest) -> tuple[Binding, Binding]:
+def _given_columns(request: TrainingRequest) -> tuple[ColumnNames, ColumnNames | None] | None:
+    """Return feature and label columns as given or by convention; ``None`` if neither tells."""
+    if request.feature_cols is not None:
+        return request.feature_cols, request.label_cols
+    available = frame_of(request.frame).columns
+    return by_convention(request.label_cols, available) if FEATURES in available else None
+
+
+def _columns_by_name(
+    request: TrainingRequest, source: ModelSource, spark: SparkSession
+) -> tuple[ColumnNames, ColumnNames | None]:
+    """Return the columns that are called as the model's inputs and outputs."""
+    names = names_of_model(source, spark)
+    return by_name(names, request.label_cols, frame_of(request.frame).columns)
+
+
+def _check_columns(
+    request: TrainingRequest, features: ColumnNames, labels: ColumnNames | None
+) -> tuple[Binding, Binding]:
     """Return what feeds the model's inputs, and what its outputs are compared with."""
-    features, labels = request.feature_cols, request.label_cols
-    if features is None:
-        features, labels = by_convention(features, labels, frame_of(request.frame).columns)
     inputs, outputs = bind_columns(features, "feature_cols"), bind_columns(labels, "label_cols")
     if request.fit.class_weight is not None:
         _check_class_weight(request, outputs)

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import InvalidInputError
-from .spec import KERAS, ModelSource, TrainingSpec
+from .spec import KERAS, ModelNames, ModelSource, TrainingSpec
 from .sync.synchroniser import Collectives, Synchroniser
 from .trained_model import Model, Recipe, StoredModel
 
@@ -52,6 +52,16 @@ class Engine(Protocol):
 
         Raises:
             InvalidInputError: they are none of this framework.
+        """
+        ...
+
+    def names(self, source: ModelSource) -> ModelNames:
+        """Return what the model calls its inputs and outputs. In a Python worker of Spark's.
+
+        Asked where ``run_training`` is not told which columns feed the model.
+
+        Raises:
+            ModelError: ``source`` gives no model.
         """
         ...
 

@@ -82,6 +82,22 @@ class Binding:
 
 
 @dataclass(frozen=True)
+class ModelNames:
+    """What a model calls its inputs and outputs, before any column is bound to them.
+
+    Attributes:
+        inputs: the names of all its inputs, once for each way to call them (by their layers, by
+            the keys of a dictionary); empty if it has none before it is given data.
+        outputs: those of its outputs, likewise.
+        needs_labels: whether it is compiled with a loss that compares outputs with labels.
+    """
+
+    inputs: tuple[tuple[str, ...], ...] = ()
+    outputs: tuple[tuple[str, ...], ...] = ()
+    needs_labels: bool = False
+
+
+@dataclass(frozen=True)
 class WarmStart:
     """Weights to begin with, as the driver read them.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,15 @@ def text_model() -> Any:
     embedded = keras.layers.Embedding(len(WORDS) + 2, 8)(vectorize(text))
     parts = [lookup(colour), several(tags), keras.layers.GlobalMaxPooling1D()(embedded)]
     hidden = keras.layers.Dense(16, activation="relu")(keras.layers.Concatenate()(parts))
-    output = keras.layers.Dense(1, activation="sigmoid")(hidden)
+    output = keras.layers.Dense(1, activation="sigmoid", name="liked")(hidden)
     model = keras.Model([colour, tags, text], output)
     model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy", metrics=["accuracy"])
     return model
 
 
-def test_models_of_strings_are_trained_and_predict(spark: Any, tmp_path: Path) -> None:
+def test_models_of_strings_named_like_columns_are_trained_and_predict(
+    spark: Any, tmp_path: Path
+) -> None:
     import keras
 
     rows = []
@@ -51,8 +54,6 @@ def test_models_of_strings_are_trained_and_predict(spark: Any, tmp_path: Path) -
     trained = run_training(
         frame,
         text_model,
-        feature_cols=["colour", "tags", "text"],
-        label_cols=["liked"],
         num_workers=2,
         batch_size=16,
         epochs=12,
@@ -61,6 +62,9 @@ def test_models_of_strings_are_trained_and_predict(spark: Any, tmp_path: Path) -
         stream_logs=False,
     )
     assert trained.summary.history[-1]["val_accuracy"] > 0.95
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["feature_cols"] == {"colour": "colour", "tags": "tags", "text": "text"}
+    assert config["label_cols"] == ["liked"]
     new = frame.orderBy("id")
     predicted = [row.prediction for row in trained.transform(new).collect()]
     model = keras.saving.load_model(tmp_path / "run" / "model" / "model.keras")

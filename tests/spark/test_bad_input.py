@@ -430,6 +430,27 @@ def test_bad_model_files(
         train(frame, tmp_path, model_fn=str(tmp_path / name))
 
 
+def test_columns_that_are_no_names_of_the_model(frame: Any, tmp_path: Path) -> None:
+    """The model is built in one of Spark's Python workers."""
+
+    def two_inputs() -> Any:
+        import keras
+
+        inputs = {name: keras.Input((1,), name=name) for name in ("a", "b")}
+        model = keras.Model(inputs, keras.layers.Add(name="y")(list(inputs.values())))
+        model.compile("sgd", "mse")
+        return model
+
+    def broken() -> Any:
+        raise KeyError("nosuch")
+
+    with pytest.raises(DataError, match="inputs 'a', 'b', 'b' is no column: .* 'a', 'v', 'y'"):
+        train(frame, tmp_path, model_fn=two_inputs, feature_cols=None)
+    with pytest.raises(ModelError, match=r"could not be built:\n(?s:.*)KeyError: 'nosuch'"):
+        train(frame, tmp_path, model_fn=broken, feature_cols=None)
+    assert not (tmp_path / "run" / "data").exists()
+
+
 def test_model_files_that_are_folders_or_urls(frame: Any, tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
     with pytest.raises(ModelError, match="saved' is a folder; give a function"):

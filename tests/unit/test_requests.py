@@ -10,7 +10,7 @@ import pytest
 
 from horovod_spark_runner import api, run_training
 from horovod_spark_runner.errors import DataError, InvalidInputError
-from horovod_spark_runner.run.columns import by_convention
+from horovod_spark_runner.run.columns import by_convention, by_name
 from horovod_spark_runner.run.request import TrainingRequest
 from horovod_spark_runner.settings.data import DataOptions
 from horovod_spark_runner.settings.launching import LaunchOptions
@@ -22,7 +22,7 @@ from horovod_spark_runner.settings.training import (
     RestartOptions,
 )
 from horovod_spark_runner.training.keras.source import check_given_callbacks
-from horovod_spark_runner.training.spec import check_objects
+from horovod_spark_runner.training.spec import ModelNames, check_objects
 
 
 def request(**given: Any) -> TrainingRequest:
@@ -80,25 +80,87 @@ def test_requests_that_can() -> None:
 
 
 @pytest.mark.parametrize(
-    ("features", "labels", "expected"),
+    ("labels", "expected"),
+    [(None, ["label"]), (["y"], ["y"]), ([], [])],
+)
+def test_columns_by_convention(labels: Any, expected: Any) -> None:
+    assert by_convention(labels, ["x", "y", "features", "label"]) == (["features"], expected)
+    assert by_convention(None, ["features", "y"]) == (["features"], None)
+
+
+AB = (("a", "b"),)
+
+
+@pytest.mark.parametrize(
+    ("names", "labels", "available", "expected"),
     [
-        (None, None, (["features"], ["label"])),
-        (None, ["y"], (["features"], ["y"])),
-        (None, [], (["features"], [])),
-        # What is given is all there is.
-        (["x"], None, (["x"], None)),
-        (["x"], ["y"], (["x"], ["y"])),
+        (ModelNames(AB), None, "a b c", ({"a": "a", "b": "b"}, None)),
+        (ModelNames(AB), ["c"], "a b c", ({"a": "a", "b": "b"}, ["c"])),
+        (ModelNames(AB), {"out": "c"}, "a b c label", ({"a": "a", "b": "b"}, {"out": "c"})),
+        (ModelNames(AB, (("y",),), True), None, "a b label", ({"a": "a", "b": "b"}, ["label"])),
+        (ModelNames(AB, (("y",),), True), None, "a b y", ({"a": "a", "b": "b"}, ["y"])),
+        (
+            ModelNames(AB, (("y", "z"),)),
+            None,
+            "a b y z",
+            ({"a": "a", "b": "b"}, {"y": "y", "z": "z"}),
+        ),
+        (ModelNames(AB, (("label",),)), None, "a b label", ({"a": "a", "b": "b"}, ["label"])),
+        # By the layers' names, or by those of the dictionary they are in.
+        (ModelNames((("in_1", "in_2"), ("b", "a"))), None, "a b", ({"b": "b", "a": "a"}, None)),
     ],
 )
-def test_columns_by_convention(features: Any, labels: Any, expected: Any) -> None:
-    assert by_convention(features, labels, ["x", "y", "features", "label"]) == expected
+def test_columns_by_the_models_names(
+    names: ModelNames, labels: Any, available: str, expected: Any
+) -> None:
+    assert by_name(names, labels, available.split()) == expected
 
 
-def test_columns_that_convention_does_not_know() -> None:
-    assert by_convention(None, None, ["features", "y"]) == (["features"], None)
-    message = "feature_cols is not given, .* no column 'features'; name .* there are 'x', 'label'"
+@pytest.mark.parametrize(
+    ("names", "available", "message"),
+    [
+        (
+            ModelNames(),
+            "a b",
+            "no column 'features'; the model has no inputs with names .* 'a', 'b'",
+        ),
+        (ModelNames(AB), "a c", "inputs 'a', 'b', 'b' is no column: .* columns are 'a', 'c'"),
+        (
+            ModelNames((("a", "b"), ("b", "a"))),
+            "a b",
+            "inputs are called 'a', 'b' or 'b', 'a', all of which are columns: say in feature_cols",
+        ),
+        (
+            ModelNames(AB, (("y",),)),
+            "a b y label",
+            "label_cols is not given, and the columns 'y' or 'label' may each be meant",
+        ),
+        (ModelNames(AB, (("y", "z"),)), "a b y", "outputs 'y', 'z', only 'y' is a column"),
+        (
+            ModelNames(AB, (("y",),), True),
+            "a b",
+            "with a loss, its outputs are 'y', .* 'a', 'b' is called so",
+        ),
+        (
+            ModelNames(AB, (), True),
+            "a b",
+            "compiled with a loss, and none of the .* 'a', 'b' is called",
+        ),
+        # The next value of a series, compared with this one?
+        (ModelNames(AB, (("a",),), True), "a b", "output and input 'a' share a name"),
+        # A column that feeds the model is no label by convention.
+        (
+            ModelNames((("a", "label"),), (), True),
+            "a label",
+            "'a', 'label' is called so, or 'label'",
+        ),
+    ],
+)
+def test_names_that_do_not_tell_for_certain(
+    names: ModelNames, available: str, message: str
+) -> None:
     with pytest.raises(DataError, match=message):
-        by_convention(None, None, ["x", "label"])
+        by_name(names, None, available.split())
 
 
 @pytest.mark.parametrize("given", [5, "EarlyStopping", None, {1: 2}, {"a"}])

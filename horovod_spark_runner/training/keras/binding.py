@@ -237,8 +237,13 @@ def _plain(values: list[Any]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
+def needs_labels(model: Any) -> bool:
+    """Tell whether the model is compiled with a loss that compares outputs with labels."""
+    return has_loss(model) and not _compares_itself(model)
+
+
 def _check_may_lack_labels(model: Any) -> None:
-    if has_loss(model) and not _compares_itself(model):
+    if needs_labels(model):
         raise ModelError(
             f"label_cols names no column, but model {model.name!r} is compiled with a loss; name "
             "the label columns (for an autoencoder, those of feature_cols), or compile it without"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import EnvironmentProblem
 from ...quiet import quiet_imports
 from ..engine import Engine
-from ..spec import ModelSource, TrainingSpec
+from ..spec import ModelNames, ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
 from ..trained_model import Model, Recipe, StoredModel
 from .saved import KerasParts, keras_parts
@@ -35,6 +35,11 @@ class KerasEngine:
 
     def check_callbacks(self, given: Any) -> None:
         check_given_callbacks(given)
+
+    def names(self, source: ModelSource) -> ModelNames:
+        with quiet_imports():
+            from .names import names_of
+        return names_of(source)
 
     def begin(self, seed: int, environment: Mapping[str, str]) -> None:
         for problem, advice in wrong_variables(environment):

@@ -1,0 +1,53 @@
+"""Spark's Python workers: one asked to compute something, and how a framework behaves in one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from .session import use_own_python
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class _Question:
+    """The function given to ``mapInArrow``."""
+
+    ask: Callable[[], str]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            keep_to_task()
+            yield pa.RecordBatch.from_pydict({"text": [self.ask()]})
+
+
+def ask_worker(spark: SparkSession, ask: Callable[[], str]) -> str:
+    """Return what ``ask`` gives in one of Spark's Python workers, which may load a framework.
+
+    Args:
+        spark: session to run in.
+        ask: pickled and sent to the worker.
+    """
+    use_own_python(spark)
+    row = spark.range(0, 1, 1, 1).mapInArrow(_Question(ask), "text string").first()
+    assert row is not None  # the question is asked once for the one row there is
+    return str(row.text)
+
+
+def keep_to_task() -> None:
+    """Keep a framework to this task's cores and devices; before it is imported."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    cpus = str(context.cpus() if context is not None else 1)
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+        os.environ.setdefault(name, cpus)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    gpus = context.resources().get("gpu") if context is not None else None
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses) if gpus is not None else ""

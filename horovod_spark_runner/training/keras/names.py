@@ -1,0 +1,35 @@
+"""What a Keras model calls its inputs and outputs, before it has seen a column."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from ..spec import ModelNames, ModelSource
+from .binding import holds_dictionary, input_structure, needs_labels, path_names
+from .keras_state import fresh_keras_state
+from .model import build_model
+
+
+def names_of(source: ModelSource) -> ModelNames:
+    """Return the names of the model that ``source`` builds; see `Engine.names`."""
+    with fresh_keras_state():
+        model = build_model(source)
+        structure = input_structure(model)
+        if structure is None:
+            return ModelNames(needs_labels=needs_labels(model))
+        layers = [tensor.name for tensor in keras.tree.flatten(structure)]
+        if isinstance(model, keras.Sequential):
+            names, outputs = [model.layers[-1].name], model.outputs[0]
+        else:
+            names, outputs = list(model.output_names), model.output
+        return ModelNames(_ways(layers, structure), _ways(names, outputs), needs_labels(model))
+
+
+def _ways(layers: list[str], structure: Any) -> tuple[tuple[str, ...], ...]:
+    """Return the names that call each tensor one thing only; a position in a list is no name."""
+    ways = [layers, path_names(structure)] if holds_dictionary(structure) else [layers]
+    count = len(keras.tree.flatten(structure))
+    whole = [tuple(way) for way in ways if len(way) == count == len(set(way))]
+    return tuple(dict.fromkeys(whole))
