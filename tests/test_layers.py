@@ -47,6 +47,7 @@ ALLOWED = {
     "launch.driver.head_start": LIGHT | {"pyspark"},
     "launch.shared.network": LIGHT | {"psutil"},
     "ml.params": LIGHT | {"pyspark"},
+    "ml.persistence": LIGHT | {"pyspark"},
     "ml.transformer": LIGHT | {"pyspark"},
     "storage.hdfs": LIGHT | {"hdfs_native"},
     "training.agreement": LIGHT | {"mpi4py"},
