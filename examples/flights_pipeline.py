@@ -11,7 +11,6 @@ Run it with ``python examples/flights_pipeline.py``, or ``--rows 4000 --epochs 1
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from flights import load_flights, make_session
@@ -37,6 +36,7 @@ def parse_arguments() -> argparse.Namespace:
         "--rows", type=int, default=60_000, help="flights to draw at random (60000)"
     )
     parser.add_argument("--run-dir", default="runs", help="folder of all runs (runs)")
+    parser.add_argument("--save", default="late_flights", help="where to (late_flights)")
     parser.add_argument("--master", default=None, help="Spark master (local[PARALLELISM])")
     return parser.parse_args()
 
@@ -87,7 +87,7 @@ def main() -> None:
         told = ", ".join(f"{param.name}={value}" for param, value in params.items())
         print(f"  {told:45} {error:6.2f}")
 
-    place = str(Path(tempfile.mkdtemp(), "late_flights"))
+    place = str(Path(arguments.save).absolute())
     fitted.write().overwrite().save(place)
     best = PipelineModel.load(place)
     predicted = best.transform(test).cache()

@@ -99,3 +99,4 @@ def test_flights_pipeline(tmp_path: Path) -> None:
     # Two folds, in each a run for each of four, and one of the winner on all rows.
     assert len(list(tmp_path.glob("runs/*/fit-*"))) == 8
     assert len(list(tmp_path.glob("runs/*"))) == 3
+    assert (tmp_path / "late_flights" / "stages").is_dir()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.ml import Pipeline
-from pyspark.ml.evaluation import RegressionEvaluator
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.functions import vector_to_array
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
@@ -257,3 +257,67 @@ def test_the_folds_of_a_cross_validation_share_the_rows(
     assert len(re.findall("32 rows to train on, 16 to validate on, written in", shown)) == 1
     assert len(re.findall("32 rows to train on, 16 to validate on, found again", shown)) == 5
     assert len(list((tmp_path / "data").glob("data-*"))) == 3
+
+
+def make_classifier(units: int = 4) -> Any:
+    import keras
+
+    layers = [keras.layers.Dense(units, "relu"), keras.layers.Dense(3, "softmax")]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy")
+    return model
+
+
+LOADED = """
+import sys
+from pyspark.ml.tuning import CrossValidatorModel
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+model = CrossValidatorModel.load(sys.argv[1])
+rows = spark.createDataFrame([(0.1, 0.2), (0.9, 0.1)], "a double, b double")
+found = model.transform(rows).select("prediction", "p").collect()
+print([row.prediction for row in found], [len(row.p) for row in found], len(model.subModels[0]))
+print(model.getEstimator().getStages()[1].getModelArgs(), "tensorflow" in sys.modules)
+"""
+
+
+def test_a_search_around_a_pipeline_is_saved_with_all_its_models(
+    rows: Any, estimator: HorovodEstimator, tmp_path: Path
+) -> None:
+    """Classes are judged by Spark's own evaluator; another process loads all there is."""
+    estimator.setParams(
+        modelFn=make_classifier,
+        labelCol="class",
+        probabilityCol="p",
+        data={"data_dir": str(tmp_path / "data")},
+        modelArgs={"units": 5},
+        epochs=4,
+    )
+    assembler = VectorAssembler(inputCols=["a", "b"], outputCol="vector")
+    pipeline = Pipeline(stages=[assembler, estimator.setFeaturesCol("vector")])
+    search = CrossValidator(
+        estimator=pipeline,
+        estimatorParamMaps=ParamGridBuilder()
+        .addGrid(estimator.modelArgs, [{"units": 4}, {"units": 16}])
+        .build(),
+        evaluator=MulticlassClassificationEvaluator(labelCol="class", metricName="accuracy"),
+        numFolds=2,
+        parallelism=2,
+        collectSubModels=True,
+        seed=2,
+    )
+    classes = rows.selectExpr("a", "b", "int(a * 2.99) AS class")
+    found = search.fit(classes)
+    assert all(0 <= accuracy <= 1 for accuracy in found.avgMetrics)
+    # Threads that want the same rows of a cache directory write them once: two folds, and all rows.
+    assert len(list((tmp_path / "data").glob("data-*"))) == 3
+    best = found.bestModel.transform(classes).select("prediction").collect()
+    place = tmp_path / "saved"
+    found.write().overwrite().save(str(place))
+    loaded = type(found).load(str(place))
+    assert loaded.bestModel.transform(classes).select("prediction").collect() == best
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, str(place)], capture_output=True, text=True, timeout=240
+    )
+    assert re.search(r"^\[\d\.0, \d\.0\] \[3, 3\] 2$", done.stdout, re.M), done.stderr[-3000:]
+    assert "{'units': 5} False" in done.stdout
