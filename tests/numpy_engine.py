@@ -197,6 +197,12 @@ class NumpyEngine:
         weights = load_arrays(recipe.own)["00000"]
         return lambda arrays: [inputs_of(arrays, recipe.inputs.columns) @ weights]
 
+    def model(self, recipe: Any) -> np.ndarray:
+        return load_arrays(recipe.own)["00000"]
+
+    def held(self, parts: bytes) -> Mapping[str, bytes]:
+        return {WEIGHTS_FILE: parts}
+
     def describe_outputs(self, recipe: Any) -> tuple[list[dict[str, Any]], str]:
         return [asdict(OUTPUT)], ""
 

@@ -49,6 +49,7 @@ ALLOWED = {
     "estimator": LIGHT | {"pyspark"},
     "ml.estimator_files": LIGHT | {"pyspark"},
     "ml.params": LIGHT | {"pyspark"},
+    "ml.persistence": LIGHT | {"pyspark"},
     "ml.transformer": LIGHT | {"pyspark"},
     "storage.hdfs": LIGHT | {"hdfs_native"},
     "training.agreement": LIGHT | {"mpi4py"},

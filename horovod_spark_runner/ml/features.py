@@ -2,17 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..data.manifest import Column
 from ..data.prepare.columns import Source, expression, sizes
 from ..data.prepare.schema import quote_all
-from ..errors import DataError
+from ..errors import DataError, InvalidInputError
+from ..settings.prediction import PredictionSettings
+from ..training.spec import Binding
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
+
+
+def feature_names(
+    settings: PredictionSettings, inputs: Binding, columns: Sequence[Column]
+) -> tuple[str, ...]:
+    """Return the DataFrame's column for each of ``columns``, in their order.
+
+    Args:
+        settings: may name the DataFrame's columns.
+        inputs: which column of the training feeds which input.
+        columns: those columns.
+
+    Raises:
+        InvalidInputError: other columns are named than the model takes.
+    """
+    trained = tuple(column.name for column in columns)
+    setting, given = "feature_cols", settings.feature_cols
+    if settings.features_col is not None:
+        setting, given = "features_col", [settings.features_col]
+    if given is None:
+        return trained
+    takes = f"the model takes {quote_all(trained)}, in this order"
+    slots = inputs.slots
+    if isinstance(given, Mapping):
+        # A model trained on a list of columns knows its inputs by these.
+        names = inputs.names or tuple(" + ".join(slot) for slot in slots)
+        if set(names) != set(given):
+            raise InvalidInputError(
+                f"{setting}={given!r} does not fit: {takes}, for its inputs {quote_all(names)}"
+            )
+        asked = [given[name] for name in names]
+    else:
+        asked = list(given)
+    each = [[one] if isinstance(one, str) else list(one or ()) for one in asked]
+    flat, wanted = [n for s in each for n in s], [n for s in slots for n in s]
+    renamed = dict(zip(wanted, flat, strict=False))
+    nested = any(len(slot) > 1 for slot in each)
+    same = len(flat) == len(wanted) and [renamed[name] for name in wanted] == flat
+    if not same or (nested and list(map(len, each)) != list(map(len, slots))):
+        raise InvalidInputError(f"{setting}={given!r} does not fit: {takes}")
+    return tuple(renamed[name] for name in trained)
 
 
 def check_once(names: Sequence[str], existing: Sequence[str], by_case: bool) -> None:

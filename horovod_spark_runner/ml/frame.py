@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from ..data.prepare.columns import sources_of_features
 from ..settings.prediction import PredictionSettings
+from ..spark.session import is_case_sensitive
 from .features import check_once, feature_argument
 from .inference import SKIP, Predictor, field_names, spark_type
-from .naming import added_columns, check_added
+from .naming import check_added
+from .outputs import Added, added_by, expression, struct_name
 from .udf import prediction_udf
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 def with_predictions(
     frame: DataFrame, predictor: Predictor, settings: PredictionSettings
 ) -> DataFrame:
-    """Return ``frame`` with a column for each output of the model.
+    """Return ``frame`` with columns of the model's outputs.
 
     Args:
         frame: has the model's feature columns.
@@ -33,29 +35,34 @@ def with_predictions(
     """
     from pyspark.sql import functions as F
 
-    columns = predictor.columns
-    outputs = [output.name for output in predictor.outputs]
-    by_case = str(frame.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
-    names = tuple(column.name for column in columns)
-    check_once(names, frame.columns, by_case)
-    sources = sources_of_features(frame, names)
-    added = added_columns(outputs, settings.prediction_col)
-    check_added(added, outputs, frame.columns, by_case=by_case)
-    arguments = [feature_argument(s, c) for s, c in zip(sources, columns, strict=True)]
-    types = [spark_type(output) for output in predictor.outputs]
+    outputs = predictor.outputs
+    by_case = is_case_sensitive(frame.sparkSession)
+    check_once(predictor.names, frame.columns, by_case)
+    sources = sources_of_features(frame, predictor.names)
+    in_struct = settings.output_form == "struct"
+    added = [] if in_struct else added_by(outputs, settings)
+    names = [struct_name(settings)] if in_struct else [one.name for one in added]
+    check_added(names, [output.name for output in outputs], frame.columns, by_case=by_case)
+    pairs = zip(sources, predictor.columns, strict=True)
+    arguments = [feature_argument(source, column) for source, column in pairs]
+    types = [spark_type(output) for output in outputs]
     # Else Spark computes it twice: for the filter, which it moves down, and for the column.
     once = predictor.handle_invalid == SKIP
     udf = prediction_udf(predictor, _return_type(types), deterministic=not once)
     helper = _free_name(frame.columns)
     predicted = frame.select("*", udf(*arguments).alias(helper))
     # One call of the model for all outputs: the struct is made once, then taken apart.
-    single = len(added) == 1
-    values = [F.col(helper)] if single else [F.col(helper)[f] for f in field_names(len(added))]
-    if predictor.handle_invalid == SKIP:
+    single = len(outputs) == 1
+    values = [F.col(helper)] if single else [F.col(helper)[f] for f in field_names(len(outputs))]
+    if once:
         predicted = predicted.filter(values[0].isNotNull())
-    if single:
-        return predicted.withColumnRenamed(helper, added[0])
-    named = [value.alias(name) for value, name in zip(values, added, strict=True)]
+    if in_struct:
+        fields = [v.alias(output.name) for v, output in zip(values, outputs, strict=True)]
+        named = [F.when(values[0].isNotNull(), F.struct(*fields)).alias(names[0])]
+    elif single and added == [Added(names[0], 0, outputs[0])]:
+        return predicted.withColumnRenamed(helper, names[0])
+    else:
+        named = [expression(one, values[one.output]).alias(one.name) for one in added]
     return predicted.select("*", *named).drop(helper)
 
 

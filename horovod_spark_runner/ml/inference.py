@@ -63,6 +63,7 @@ class Predictor:
         batch_size: rows per call of the model.
         handle_invalid: what becomes of rows with invalid values; ``"skip"`` gives nulls as
             ``"keep"`` does, for the caller to leave out.
+        names: what the DataFrame calls these columns, for messages.
     """
 
     digest: str
@@ -71,6 +72,7 @@ class Predictor:
     outputs: tuple[OutputSpec, ...]
     batch_size: int
     handle_invalid: str = ERROR
+    names: tuple[str, ...] = ()
 
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         model = self._model()
@@ -91,16 +93,18 @@ class Predictor:
     def _valid(self, arrays: tuple[pa.Array, ...]) -> np.ndarray | None:
         """Return which rows are valid; ``None`` if all are."""
         valid: np.ndarray | None = None
-        for array, column in zip(arrays, self.columns, strict=True):
+        names = self.names or tuple(column.name for column in self.columns)
+        for array, column, name in zip(arrays, self.columns, names, strict=True):
             mask = valid_rows(array, column)
             if mask is None:
                 continue
             if self.handle_invalid == ERROR:
                 row = int(np.argmin(mask))
+                fault = describe_fault(array, replace(column, name=name), row)
                 raise DataError(
-                    f"{describe_fault(array, column, row)} in row {row} of a batch of {len(array)} "
-                    "(counted from 0); handle_invalid='skip' leaves such rows out, 'keep' gives "
-                    "them null as prediction"
+                    f"{fault} in row {row} of a batch of {len(array)} (counted from 0); "
+                    "handle_invalid='skip' leaves such rows out, 'keep' gives them null as "
+                    "prediction"
                 )
             valid = mask if valid is None else valid & mask
         return valid

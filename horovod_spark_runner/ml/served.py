@@ -8,8 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
+from ..rundir.directory import RunDirectory
 from ..spark.python_worker import ask_worker
-from ..training.trained_model import Recipe, output_from
+from ..training.engine import engine_named
+from ..training.trained_model import Recipe, copy_model, output_from
+from .features import feature_names
 from .inference import Predictor, describing
 from .shipping import ShippedModel
 from .trained import TrainedModel, check_callable
@@ -45,11 +48,29 @@ class ServedModel:
         """What is known of the model without loading it."""
         return self._known
 
+    def model(self) -> Any:
+        """Return the framework's model, on the driver; see `Engine.model`."""
+        recipe = self._shipped.recipe()
+        return engine_named(recipe.engine).model(recipe)
+
+    def save(self, directory: RunDirectory) -> None:
+        """Write the model's files.
+
+        Raises:
+            RunDirectoryError: the files it was read from are gone, and what is in memory is not
+                enough.
+            OSError: storage fails.
+        """
+        recipe = self._shipped.recipe()
+        held = engine_named(recipe.engine).held(recipe.own)
+        copy_model(self._known.stored, directory, held)
+
     def predictor(self, spark: SparkSession, settings: PredictionSettings) -> Predictor:
         """Return what predicts in the workers of a session.
 
         Raises:
             ModelError: the model cannot be called, or is not the one that was trained.
+            InvalidInputError: other feature columns are named than it takes.
         """
         with self._lock:  # also so that it is sent once
             if self._known.learn_outputs:
@@ -64,6 +85,7 @@ class ServedModel:
             outputs=recipe.outputs,
             batch_size=settings.predict_batch_size,
             handle_invalid=settings.handle_invalid,
+            names=feature_names(settings, recipe.inputs, recipe.columns),
         )
 
     def _learn_outputs(self, spark: SparkSession) -> None:

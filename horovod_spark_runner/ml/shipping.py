@@ -36,6 +36,11 @@ class ShippedModel:
         # A broadcast belongs to one Spark context.
         return {**self.__dict__, "_broadcast": None}
 
+    def recipe(self) -> Recipe:
+        """Return the recipe with all its contents."""
+        recipe: Recipe = cloudpickle.loads(self._payload)
+        return recipe
+
     def loader(self, spark: SparkSession) -> Load:
         """Return what unpacks the recipe on a worker of this session."""
         context = classic_context(spark)

@@ -25,13 +25,18 @@ class TrainedModel:
         problem: why it could not be called when it was saved; ``""`` if it could.
         learn_outputs: whether it is built by a function that may build another model, or one with
             a ``call`` that the trained one had not: what it gives has to be found out.
-        place: where it lies, for messages.
+        stored: its files.
     """
 
     recipe: Recipe = field(repr=False)
+    stored: StoredModel = field(repr=False)
     problem: str = ""
-    place: str = ""
     learn_outputs: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where it lies, for messages."""
+        return str(self.stored.directory.location)
 
 
 def read_trained_model(
@@ -123,7 +128,7 @@ def check_callable(model: TrainedModel) -> None:
 
 
 def _trained(model: StoredModel, recipe: Recipe) -> TrainedModel:
-    return TrainedModel(recipe, model.signature.problem, str(model.directory.location))
+    return TrainedModel(recipe, model, model.signature.problem)
 
 
 def _recipe(model: StoredModel, engine: str, transforms: Mapping[str, Transform]) -> Recipe:

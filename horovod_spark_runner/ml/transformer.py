@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Model
+from pyspark.ml.util import MLReadable, MLWritable
 
 from ..errors import InvalidInputError
 from ..rundir.directory import RunDirectory
@@ -23,6 +25,7 @@ from ..spark.session import use_own_python
 from ..storage.filesystem import Location
 from .frame import with_predictions
 from .params import PredictionParams, prediction_settings, set_params
+from .persistence import StageReader, StageWriter, UserCode, loading_with
 from .served import ServedModel
 from .summary import TrainingSummary
 from .trained import read_finished_run
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class TFTransformer(Model, PredictionParams):  # type: ignore[misc]
+class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: ignore[misc]
     """Adds a trained Keras model's predictions to a DataFrame; all other columns stay.
 
     A model of Spark ML: its settings are Params, with getters and setters, and hold for
@@ -141,6 +144,59 @@ class TFTransformer(Model, PredictionParams):  # type: ignore[misc]
         """Whether there is a `summary`."""
         return self._summary is not None
 
+    def getModel(self) -> Any:
+        """Return the Keras model, with its weights, on the driver; it is not compiled.
+
+        TensorFlow is imported by this call.
+
+        Raises:
+            ModelError: ``model_fn`` builds another model than was trained.
+        """
+        return self._model.model()
+
+    def write(self) -> StageWriter:
+        """Return what saves this transformer: ``write().overwrite().save(path)``.
+
+        Raises:
+            RunDirectoryError: from its ``save``: there is something at the path, or the files the
+                model was read from are gone.
+        """
+        return StageWriter(self, self._model, self._summary)
+
+    @classmethod
+    def read(cls) -> StageReader:
+        """Return what loads a transformer: ``read().load(path)``.
+
+        Code of the user's that it needs is given by ``customObjects``, ``modelFn`` and
+        ``transforms``, as to `from_run`: ``read().customObjects({…}).load(path)``.
+
+        Raises:
+            RunDirectoryError: from its ``load``: there is no transformer, it is damaged, of a newer
+                format, or needs code of the user's; the message names it.
+        """
+        return StageReader(f"{cls.__module__}.{cls.__name__}", _made)
+
+    @staticmethod
+    def loading(
+        *,
+        custom_objects: Mapping[str, Any] | None = None,
+        model_fn: Callable[[], Any] | None = None,
+        transforms: Mapping[str, Transform] | None = None,
+    ) -> AbstractContextManager[None]:
+        """Give code of the user's to transformers that are loaded inside of pipelines.
+
+        ``with TFTransformer.loading(custom_objects={…}): PipelineModel.load(path)``.
+
+        Args:
+            custom_objects: the models' own classes and functions by name.
+            model_fn: function without arguments that builds the model.
+            transforms: the functions that columns were trained with.
+
+        Raises:
+            InvalidInputError: from the loading: an argument cannot be used.
+        """
+        return loading_with(UserCode(custom_objects, model_fn, transforms))
+
     def _transform(self, dataset: DataFrame) -> DataFrame:
         settings = prediction_settings(self)
         spark = getattr(dataset, "sparkSession", None)
@@ -148,3 +204,7 @@ class TFTransformer(Model, PredictionParams):  # type: ignore[misc]
             raise InvalidInputError(f"transform takes a Spark DataFrame, got {dataset!r:.200}")
         use_own_python(spark)
         return with_predictions(dataset, self._model.predictor(spark, settings), settings)
+
+
+def _made(model: ServedModel, summary: TrainingSummary | None) -> TFTransformer:
+    return TFTransformer(model, summary=summary)

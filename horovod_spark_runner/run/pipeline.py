@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ..data.manifest import Manifest
 from ..data.prepare.datasets import Prepared, prepared, session_of
-from ..data.prepare.shared import SharedData
 from ..errors import CheckpointError, DataError
 from ..launch.driver.console import Console
 from ..launch.driver.head_start import import_meanwhile
@@ -41,12 +41,14 @@ def prepare_data(checked: CheckedRequest, own: Location) -> AbstractContextManag
     )
 
 
-def train_request(checked: CheckedRequest, shared: SharedData | None = None) -> TFTransformer:
+def train_request(
+    checked: CheckedRequest, prepare: Callable[[], AbstractContextManager[Prepared]] | None = None
+) -> TFTransformer:
     """Materialize the data, train on all ranks and return the transformer.
 
     Args:
         checked: what to train.
-        shared: the data, if other requests share them.
+        prepare: prepares the data, where that is not for this request alone.
     """
     request, directory = checked.request, checked.directory
     began = time.monotonic()
@@ -54,8 +56,8 @@ def train_request(checked: CheckedRequest, shared: SharedData | None = None) -> 
     console = Console(directory.location.name, quiet=not request.stream_logs)
     console.say("preparing the data")
     import_meanwhile(spark, checked.launching, checked.allotment, modules)
-    prepare = prepare_data(checked, directory.data) if shared is None else shared.use()
-    with RunLock(directory) as lock, prepare as data:
+    rows = prepare_data(checked, directory.data) if prepare is None else prepare()
+    with RunLock(directory) as lock, rows as data:
         materialized = time.monotonic()
         console.say(_describe(data, materialized - began))
         _check_enough_rows(data.train, checked.workers)

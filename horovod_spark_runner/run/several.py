@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from ..data.prepare.datasets import Prepared
+from ..data.prepare.folds import prepared_folds
 from ..data.prepare.shared import SharedData
 from ..ml.transformer import TFTransformer
 from ..settings.data import WINDOW_BYTES, DataOptions
@@ -20,8 +23,8 @@ def train_several(
     """Check all requests, and return a function for each that trains it.
 
     The functions may be called by several threads. Those whose rows are prepared in the same way
-    read the same dataset, which the first of them writes and which goes, unless it is to be kept,
-    with the last.
+    read the same datasets, which the first of them writes and which go, unless they are to be kept,
+    with the last; also if they differ in the column that says which rows are for validation.
 
     Args:
         requests: what to train.
@@ -34,7 +37,7 @@ def train_several(
     """
     groups: list[list[CheckedRequest]] = []
     for checked in map(check_request, requests):
-        alike = next((group for group in groups if _same_data(group[0], checked)), None)
+        alike = next((group for group in groups if _share(group[0], checked)), None)
         if alike is None:
             groups.append([checked])
         else:
@@ -43,25 +46,48 @@ def train_several(
     for number, group in enumerate(groups):
         # Each in a folder of its own: what a killed writer left in one is deleted by the next.
         folder = own if len(groups) == 1 else own.join(str(number))
-        shared = SharedData(partial(prepare_data, group[0], folder), len(group))
+        shared = SharedData(partial(_prepare, group, folder), len(group))
         for checked in group:
-            calls[id(checked.request)] = partial(train_request, checked, shared)
+            use = partial(shared.use, _key(checked))
+            calls[id(checked.request)] = partial(train_request, checked, use)
     return [calls[id(request)] for request in requests]
 
 
-def _same_data(one: CheckedRequest, other: CheckedRequest) -> bool:
-    """Tell whether two requests' rows are prepared in the same way."""
+def _share(one: CheckedRequest, other: CheckedRequest) -> bool:
+    """Tell whether two requests' rows can be prepared together."""
     ours, theirs = one.request, other.request
-    held_out = ours.validation is theirs.validation
-    if isinstance(ours.validation, (str, float)):  # others may be DataFrames, which do not compare
-        held_out = ours.validation == theirs.validation
+    split = ours.validation is theirs.validation
+    if _key(one) is not None:
+        split = _key(other) is not None
+    elif isinstance(ours.validation, float):  # others may be DataFrames, which do not compare
+        split = ours.validation == theirs.validation and one.fit.seed == other.fit.seed
     return (
         ours.frame is theirs.frame
-        and held_out
-        and (not isinstance(ours.validation, float) or one.fit.seed == other.fit.seed)
+        and split
         and one.roles == other.roles
         and _of_rows(ours.data) == _of_rows(theirs.data)
     )
+
+
+def _key(checked: CheckedRequest) -> str | None:
+    """Return the column that says which rows are for validation, if one does."""
+    validation = checked.request.validation
+    return validation if isinstance(validation, str) else None
+
+
+@contextlib.contextmanager
+def _prepare(
+    group: Sequence[CheckedRequest], own: Location
+) -> Iterator[Mapping[str | None, Prepared]]:
+    first = group[0]
+    names = [name for name in dict.fromkeys(map(_key, group)) if name is not None]
+    if len(names) > 1:
+        request = first.request
+        with prepared_folds(request.frame, first.roles, request.data, names, own) as folds:
+            yield folds
+    else:
+        with prepare_data(first, own) as data:
+            yield {_key(first): data}
 
 
 def _of_rows(options: DataOptions) -> DataOptions:

@@ -264,6 +264,26 @@ class Location:
         filesystem, path = self._resolved
         return open(path, "wb") if self.is_local else filesystem.open_output_stream(path)
 
+    def copy_to(self, target: Location, seen: Callable[[bytes], Any]) -> None:
+        """Write this file to ``target``, which nobody looks for yet, a part at a time.
+
+        Args:
+            target: the new file; a local one has then reached the disk.
+            seen: is called with each part.
+        """
+        answered(lambda headway: self._copy(target, seen, headway), self._text)
+
+    def _copy(self, target: Location, seen: Callable[[bytes], Any], headway: Headway) -> None:
+        filesystem, path = self._resolved
+        with filesystem.open_input_stream(path) as source, target._open_output() as stream:
+            while part := source.read(PART_BYTES):
+                stream.write(part)
+                seen(part)
+                headway.made()
+            if target.is_local:
+                stream.flush()
+                os.fsync(stream.fileno())
+
     def write_text(self, text: str) -> None:
         self.write_bytes(text.encode("utf-8"))
 

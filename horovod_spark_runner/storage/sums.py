@@ -35,6 +35,23 @@ def unsealed(text: str) -> Any:
     return json.loads(content)
 
 
+def copy_checked(source: Location, target: Location, wanted: str) -> None:
+    """Copy the file ``source``, whose sum is ``wanted``, without holding it in memory.
+
+    Raises:
+        ValueError: it is missing or damaged; then there is no ``target``.
+        OSError: it cannot be read, or not be written.
+    """
+    found = hashlib.sha256()
+    try:
+        source.copy_to(target, found.update)
+    except FileNotFoundError as error:
+        raise ValueError(f"{source.name} is missing") from error
+    if found.hexdigest() != wanted:
+        target.delete_file()
+        raise ValueError(f"{source.name} is damaged: its SHA-256 is not the one recorded")
+
+
 def read_checked(folder: Location, name: str, sums: Mapping[str, str]) -> bytes:
     """Return the contents of the file ``name``, whose sum is among ``sums``.
 

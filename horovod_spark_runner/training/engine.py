@@ -120,6 +120,21 @@ class Engine(Protocol):
         """
         ...
 
+    def model(self, recipe: Recipe) -> Any:
+        """Return the framework's own model, with its weights, to be used on the driver.
+
+        Raises:
+            ModelError: what was built is not the model that was trained.
+        """
+        ...
+
+    def held(self, parts: Any) -> Mapping[str, bytes]:
+        """Return the files, by name, that `Recipe.own` holds.
+
+        They suffice to make the model again from storage; none if what it was made from does not.
+        """
+        ...
+
     def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
         """Return the fields of each `OutputSpec` of the model, or none and why.
 

@@ -195,12 +195,15 @@ class OutputSpec:
         shape: shape of one row's value; ``None`` for a size that may vary.
         dtype: NumPy dtype name.
         path: keys and indices that lead to it in what the model returns.
+        activation: the last thing done to it, such as ``"softmax"``, or ``"linear"`` for nothing;
+            ``""`` if that is not known.
     """
 
     name: str
     shape: tuple[int | None, ...]
     dtype: str
     path: tuple[str | int, ...] = ()
+    activation: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ..data.manifest import Column
 from ..errors import RunDirectoryError
 from ..rundir.directory import RunDirectory
 from ..settings.data import Transform
-from ..storage.sums import read_checked, sealed, sum_of, unsealed
+from ..storage.sums import copy_checked, read_checked, sealed, sum_of, unsealed
 from .spec import KERAS, Binding, OutputSpec
 
 # The bare weights, arrays named by their place: what any engine writes.
@@ -89,7 +89,11 @@ class Signature:
 def output_from(fields: Mapping[str, Any]) -> OutputSpec:
     """Return the output whose fields JSON gave back."""
     return OutputSpec(
-        fields["name"], tuple(fields["shape"]), fields["dtype"], tuple(fields.get("path", ()))
+        name=fields["name"],
+        shape=tuple(fields["shape"]),
+        dtype=fields["dtype"],
+        path=tuple(fields.get("path", ())),
+        activation=fields.get("activation", ""),
     )
 
 
@@ -108,6 +112,16 @@ class ModelWriter:
     def write(self, name: str, data: bytes | memoryview) -> None:
         self._sums[name] = sum_of(data)
         self._directory.model.join(name).write_bytes(data)
+
+    def copy(self, model: StoredModel, name: str) -> None:
+        """Copy a file of another model.
+
+        Raises:
+            ValueError: it is missing or damaged.
+        """
+        source, target = model.directory.model.join(name), self._directory.model.join(name)
+        copy_checked(source, target, model.sums[name])
+        self._sums[name] = model.sums[name]
 
     def finish(self, signature: Signature, names: Collection[str] = ()) -> None:
         """Write the signature; what an earlier model had besides goes.
@@ -175,6 +189,33 @@ def read_model(directory: RunDirectory) -> StoredModel:
             f"directory ({here}): its files were put there from elsewhere"
         )
     return model
+
+
+def copy_model(model: StoredModel, target: RunDirectory, held: Mapping[str, bytes]) -> None:
+    """Write the files of a trained model to another directory.
+
+    Args:
+        model: where they lie, or lay once.
+        target: the directory.
+        held: files in memory that suffice to make the model again without the others.
+
+    Raises:
+        RunDirectoryError: files are no longer there as they were, and ``held`` does not suffice.
+        OSError: storage fails.
+    """
+    writer = ModelWriter(target)
+    for name, wanted in model.sums.items():
+        try:
+            writer.copy(model, name)
+        except ValueError as error:
+            if not held:
+                raise RunDirectoryError(
+                    f"the model that was read from {model.directory.location} is no longer there: "
+                    f"{error}. It was deleted, or trained on since; read it again"
+                ) from error
+            if name in held and sum_of(held[name]) == wanted:
+                writer.write(name, held[name])
+    writer.finish(model.signature)
 
 
 @dataclass(frozen=True)

@@ -82,3 +82,21 @@ def test_the_demo_once_all_is_set_up(tmp_path: Path) -> None:
     predictions = re.findall(r"^\| +(\d)\| +(\d)\| +([\d.]+)\|$", run.stdout, re.M)
     assert len(predictions) == 8
     assert sum(digit == predicted for digit, predicted, _ in predictions) >= 6
+
+
+def test_flights_pipeline(tmp_path: Path) -> None:
+    arguments = ("--rows", "4000", "--epochs", "2", "--folds", "2")
+    output = run_example("flights_pipeline.py", tmp_path, *arguments)
+    tried = re.findall(r"^  modelArgs=\{'units': (\d+)\}, batchSize=(\d+) +([\d.]+)$", output, re.M)
+    assert [(units, rows) for units, rows, _ in tried] == [
+        *(("16", "64"), ("16", "512"), ("128", "64"), ("128", "512"))
+    ]
+    errors = {
+        name: float(minutes)
+        for name, minutes in re.findall(r"^  (the \w+ \w+) +([\d.]+)$", output, re.M)
+    }
+    assert errors["the best model"] < errors["the training mean"]
+    # Two folds, in each a run for each of four, and one of the winner on all rows.
+    assert len(list(tmp_path.glob("runs/*/fit-*"))) == 8
+    assert len(list(tmp_path.glob("runs/*"))) == 3
+    assert (tmp_path / "late_flights" / "stages").is_dir()

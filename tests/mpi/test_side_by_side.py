@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,21 @@ def test_runs_share_the_slots_there_are(
     assert len(parents) == 1, "all are forked from the executor's one ready process"
     shown = capfd.readouterr().err
     assert shown.count("waiting for slots that other runs of this process hold") == 1
+
+
+def test_one_port_has_room_for_one_run(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spark.conf.set("spark.horovod.controlPort", str(port))
+    try:
+        found = at_once(
+            *(partial(HorovodRunner(1, spark=spark).run, time.sleep, 1) for _ in range(2))
+        )
+    finally:
+        spark.conf.unset("spark.horovod.controlPort")
+    assert [run.results for run in found] == [(None,), (None,)]
+    assert capfd.readouterr().err.count("waiting for slots that other runs") == 1
 
 
 def look_around(folder: str, name: str, others: list[str]) -> str | None:

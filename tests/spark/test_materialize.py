@@ -381,6 +381,23 @@ def test_rows_from_memory_and_user_functions_are_compared_by_content(
     assert run(1).reused
 
 
+def test_threads_write_the_same_rows_once(spark: Any, tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    cache, frame = Location(tmp_path), spark.range(500).selectExpr("double(id) AS a", "id")
+
+    def run(number: int) -> bool:
+        column = "a" if number < 3 else "b"
+        columns = frame.withColumnRenamed("a", column)
+        return materialize(columns, request_for(column, "id"), cache).reused
+
+    with ThreadPoolExecutor(4) as threads:
+        reused = list(threads.map(run, range(4)))
+    assert sorted(reused[:3]) == [False, True, True]
+    assert reused[3] is False
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_another_process_reuses(spark: Any, source: str, tmp_path: Path) -> None:
     cache = Location(tmp_path / "cache")
     frame = spark.read.parquet(source).filter("id < 500").withColumnRenamed("a", "x")

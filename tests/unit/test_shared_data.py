@@ -24,13 +24,13 @@ class Store:
         self.prepared = self.cleaned = 0
 
     @contextlib.contextmanager
-    def prepare(self) -> Iterator[Prepared]:
+    def prepare(self) -> Iterator[dict[str | None, Prepared]]:
         if self.failures:
             self.failures -= 1
             raise DataError("a null")
         self.prepared += 1
         time.sleep(0.2)
-        yield Prepared(Manifest("", (), (), (), ""), None, reused=False)
+        yield {None: Prepared(Manifest("", (), (), (), ""), None, reused=False)}
         self.cleaned += 1
 
 
@@ -39,7 +39,7 @@ def test_threads_wait_for_the_first_and_the_last_cleans_up() -> None:
     shared = SharedData(store.prepare, 3)
 
     def train() -> None:
-        with shared.use() as data:
+        with shared.use(None) as data:
             assert store.cleaned == 0
             told.append(data.reused)
 
@@ -55,10 +55,10 @@ def test_threads_wait_for_the_first_and_the_last_cleans_up() -> None:
 def test_what_a_training_raises_leaves_the_data_to_the_others() -> None:
     store = Store()
     shared = SharedData(store.prepare, 2)
-    with pytest.raises(KeyError), shared.use():
+    with pytest.raises(KeyError), shared.use(None):
         raise KeyError("of the training")
     assert store.cleaned == 0
-    with shared.use() as data:
+    with shared.use(None) as data:
         assert data.reused
     assert (store.prepared, store.cleaned) == (1, 1)
 
@@ -66,9 +66,9 @@ def test_what_a_training_raises_leaves_the_data_to_the_others() -> None:
 def test_data_that_cannot_be_prepared_are_tried_again_by_the_next() -> None:
     store = Store(failures=1)
     shared = SharedData(store.prepare, 2)
-    with pytest.raises(DataError, match="a null"), shared.use():
+    with pytest.raises(DataError, match="a null"), shared.use(None):
         pass
-    with shared.use():
+    with shared.use(None):
         pass
     assert (store.prepared, store.cleaned) == (1, 1)
 
@@ -76,7 +76,7 @@ def test_data_that_cannot_be_prepared_are_tried_again_by_the_next() -> None:
 def test_they_go_with_trainings_that_are_given_up() -> None:
     store = Store()
     shared = SharedData(store.prepare, 5)
-    with shared.use():
+    with shared.use(None):
         pass
     assert store.cleaned == 0
     del shared

@@ -160,6 +160,18 @@ def prepared(
     Raises:
         DataError: the values cannot be trained on.
     """
+    with stored(data, roles, options, own) as (folder, request, made):
+        yield _prepare(data, roles, options, validation, folder, request, seed, made)
+
+
+@contextlib.contextmanager
+def stored(
+    data: Any, roles: Roles, options: DataOptions, own: Location
+) -> Iterator[tuple[Location, DataRequest, list[Manifest]]]:
+    """Yield where datasets go, how they are made, and a list for them; see `prepared`.
+
+    Those in the list are deleted in the end, if they are not to be kept.
+    """
     folder = data_folder(options, own, session_of(data))
     shared = str(folder) != str(own)
     keep = shared if options.keep_data is None else options.keep_data
@@ -169,7 +181,7 @@ def prepared(
     if not shared:  # nobody else writes there: what has no manifest is of a call that was killed
         sweep_incomplete(folder, float("-inf"), time.time())
     try:
-        yield _prepare(data, roles, options, validation, folder, request, seed, made)
+        yield folder, request, made
     except RunFailedError:
         keep = keep or not shared
         raise
@@ -221,7 +233,7 @@ def _prepare(
                 made.append(found.manifest)
                 parts.append(found.manifest)
                 reused.append(found.reused)
-    held_out = _like(parts[1], parts[0]) if len(parts) > 1 else None
+    held_out = like(parts[1], parts[0]) if len(parts) > 1 else None
     return Prepared(parts[0], held_out, all(reused))
 
 
@@ -237,8 +249,12 @@ def _materialize_part(
         raise DataError(f"{part} rows (validation={name}): {error}") from error
 
 
-def _like(held_out: Manifest, train: Manifest) -> Manifest:
-    """Return ``held_out`` if its columns are those of ``train``."""
+def like(held_out: Manifest, train: Manifest) -> Manifest:
+    """Return ``held_out`` if its columns are those of ``train``.
+
+    Raises:
+        DataError: they are not.
+    """
     for ours, theirs in zip(held_out.columns, train.columns, strict=True):
         same = (ours.shape, ours.encoding) == (theirs.shape, theirs.encoding)
         # Other sizes of numbers are read as those of the training rows, and have to fit.

@@ -17,8 +17,10 @@ import hashlib
 import json
 import logging
 import re
+import threading
 import time
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -41,6 +43,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 logger = logging.getLogger(__name__)
+
+_guard = threading.Lock()
+# Gone with the last thread that holds or awaits one.
+_writers: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
 
 # What operating systems say through Java.
 _STORAGE_FAULTS = (
@@ -119,23 +125,33 @@ def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Mat
     prepared = frame.select(*(expression(source) for source in sources))
     with _writing_to(folder):
         folder.make_folder()
-    if request.reuse:
-        known = _find(folder, key, origin, prepared)
-        if known is not None:
-            mark_used(known)
-            return Materialized(known, reused=True)
-    sweep_incomplete(folder, INCOMPLETE_AFTER, time.time())
-    with _writing_to(folder):
-        target = new_folder(folder, key)
-    try:
+    with _alone(f"{folder}/{key}"):
+        if request.reuse:
+            known = _find(folder, key, origin, prepared)
+            if known is not None:
+                mark_used(known)
+                return Materialized(known, reused=True)
+        sweep_incomplete(folder, INCOMPLETE_AFTER, time.time())
         with _writing_to(folder):
-            manifest = _write_dataset(frame, prepared, sources, request, target)
-            manifest = replace(manifest, source=origin)
-            publish(manifest)
-    except BaseException:
-        target.delete_folder()
-        raise
+            target = new_folder(folder, key)
+        try:
+            with _writing_to(folder):
+                manifest = _write_dataset(frame, prepared, sources, request, target)
+                manifest = replace(manifest, source=origin)
+                publish(manifest)
+        except BaseException:
+            target.delete_folder()
+            raise
     return Materialized(manifest, reused=False)
+
+
+@contextlib.contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """Wait for the threads that write what may be the same dataset: one writes, all use it."""
+    with _guard:
+        lock = _writers.setdefault(name, threading.Lock())
+    with lock:
+        yield
 
 
 @contextlib.contextmanager
@@ -241,3 +257,12 @@ def _contents(names: Sequence[str]) -> list[SparkColumn]:
 
 def _checksum(facts: Mapping[str, Any]) -> str:
     return f"{facts['rows']}.{facts['xor']:x}.{facts['sum']:x}"
+
+
+def joined_checksum(checksums: Sequence[str]) -> str:
+    """Return the checksum of the rows of several datasets together. Pure."""
+    rows = xor = total = 0
+    for checksum in checksums:
+        count, bits, added = checksum.split(".")
+        rows, xor, total = rows + int(count), xor ^ int(bits, 16), total + int(added, 16)
+    return _checksum({"rows": rows, "xor": xor, "sum": total})

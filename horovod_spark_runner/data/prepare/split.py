@@ -96,13 +96,24 @@ def split_rows(
     if not isinstance(validation, (str, int, float)):
         yield frame, validation
         return
-    cached = frame.persist()
-    try:
+    with computed_once(frame) as cached:
         if stratify is not None:
             yield _stratified(cached, float(validation), roles, seed, stratify)
             return
         chosen = _condition(cached, validation, roles, seed)
         yield cached.filter(~chosen), cached.filter(chosen)
+
+
+@contextlib.contextmanager
+def computed_once(frame: DataFrame) -> Iterator[DataFrame]:
+    """Yield a frame whose rows Spark keeps meanwhile; one that it keeps already stays kept."""
+    level = frame.storageLevel
+    if level.useMemory or level.useDisk:
+        yield frame
+        return
+    cached = frame.persist()
+    try:
+        yield cached
     finally:
         cached.unpersist()
 
@@ -111,16 +122,27 @@ def _condition(frame: DataFrame, validation: Any, roles: Roles, seed: int) -> Sp
     from pyspark.sql import functions as F
 
     if isinstance(validation, str):
-        column = F.col(quoted(validation))
-        nulls = frame.filter(column.isNull()).count()
-        if nulls:
-            raise DataError(
-                f"validation column {validation!r} has {nulls} null values; every row must be "
-                "for training or for validation"
-            )
-        return column.cast("int") != F.lit(0)
+        return indicator(frame, validation)
     hashed = _hash(roles, seed)
     return F.pmod(hashed, F.lit(_SCALE)) < F.lit(int(validation * _SCALE))
+
+
+def indicator(frame: DataFrame, name: str) -> SparkColumn:
+    """Return the condition under which a row is for validation by the column ``name``.
+
+    Raises:
+        DataError: it has null values.
+    """
+    from pyspark.sql import functions as F
+
+    column = F.col(quoted(name))
+    nulls = frame.filter(column.isNull()).count()
+    if nulls:
+        raise DataError(
+            f"validation column {name!r} has {nulls} null values; every row must be for training "
+            "or for validation"
+        )
+    return column.cast("int") != F.lit(0)
 
 
 def _hash(roles: Roles, seed: int) -> SparkColumn:

@@ -11,7 +11,7 @@ from ..engine import Engine
 from ..spec import ModelNames, ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
 from ..trained_model import Model, Recipe, StoredModel
-from .saved import KerasParts, keras_parts
+from .saved import ARCHIVE_FILE, KerasParts, keras_parts
 from .source import check_given_callbacks, model_source
 
 if TYPE_CHECKING:
@@ -80,6 +80,14 @@ class KerasEngine:
         with quiet_imports():
             from .loading import load_model
         return load_model(recipe)
+
+    def model(self, recipe: Recipe) -> Any:
+        with quiet_imports():
+            from .loading import made_model
+        return made_model(recipe)
+
+    def held(self, parts: KerasParts) -> Mapping[str, bytes]:
+        return {} if parts.archive is None else {ARCHIVE_FILE: parts.archive}
 
     def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
         with quiet_imports():

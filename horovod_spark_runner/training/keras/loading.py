@@ -15,7 +15,7 @@ from ...storage.arrays import load_arrays
 from ..trained_model import Model, Recipe
 from .artifact import load_archive
 from .binding import InputBinding
-from .keras_state import fresh_keras_state, using_keras_state
+from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .model import build_model, finalize_layers
 from .outputs import build_by_call, call_model, output_specs, pick
 from .sample import check_sample
@@ -26,10 +26,7 @@ def load_model(recipe: Recipe) -> Model:
     """Return the function from feature columns to outputs; see `Engine.load`."""
     parts: KerasParts = recipe.own
     with fresh_keras_state():
-        model = _from_archive(parts) if parts.archive is not None else _from_source(parts)
-        bind = _binding(model, recipe)
-        if parts.weights is not None:
-            _give_weights(model, recipe, bind)
+        model, bind = _made(recipe)
 
     def call(inputs: Any) -> Any:
         return call_model(model, inputs)
@@ -43,6 +40,13 @@ def load_model(recipe: Recipe) -> Model:
         return [_to_numpy(pick(given, output.path)) for output in recipe.outputs]
 
     return predict
+
+
+def made_model(recipe: Recipe) -> Any:
+    """Return the Keras model, not compiled; see `Engine.model`."""
+    # Also what the process had set before, which a fresh state takes away.
+    with using_keras_state(keras_state()), fresh_keras_state():
+        return _made(recipe)[0]
 
 
 def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
@@ -60,6 +64,16 @@ def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
             raise
         except Exception as error:  # the user's own call may fail in any way
             return [], f"{type(error).__name__}: {error}"
+
+
+def _made(recipe: Recipe) -> tuple[Any, InputBinding]:
+    """Return the model with its weights, and what gives it its inputs."""
+    parts: KerasParts = recipe.own
+    model = _from_archive(parts) if parts.archive is not None else _from_source(parts)
+    bind = _binding(model, recipe)
+    if parts.weights is not None:
+        _give_weights(model, recipe, bind)
+    return model, bind
 
 
 def _binding(model: Any, recipe: Recipe) -> InputBinding:

@@ -100,10 +100,27 @@ def output_specs(model: Any, example: Any) -> list[OutputSpec]:
                 "entry per row"
             )
         dtype = keras.backend.standardize_dtype(leaf.dtype)
-        specs.append(OutputSpec(name, shape[1:], dtype, path))
+        specs.append(OutputSpec(name, shape[1:], dtype, path, _last_activation(model, path)))
     if not specs:
         raise ModelError("the model returns no output")
     return specs
+
+
+def _last_activation(model: Any, path: Path) -> str:
+    """Return what a model does last to an output; ``""`` where its graph does not tell."""
+    if type(model).predict_step is not keras.Model.predict_step:
+        return ""
+    try:
+        inner = model._functional if isinstance(model, keras.Sequential) else model
+        operation = pick(inner._outputs_struct, path)._keras_history.operation
+    except (AttributeError, KeyError, IndexError, TypeError):  # no graph, as of a subclass
+        return ""
+    if type(operation).__module__.partition(".")[0] != "keras":
+        return ""
+    # Layers that are activations themselves, and operations on tensors.
+    if type(operation).__name__ in ("Softmax", "Sigmoid"):
+        return type(operation).__name__.lower()
+    return getattr(getattr(operation, "activation", None), "__name__", "")
 
 
 def _output_names(model: Any, paths: Sequence[Path]) -> list[str]:

@@ -1,0 +1,99 @@
+"""One DataFrame split in several ways, as for cross-validation, and every row written once.
+
+The rows that all splits treat alike are a dataset of their own; what a split trains on, and what it
+validates with, are several of these put together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...errors import DataError
+from ...settings.data import DataOptions
+from ...storage.filesystem import Location
+from ..manifest import Manifest, RowGroup
+from .datasets import Prepared, frame_of, like, stored
+from .materialize import joined_checksum, materialize
+from .schema import Roles
+from .split import computed_once, indicator
+
+
+@contextlib.contextmanager
+def prepared_folds(
+    data: Any, roles: Roles, options: DataOptions, indicators: Sequence[str], own: Location
+) -> Iterator[Mapping[str | None, Prepared]]:
+    """Yield the datasets of each split; afterwards delete what is not to be kept.
+
+    Args:
+        data: a DataFrame, or the path of Parquet files.
+        roles: the columns and their parts.
+        options: how to prepare them.
+        indicators: for each split, the column that is true for its validation rows.
+        own: folder for what is written, if there is no cache directory.
+
+    Raises:
+        DataError: the values cannot be trained on, or a split leaves no rows to one side.
+    """
+    with stored(data, roles, options, own) as (folder, request, made):
+        # The parts come from the same rows even if the frame is not deterministic.
+        with computed_once(frame_of(data)) as frame:
+            flags = [indicator(frame, name) for name in indicators]
+            found = frame.select(*(f.alias(str(n)) for n, f in enumerate(flags))).distinct()
+            parts: dict[tuple[bool, ...], Manifest] = {}
+            reused = True
+            for kind in sorted(tuple(row) for row in found.collect()):
+                rows = frame
+                for flag, wanted in zip(flags, kind, strict=True):
+                    rows = rows.filter(flag if wanted else ~flag)
+                one = materialize(rows, request, folder)
+                made.append(one.manifest)
+                parts[kind] = one.manifest
+                reused = reused and one.reused
+        yield {
+            name: Prepared(
+                _side(parts, number, name, wanted=False),
+                _side(parts, number, name, wanted=True),
+                reused,
+            )
+            for number, name in enumerate(indicators)
+        }
+
+
+def _side(
+    parts: Mapping[tuple[bool, ...], Manifest], number: int, name: str, *, wanted: bool
+) -> Manifest:
+    """Return the rows for which a split's indicator is as ``wanted``."""
+    chosen = [part for kind, part in parts.items() if kind[number] is wanted]
+    if not chosen:
+        side = "validation" if wanted else "train"
+        raise DataError(f"{side} rows (validation={name!r}): there are no rows")
+    return united(chosen)
+
+
+def united(parts: Sequence[Manifest]) -> Manifest:
+    """Return several datasets, written below the same folder, as one. Pure.
+
+    Raises:
+        DataError: their columns differ.
+    """
+    first = parts[0]
+    alike = [first, *(like(part, first) for part in parts[1:])]
+    files: list[str] = []
+    groups: list[RowGroup] = []
+    for part in alike:
+        folder = Location(part.url).name
+        groups += [replace(group, file=len(files) + group.file) for group in part.row_groups]
+        files += [f"{folder}/{file}" for file in part.files]
+    return replace(
+        first,
+        url=str(Location(first.url).parent),
+        files=tuple(files),
+        row_groups=tuple(groups),
+        checksum=joined_checksum([part.checksum for part in alike]),
+        file_sizes=tuple(size for part in alike for size in part.file_sizes),
+        source="",
+        verified=all(part.verified for part in alike),
+    )

@@ -1,0 +1,250 @@
+"""From what a model gives to the columns that are added: arrays, vectors, classes. In Spark's JVM.
+
+Whether an output is probabilities or scores is never guessed: the user says it, what is known of
+the model's last activation must agree, and probabilities are checked in every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..data.prepare.schema import quote_all
+from ..errors import InvalidInputError
+from ..settings.prediction import ClassCol, PredictionSettings
+from ..training.spec import OutputSpec
+from .inference import is_scalar
+from .naming import DEFAULT, added_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+
+# What an added column holds.
+PLAIN, VECTOR, CLASS, PROBABILITY, SCORES = "plain", "vector", "class", "probability", "scores"
+# How far probabilities may be from a sum of 1, by their type.
+_TOLERANCE = {"float16": 2e-2, "bfloat16": 2e-2, "float32": 1e-3, "float64": 1e-3}
+
+
+@dataclass(frozen=True)
+class Added:
+    """A column that is made of one output.
+
+    Attributes:
+        name: its name.
+        output: place of the output among the model's.
+        spec: the output.
+        holds: what is made of it.
+        scores: whether the output is scores of classes, and not their probabilities.
+    """
+
+    name: str
+    output: int
+    spec: OutputSpec
+    holds: str = PLAIN
+    scores: bool = False
+
+
+def added_by(outputs: Sequence[OutputSpec], settings: PredictionSettings) -> list[Added]:
+    """Return the columns to add: the outputs' in their order, then those of classes.
+
+    Args:
+        outputs: the model's outputs.
+        settings: what is asked for.
+
+    Raises:
+        InvalidInputError: it does not fit the outputs.
+    """
+    names = [output.name for output in outputs]
+    probabilities = _by_output("probability_col", settings.probability_col, names)
+    scores = _by_output("raw_prediction_col", settings.raw_prediction_col, names)
+    added, of_classes = [], []
+    for place, (spec, name) in enumerate(
+        zip(outputs, added_columns(names, settings.prediction_col), strict=True)
+    ):
+        in_scores = spec.name in scores
+        if in_scores or spec.name in probabilities:
+            _check_classes(spec, in_scores)
+            added.append(Added(name, place, spec, CLASS, in_scores))
+            if in_scores:
+                of_classes.append(Added(scores[spec.name], place, spec, SCORES, True))
+            if spec.name in probabilities:
+                wanted = probabilities[spec.name]
+                of_classes.append(Added(wanted, place, spec, PROBABILITY, in_scores))
+        elif settings.output_form == "vector" and not is_scalar(spec):
+            if spec.dtype == "string":
+                raise InvalidInputError(
+                    f"output_form='vector' cannot hold output {spec.name!r}, which is of strings; "
+                    "leave it out"
+                )
+            added.append(Added(name, place, spec, VECTOR))
+        else:
+            added.append(Added(name, place, spec))
+    return added + of_classes
+
+
+def struct_name(settings: PredictionSettings) -> str:
+    """Return the name of the one column of all outputs, for ``output_form="struct"``.
+
+    Raises:
+        InvalidInputError: the settings ask for several columns.
+    """
+    asked = [
+        name
+        for name in ("probability_col", "raw_prediction_col")
+        if getattr(settings, name) is not None
+    ]
+    if asked:
+        raise InvalidInputError(
+            f"output_form='struct' puts all outputs as they are into one column; leave it or "
+            f"{' and '.join(asked)} out"
+        )
+    name = settings.prediction_col
+    if name is None:
+        return DEFAULT
+    if not isinstance(name, str):
+        raise InvalidInputError(
+            f"output_form='struct' makes one column, but prediction_col names several: {name!r}"
+        )
+    return name
+
+
+def expression(added: Added, value: SparkColumn) -> SparkColumn:
+    """Return the Spark expression of an added column.
+
+    Args:
+        added: the column.
+        value: what the model gives for its output; null for a row without prediction.
+    """
+    from pyspark.ml.functions import array_to_vector
+    from pyspark.sql import functions as F
+
+    if added.holds == PLAIN:
+        return value
+    if added.holds == VECTOR:
+        return F.when(value.isNotNull(), array_to_vector(value.cast("array<double>")))
+    if is_scalar(added.spec):
+        classes = _of_two(added, value.cast("double"))
+    else:
+        classes = _of_several(added, value.cast("array<double>"))
+    if added.holds == CLASS:
+        first = F.array_position(classes, F.array_max(classes))
+        return F.when(value.isNotNull(), (first - 1).cast("double"))
+    return F.when(value.isNotNull(), array_to_vector(classes))
+
+
+def _of_two(added: Added, value: SparkColumn) -> SparkColumn:
+    """Return what the output, which is about class 1, says of both classes."""
+    from pyspark.sql import functions as F
+
+    if not added.scores:
+        right = value.between(0.0, 1.0) & ~F.isnan(value)
+        share = _checked(added, value, right)
+        return F.array(1.0 - share, share)
+    score = _checked(added, value, ~F.isnan(value))
+    if added.holds == PROBABILITY:
+        share = 1.0 / (1.0 + F.exp(-score))
+        return F.array(1.0 - share, share)
+    return F.array(-score, score)
+
+
+def _of_several(added: Added, value: SparkColumn) -> SparkColumn:
+    """Return what the output says of each class."""
+    from pyspark.sql import functions as F
+
+    if not added.scores:
+        tolerance = _TOLERANCE[added.spec.dtype]
+        right = (F.array_min(value) >= -tolerance) & F.abs(_total(value) - 1.0).between(
+            0.0, tolerance
+        )
+        return _checked(added, value, right)
+    scores = _checked(added, value, ~F.exists(value, F.isnan))
+    if added.holds != PROBABILITY:
+        return scores
+    powers = _each(scores, F.array_max, lambda one, largest: F.exp(one - largest))
+    return _each(powers, _total, lambda one, total: one / total)
+
+
+def _total(array: SparkColumn) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    return F.aggregate(array, F.lit(0.0), lambda so_far, one: so_far + one)
+
+
+def _each(
+    array: SparkColumn,
+    summary: Callable[[SparkColumn], SparkColumn],
+    function: Callable[[SparkColumn, SparkColumn], SparkColumn],
+) -> SparkColumn:
+    """Return ``function`` of each element and the array's ``summary``, which is computed once."""
+    from pyspark.sql import functions as F
+
+    # Inside a lambda Spark computes an outer expression again for each element; not a field.
+    known = F.array(F.struct(array.alias("array"), summary(array).alias("summary")))
+    return F.transform(
+        known, lambda row: F.transform(row["array"], lambda one: function(one, row["summary"]))
+    )[0]
+
+
+def _checked(added: Added, value: SparkColumn, right: SparkColumn) -> SparkColumn:
+    """Return ``value`` where it is right or null; in other rows Spark raises an error."""
+    from pyspark.sql import functions as F
+
+    if added.scores:
+        problem = f"output {added.spec.name!r} of the model has scores that are no numbers: "
+    else:
+        problem = (
+            f"output {added.spec.name!r} of the model is no probabilities, which probability_col "
+            "says it is (give raw_prediction_col as well if it is scores before softmax or "
+            "sigmoid): "
+        )
+    found = F.concat(F.lit(problem), F.substring(value.cast("string"), 1, 200))
+    return F.when(right | value.isNull(), value).otherwise(F.raise_error(found))
+
+
+def _by_output(setting: str, given: ClassCol, outputs: Sequence[str]) -> Mapping[str, str]:
+    """Return the column for each output that has one."""
+    if given is None:
+        return {}
+    if isinstance(given, str):
+        if len(outputs) > 1:
+            raise InvalidInputError(
+                f"{setting}={given!r} does not say which output it is of; the model has "
+                f"{quote_all(outputs)}: give a dictionary, {setting}={{{outputs[0]!r}: {given!r}}}"
+            )
+        return {outputs[0]: given}
+    unknown = [name for name in given if name not in outputs]
+    if unknown:
+        raise InvalidInputError(
+            f"{setting} names the output {quote_all(unknown)}; the model's outputs are "
+            + quote_all(outputs)
+        )
+    return given
+
+
+def _check_classes(spec: OutputSpec, scores: bool) -> None:
+    """Check that an output can be of classes, as far as that is known of the model."""
+    setting = "raw_prediction_col" if scores else "probability_col"
+    several = len(spec.shape) == 1 and spec.shape[0] is not None and spec.shape[0] > 1
+    if spec.dtype not in _TOLERANCE or not (several or is_scalar(spec)):
+        raise InvalidInputError(
+            f"{setting} says that output {spec.name!r} is of classes, but it is {spec.dtype} of "
+            f"shape {spec.shape}; it must be a real number per class, or one for two classes"
+        )
+    known = f"its last activation is {spec.activation!r}"
+    if scores and spec.activation in ("softmax", "sigmoid"):
+        raise InvalidInputError(
+            f"raw_prediction_col says that output {spec.name!r} is scores of classes, but {known}: "
+            "it is probabilities; give probability_col alone"
+        )
+    if not scores and spec.activation == "linear":
+        raise InvalidInputError(
+            f"probability_col says that output {spec.name!r} is probabilities, but {known}: if it "
+            "is scores of classes (logits), give raw_prediction_col, too"
+        )
+    if not scores and several and spec.activation == "sigmoid":
+        raise InvalidInputError(
+            f"probability_col says that output {spec.name!r} is probabilities of classes of which "
+            f"one is right, but {known}: {spec.shape[0]} answers of yes or no, which do not add "
+            "up to 1; take them as they are, without probability_col"
+        )

@@ -1,0 +1,302 @@
+"""Saving and loading a transformer as a stage of Spark ML.
+
+::
+
+    PATH/
+        metadata/part-00000     Spark ML's JSON: class, uid, Params; format, summary, sums
+        model/                  the trained model's files, as in a run directory
+
+Spark reads the metadata as those of any stage. Nothing is unpickled, and nothing that storage names
+is imported but the stage's class, which Spark imports: code of the user's is given again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+
+from .._version import __version__
+from ..errors import DataError, InvalidInputError, RunDirectoryError
+from ..rundir.directory import RunDirectory
+from ..settings.data import Transform
+from ..spark.session import classic_context
+from ..storage.filesystem import Location
+from ..storage.sums import sum_of
+from .served import ServedModel
+from .summary import TrainingSummary
+from .trained import read_finished_run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FORMAT = 1
+_OWN = "horovod_spark_runner"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class UserCode:
+    """What a stage may need besides its files; see `TFTransformer.from_run`."""
+
+    custom_objects: Mapping[str, Any] | None = None
+    model_fn: Callable[[], Any] | None = None
+    transforms: Mapping[str, Transform] | None = None
+
+
+_given: ContextVar[UserCode | None] = ContextVar("given", default=None)
+
+
+@contextlib.contextmanager
+def loading_with(code: UserCode) -> Iterator[None]:
+    """Let stages that are loaded inside, also as parts of pipelines, be given ``code``."""
+    token = _given.set(code)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+class StageWriter(MLWriter):  # type: ignore[misc]
+    """Saves a transformer; see `pyspark.ml.util.MLWriter`.
+
+    Args:
+        stage: the transformer.
+        model: its model.
+        summary: what is told of its training.
+    """
+
+    def __init__(self, stage: Any, model: ServedModel, summary: TrainingSummary | None) -> None:
+        super().__init__()
+        self._stage = stage
+        self._model = model
+        self._summary = summary
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save it; what its loading will need besides is told as a warning.
+
+        On local storage and HDFS a reader sees the old stage or the new one, never a part.
+
+        Args:
+            path: folder or URL.
+
+        Raises:
+            RunDirectoryError: there is something at ``path``, and `overwrite` was not asked for;
+                or the files the model was read from are gone.
+            InvalidInputError: ``path`` is none, or Spark reads from other storage than this
+                process writes to.
+            OSError: storage fails.
+        """
+        spark = self.sparkSession
+        location = location_of(spark, path)
+        there = location.exists()
+        if there and not (self.shouldOverwrite and location.is_folder):
+            advice = "write().overwrite().save(path) replaces it"
+            raise RunDirectoryError(
+                f"{location} is there already; "
+                + (advice if location.is_folder else "it is a file, not a folder")
+            )
+        if location.renames_whole:
+            aside = location.parent.join(f".{location.name}.{uuid.uuid4().hex[:8]}")
+            try:
+                self._write(aside, spark)
+                location.delete_folder()
+                aside.move_to(location)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    aside.delete_folder()
+                raise
+        else:
+            self._write(location, spark)
+        if "://" not in os.fspath(path) and classic_context(spark) is None:
+            _check_seen(spark, path, location)
+        self._tell_needs(location)
+
+    def _write(self, location: Location, spark: SparkSession) -> None:
+        directory = RunDirectory(location)
+        self._model.save(directory)
+        own = {
+            "format": FORMAT,
+            "version": __version__,
+            "signature": sum_of(directory.signature.read_bytes()),
+            "summary": None if self._summary is None else self._summary.to_fields(),
+        }
+        text = DefaultParamsWriter._get_metadata_to_save(self._stage, spark, {_OWN: own})
+        metadata = json.loads(text)
+        metadata[_OWN]["metadata"] = _sum_of_all(metadata)
+        folder = location.join("metadata")
+        folder.make_folder()
+        folder.join("part-00000").write_text(json.dumps(metadata) + "\n")
+        folder.join("_SUCCESS").write_bytes(b"")
+
+    def _tell_needs(self, location: Location) -> None:
+        """Warn of what loading will need besides the files, by loading it."""
+        try:
+            loaded = read_finished_run(RunDirectory(location))
+        except (RunDirectoryError, DataError) as error:
+            logger.warning(
+                "%s is saved, but does not load by itself: %s. %s", location, error, _ADVICE
+            )
+            return
+        if loaded.recipe.outputs != self._model.known.recipe.outputs:
+            logger.warning(
+                "%s is saved, but what it gives is known from model_fn only: give it, "
+                "TFTransformer.read().modelFn(…).load(path)",
+                location,
+            )
+
+
+_ADVICE = (
+    "Of a saved transformer, that is TFTransformer.read().customObjects({…}).load(path), "
+    ".modelFn(…) or .transforms({…}); of one in a pipeline, with "
+    "TFTransformer.loading(custom_objects={…}): PipelineModel.load(path)"
+)
+
+
+class StageReader(MLReader):  # type: ignore[misc]
+    """Loads a transformer; see `pyspark.ml.util.MLReader`.
+
+    Args:
+        name: the class that is loaded.
+        make: makes one.
+    """
+
+    def __init__(
+        self, name: str, make: Callable[[ServedModel, TrainingSummary | None], Any]
+    ) -> None:
+        super().__init__()
+        self._name = name
+        self._make = make
+        self._code = vars(_given.get() or UserCode()).copy()
+
+    def customObjects(self, given: Mapping[str, Any]) -> StageReader:
+        """Give the model's own classes and functions, by name."""
+        self._code["custom_objects"] = given
+        return self
+
+    def modelFn(self, given: Callable[[], Any]) -> StageReader:
+        """Give the function that builds the model, which is then given its weights."""
+        self._code["model_fn"] = given
+        return self
+
+    def transforms(self, given: Mapping[str, Transform]) -> StageReader:
+        """Give the functions that columns were trained with, by column."""
+        self._code["transforms"] = given
+        return self
+
+    def load(self, path: str | os.PathLike[str]) -> Any:
+        """Return the transformer that was saved.
+
+        Args:
+            path: folder or URL.
+
+        Raises:
+            RunDirectoryError: there is none, it is damaged, of a newer format, or needs code of
+                the user's; the message names it.
+            DataError: a transform that the model was trained with is missing.
+            InvalidInputError: an argument cannot be used.
+        """
+        location = location_of(self.sparkSession, path)
+        metadata = _read_metadata(location, self._name)
+        own = metadata[_OWN]
+        directory = RunDirectory(location)
+        try:
+            model = read_finished_run(directory, **self._code)
+        except (RunDirectoryError, DataError) as error:
+            raise type(error)(f"{error}. {_ADVICE}") from error
+        if sum_of(directory.signature.read_bytes()) != own["signature"]:
+            raise RunDirectoryError(
+                f"{location} holds the model of another transformer than its metadata are of: it "
+                "was overwritten in part"
+            )
+        try:
+            known = own["summary"]
+            summary = None if known is None else TrainingSummary.from_fields(known)
+            stage = self._make(ServedModel(model), summary)
+            stage._resetUid(metadata["uid"])
+            DefaultParamsReader.getAndSetParams(stage, metadata)
+        except (KeyError, ValueError, AttributeError, TypeError) as error:
+            raise RunDirectoryError(f"{location} is of another version: {error!r}") from error
+        return stage
+
+
+def location_of(spark: SparkSession, path: str | os.PathLike[str]) -> Location:
+    """Return the place that Spark means by a path: without a scheme, on its default file system.
+
+    Raises:
+        InvalidInputError: it is no path, or relative to a file system that is not this machine's.
+    """
+    location = Location(path)
+    context = classic_context(spark)
+    text = os.fspath(path)
+    if context is None or not location.is_local or text.startswith("file:"):
+        return location
+    default = str(context._jsc.hadoopConfiguration().get("fs.defaultFS") or "file:///")
+    if default.startswith("file:"):
+        return location
+    if not text.startswith("/"):
+        raise InvalidInputError(
+            f"{text!r} is relative, and Spark's default file system is {default}; give a whole "
+            f"path there, or a URL, such as {location.spark_url}"
+        )
+    return Location(default.rstrip("/") + text)
+
+
+def _check_seen(spark: SparkSession, path: str | os.PathLike[str], location: Location) -> None:
+    """Check that the server of Spark Connect reads what this process has written.
+
+    Raises:
+        InvalidInputError: it does not; then nothing stays there.
+    """
+    written = location.join("metadata", "part-00000").read_text()
+    try:
+        row = spark.read.text(os.path.join(path, "metadata")).first()
+        seen = row is not None and row[0] == written.rstrip("\n")
+    except Exception:  # whatever Spark raises for what is not there
+        seen = False
+    if not seen:
+        location.delete_folder()
+        raise InvalidInputError(
+            f"Spark's server finds nothing at {os.fspath(path)!r}, where this process has written "
+            "to its own disk; give the URL of storage that both reach"
+        )
+
+
+def _read_metadata(location: Location, name: str) -> dict[str, Any]:
+    """Return the metadata of the stage, which must be of class ``name``."""
+    folder = location.join("metadata")
+    parts = [part for part in folder.list() if part.name.startswith("part-")]
+    if not parts:
+        raise RunDirectoryError(f"{location} holds no saved transformer: {folder} is missing")
+    try:
+        metadata: dict[str, Any] = json.loads(parts[0].read_text())
+        found = metadata["class"]
+        if found != name:
+            raise RunDirectoryError(f"{location} holds a stage of class {found}, not {name}")
+        own = metadata[_OWN]
+        if own["format"] > FORMAT:
+            raise RunDirectoryError(
+                f"{location} was saved by horovod_spark_runner {own['version']} in format "
+                f"{own['format']}; this one, {__version__}, reads format {FORMAT}: update it"
+            )
+        wanted = own.pop("metadata")
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, RunDirectoryError):
+            raise
+        raise RunDirectoryError(f"{folder} is damaged: {error!r}") from error
+    if _sum_of_all(metadata) != wanted:
+        raise RunDirectoryError(f"{folder} is damaged: its SHA-256 is not the one recorded")
+    return metadata
+
+
+def _sum_of_all(metadata: Mapping[str, Any]) -> str:
+    return sum_of(json.dumps(metadata, sort_keys=True).encode())

@@ -1,0 +1,323 @@
+"""`HorovodEstimator` trains: alone, in pipelines and searches, at once, and from where it ended."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
+from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.functions import vector_to_array
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
+
+from horovod_spark_runner import HorovodEstimator, TFTransformer, run_training
+from tests.runs import assert_same_weights
+
+pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+
+ROWS = 48
+
+
+def make_model(units: int = 4, rate: float = 0.05) -> Any:
+    import keras
+
+    layers = [keras.Input((2,)), keras.layers.Dense(units, "relu"), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.Adam(rate), "mse")
+    return model
+
+
+def meet(folder: str, name: str, other: str) -> Any:
+    """Build a model once another one is being built, too."""
+    Path(folder, name).touch()
+    deadline = time.monotonic() + 60
+    while not Path(folder, other).exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{name} is alone")
+        time.sleep(0.05)
+    return make_model(len(name))
+
+
+@pytest.fixture(scope="module")
+def rows(spark: Any) -> Any:
+    """Two columns, the same two as an array and as a vector, what is to be learned, and more."""
+    values = [
+        (i / ROWS, (i % 5) / 5, 2 * i / ROWS - (i % 5) / 5, 1.0 + i % 2, i % 4 == 0)
+        for i in range(ROWS)
+    ]
+    frame = spark.createDataFrame(
+        values, "a double, b double, label double, w double, held boolean"
+    )
+    frame = VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(frame)
+    return frame.withColumn("both", vector_to_array("features", "float32")).coalesce(2).cache()
+
+
+@pytest.fixture
+def estimator(tmp_path: Path) -> HorovodEstimator:
+    return HorovodEstimator(
+        modelFn=make_model,
+        numWorkers=1,
+        batchSize=8,
+        epochs=2,
+        runDir=str(tmp_path / "runs"),
+        seed=3,
+    )
+
+
+def runs(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "runs").iterdir())
+
+
+def test_it_trains_as_run_training_does(
+    rows: Any, estimator: HorovodEstimator, tmp_path: Path
+) -> None:
+    estimator.setParams(
+        numWorkers=2, weightCol="w", validationIndicatorCol="held", predictionCol="p"
+    )
+    model = estimator.fit(rows)
+    assert isinstance(model, TFTransformer)
+    run_training(
+        rows,
+        make_model,
+        sample_weight_col="w",
+        validation="held",
+        num_workers=2,
+        batch_size=8,
+        epochs=2,
+        seed=3,
+        run_dir=str(tmp_path / "plain"),
+        stream_logs=False,
+    )
+    assert_same_weights(Path(model.summary.run_dir), tmp_path / "plain")
+    assert [sorted(logs) for logs in model.summary.history] == [["loss", "val_loss"]] * 2
+    assert len(model.summary.placement) == 2
+    assert runs(tmp_path) == [Path(model.summary.run_dir)]
+    predicted = model.transform(rows)
+    assert predicted.columns == [*rows.columns, "p"]
+    assert model.getPredictionCol() == "p"
+    assert predicted.select("p").dropna().count() == ROWS
+
+
+def test_columns_in_all_forms_give_the_same_model(rows: Any, estimator: HorovodEstimator) -> None:
+    """A vector, an array, and columns of their own; of one partition, and with empty ones."""
+    forms = [
+        (rows, {estimator.featuresCol: "features"}),
+        (rows.coalesce(1), {estimator.featuresCol: "both"}),
+        (rows.repartition(9).coalesce(1).sort("a"), {estimator.featureCols: [["a", "b"]]}),
+    ]
+    models = [estimator.fit(frame, {estimator.shuffle: False, **one}) for frame, one in forms]
+    for model, (frame, _) in zip(models, forms, strict=True):
+        found = [
+            row.prediction
+            for row in model.transform(frame.sort("a")).select("prediction").collect()
+        ]
+        assert len(found) == ROWS
+        assert all(isinstance(one, float) for one in found)
+    several = rows.repartition(9, "held")  # most of them empty
+    assert estimator.fit(several).summary.history
+
+
+def test_maps_share_the_rows_and_run_at_once(
+    rows: Any, estimator: HorovodEstimator, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The two models of a fold are built at the same time, or neither is."""
+    estimator.setModelFn(meet)
+    pairs = [("one", "three"), ("three", "one")]
+    maps = [
+        {estimator.modelArgs: {"folder": str(tmp_path), "name": name, "other": other}}
+        for name, other in pairs
+    ]
+    search = CrossValidator(
+        estimator=estimator,
+        estimatorParamMaps=maps,
+        evaluator=RegressionEvaluator(),
+        numFolds=2,
+        parallelism=2,
+        seed=1,
+        collectSubModels=True,
+    )
+    found = search.fit(rows)
+    assert len(found.avgMetrics) == 2
+    assert all(np.isfinite(found.avgMetrics))
+    assert [[len(models) for models in found.subModels]] == [[2, 2]]
+    # For each fold, one of the two writes the rows; and the best once more, on all rows.
+    shown = capfd.readouterr().err
+    assert len(re.findall(r"rows to train on, written in", shown)) == 3
+    assert len(re.findall(r"rows to train on, found again in", shown)) == 2
+    assert re.search(r"^fit-01: epoch 2/2 ", shown, re.MULTILINE)
+    *folds, best = runs(tmp_path)
+    for fold in folds:
+        assert sorted(path.name for path in fold.iterdir() if any(path.iterdir())) == [
+            "fit-00",
+            "fit-01",
+        ]
+    assert found.bestModel.summary.run_dir == str(best)
+    assert not list((tmp_path / "runs").rglob("*.parquet"))
+
+
+def test_maps_whose_rows_differ_share_none(
+    rows: Any, estimator: HorovodEstimator, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    maps = [
+        {estimator.epochs: 1},
+        {estimator.validationIndicatorCol: "held"},
+        {estimator.modelArgs: {"units": 2}},
+    ]
+    models = estimator.fit(rows, maps)
+    assert [len(model.summary.history) for model in models] == [1, 2, 2]
+    assert ["val_loss" in model.summary.history[0] for model in models] == [False, True, False]
+    shown = capfd.readouterr().err
+    assert len(re.findall(r"^48 rows to train on, written", shown, re.MULTILINE)) == 1
+    assert len(re.findall(r"^48 rows to train on, found again", shown, re.MULTILINE)) == 1
+    assert len(re.findall(r"^36 rows to train on, 12 to validate on, written", shown, re.M)) == 1
+
+
+def test_a_split_into_training_and_validation(rows: Any, estimator: HorovodEstimator) -> None:
+    assembler = VectorAssembler(inputCols=["a", "b"], outputCol="vector")
+    pipeline = Pipeline(stages=[assembler, estimator.setFeaturesCol("vector")])
+    search = TrainValidationSplit(
+        estimator=pipeline,
+        estimatorParamMaps=ParamGridBuilder().addGrid(estimator.epochs, [1, 12]).build(),
+        evaluator=RegressionEvaluator(),
+        parallelism=2,
+        seed=1,
+    )
+    found = search.fit(rows)
+    few, many = found.validationMetrics
+    assert many < few
+    assert len(found.bestModel.stages[1].summary.history) == 12
+
+
+def test_a_fit_goes_on_where_an_earlier_one_ended(rows: Any, estimator: HorovodEstimator) -> None:
+    whole = estimator.fit(rows, {estimator.epochs: 3})
+    first = estimator.fit(rows, {estimator.epochs: 1})
+    place = first.summary.run_dir
+    rest = estimator.fit(rows, {estimator.epochs: 3, estimator.resumeFrom: place})
+    assert rest.summary.run_dir == place
+    assert rest.summary.history == whole.summary.history
+    assert_same_weights(Path(place), Path(whole.summary.run_dir))
+
+
+FRESH = """
+import sys
+from pyspark.ml import Pipeline
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+values = [(i / 9, 1.0, 2.0 * i) for i in range(9)]
+rows = spark.createDataFrame(values, "a double, b double, label double")
+model = Pipeline.load(sys.argv[1]).fit(rows)
+history = model.stages[1].summary.history
+print("trained", len(history), model.transform(rows).columns, "tensorflow" in sys.modules)
+"""
+
+
+def test_a_saved_pipeline_trains_in_a_fresh_process(
+    rows: Any, estimator: HorovodEstimator, tmp_path: Path
+) -> None:
+    assembler = VectorAssembler(inputCols=["a", "b"], outputCol="features")
+    place = tmp_path / "saved"
+    Pipeline(stages=[assembler, estimator.setModelArgs({"units": 3})]).save(str(place))
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH, str(place)], capture_output=True, text=True, timeout=240
+    )
+    assert "trained 2 ['a', 'b', 'label', 'features', 'prediction'] False" in done.stdout, (
+        done.stderr[-3000:]
+    )
+    (run,) = runs(tmp_path)
+    layers = json.loads((run / "config.json").read_text())
+    assert layers["num_workers"] == 1
+
+
+def test_the_folds_of_a_cross_validation_share_the_rows(
+    rows: Any, estimator: HorovodEstimator, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each fold's validation is what its column says, and every row was written once."""
+    folded = rows.selectExpr("*", *(f"int(a * 48) % 3 = {n} AS fold{n}" for n in range(3)))
+    maps = [
+        {estimator.validationIndicatorCol: f"fold{n}", estimator.epochs: epochs}
+        for n in range(3)
+        for epochs in (1, 8)
+    ]
+    data = {"data_dir": str(tmp_path / "data")}
+    models = estimator.setData(data).fit(folded, maps)
+    for n, (few, many) in enumerate(zip(models[::2], models[1::2], strict=True)):
+        held_out = folded.filter(f"fold{n}")
+        assert many.summary.history[-1]["val_loss"] < few.summary.history[-1]["val_loss"]
+        error = RegressionEvaluator(metricName="mse").evaluate(many.transform(held_out))
+        assert error == pytest.approx(many.summary.history[-1]["val_loss"], rel=1e-5)
+    shown = capfd.readouterr().err
+    assert len(re.findall("32 rows to train on, 16 to validate on, written in", shown)) == 1
+    assert len(re.findall("32 rows to train on, 16 to validate on, found again", shown)) == 5
+    assert len(list((tmp_path / "data").glob("data-*"))) == 3
+
+
+def make_classifier(units: int = 4) -> Any:
+    import keras
+
+    layers = [keras.layers.Dense(units, "relu"), keras.layers.Dense(3, "softmax")]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy")
+    return model
+
+
+LOADED = """
+import sys
+from pyspark.ml.tuning import CrossValidatorModel
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+model = CrossValidatorModel.load(sys.argv[1])
+rows = spark.createDataFrame([(0.1, 0.2), (0.9, 0.1)], "a double, b double")
+found = model.transform(rows).select("prediction", "p").collect()
+print([row.prediction for row in found], [len(row.p) for row in found], len(model.subModels[0]))
+print(model.getEstimator().getStages()[1].getModelArgs(), "tensorflow" in sys.modules)
+"""
+
+
+def test_a_search_around_a_pipeline_is_saved_with_all_its_models(
+    rows: Any, estimator: HorovodEstimator, tmp_path: Path
+) -> None:
+    """Classes are judged by Spark's own evaluator; another process loads all there is."""
+    estimator.setParams(
+        modelFn=make_classifier,
+        labelCol="class",
+        probabilityCol="p",
+        data={"data_dir": str(tmp_path / "data")},
+        modelArgs={"units": 5},
+        epochs=4,
+    )
+    assembler = VectorAssembler(inputCols=["a", "b"], outputCol="vector")
+    pipeline = Pipeline(stages=[assembler, estimator.setFeaturesCol("vector")])
+    search = CrossValidator(
+        estimator=pipeline,
+        estimatorParamMaps=ParamGridBuilder()
+        .addGrid(estimator.modelArgs, [{"units": 4}, {"units": 16}])
+        .build(),
+        evaluator=MulticlassClassificationEvaluator(labelCol="class", metricName="accuracy"),
+        numFolds=2,
+        parallelism=2,
+        collectSubModels=True,
+        seed=2,
+    )
+    classes = rows.selectExpr("a", "b", "int(a * 2.99) AS class")
+    found = search.fit(classes)
+    assert all(0 <= accuracy <= 1 for accuracy in found.avgMetrics)
+    # Threads that want the same rows of a cache directory write them once: two folds, and all rows.
+    assert len(list((tmp_path / "data").glob("data-*"))) == 3
+    best = found.bestModel.transform(classes).select("prediction").collect()
+    place = tmp_path / "saved"
+    found.write().overwrite().save(str(place))
+    loaded = type(found).load(str(place))
+    assert loaded.bestModel.transform(classes).select("prediction").collect() == best
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, str(place)], capture_output=True, text=True, timeout=240
+    )
+    assert re.search(r"^\[\d\.0, \d\.0\] \[3, 3\] 2$", done.stdout, re.M), done.stderr[-3000:]
+    assert "{'units': 5} False" in done.stdout

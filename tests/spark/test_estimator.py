@@ -1,0 +1,238 @@
+"""`HorovodEstimator` before any training: bad input, saving, loading, alone and within others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.ml import Pipeline
+from pyspark.ml.evaluation import RegressionEvaluator
+from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
+
+from horovod_spark_runner import DataError, HorovodEstimator, InvalidInputError, NotEnoughSlotsError
+
+pytestmark = pytest.mark.spark
+
+
+def make_model(width: int = 2, units: int = 1) -> Any:
+    import keras
+
+    model = keras.Sequential([keras.Input((width,)), keras.layers.Dense(units)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def make_callbacks() -> list[Any]:
+    from keras.callbacks import TerminateOnNaN
+
+    return [TerminateOnNaN()]
+
+
+@pytest.fixture(scope="module")
+def rows(spark: Any) -> Any:
+    values = [([float(i), 1.0], float(i), i % 2 == 0, str(i)) for i in range(8)]
+    return spark.createDataFrame(
+        values, "features array<float>, label double, even boolean, s string"
+    )
+
+
+@pytest.fixture
+def estimator(tmp_path: Path) -> HorovodEstimator:
+    return HorovodEstimator(
+        modelFn=make_model, numWorkers=1, runDir=str(tmp_path / "runs"), streamLogs=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        ({"featuresCol": "x"}, DataError, "has no column 'x'; it has 'features', 'label'"),
+        ({"labelCol": "y"}, DataError, "has no column 'y'"),
+        ({"weightCol": "w"}, DataError, "has no column 'w'"),
+        ({"featureCols": ["s", "x"]}, DataError, "has no column 'x'"),
+        ({"labelCols": ["s"]}, DataError, "'s'"),
+        ({"validationIndicatorCol": "v"}, DataError, "validation='v': the DataFrame has no such"),
+        ({"validationIndicatorCol": "s"}, DataError, "is of type string; it must be boolean"),
+        (
+            {"validationIndicatorCol": "even", "validationFraction": 0.5},
+            InvalidInputError,
+            "both say which rows to validate with",
+        ),
+        (
+            {"labelCol": "label", "labelCols": ["label"]},
+            InvalidInputError,
+            "both name the label columns",
+        ),
+        (
+            {"featuresCol": "features", "featureCols": ["features"]},
+            InvalidInputError,
+            "both name the feature columns",
+        ),
+        ({"modelArgs": {"depth": 3}}, InvalidInputError, "do not fit modelFn: .*'depth'"),
+        ({"modelFn": "no.such:function"}, InvalidInputError, "cannot be imported here"),
+        ({"modelFn": "no.keras"}, InvalidInputError, "model file .*no.keras does not exist"),
+        ({"callbacks": ["early"]}, InvalidInputError, "callbacks holds 'early'"),
+        ({"warmupEpochs": 2}, InvalidInputError, "needs lr_scaling='linear'"),
+        ({"resumeFrom": "/nowhere"}, InvalidInputError, "holds no checkpoint|cannot be"),
+        ({"numWorkers": 99}, NotEnoughSlotsError, "asked for 99 slots"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_before_the_job(
+    estimator: HorovodEstimator, rows: Any, params: dict[str, Any], error: type, message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        estimator.setParams(**params).fit(rows)
+
+
+def test_a_map_that_cannot_be_right_is_refused_before_any_training(
+    estimator: HorovodEstimator, rows: Any
+) -> None:
+    maps = [{}, {estimator.featuresCol: "x"}]
+    with pytest.raises(DataError, match="has no column 'x'"):
+        estimator.fitMultiple(rows, maps)
+    with pytest.raises(InvalidInputError, match="modelArgs.* do not fit modelFn"):
+        estimator.fit(rows, [{}, {estimator.modelArgs: {"depth": 3}}])
+    with pytest.raises(InvalidInputError, match="resumeFrom names one run directory for several"):
+        estimator.setResumeFrom("/nowhere").fitMultiple(rows, [{}, {}])
+
+
+def test_without_a_model_there_is_nothing_to_train(rows: Any) -> None:
+    with pytest.raises(InvalidInputError, match="modelFn is not set"):
+        HorovodEstimator().fit(rows)
+    with pytest.raises(DataError, match=r"must be a Spark DataFrame.*of type list"):
+        HorovodEstimator(modelFn=make_model).fit([1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("validation", "message"),
+    [
+        (None, "there are no rows, so nothing to train on"),
+        ("label > 99", "validation rows .*there are no rows"),
+        ("label < 99", "train rows .*there are no rows"),
+    ],
+)
+def test_no_rows(
+    estimator: HorovodEstimator, rows: Any, validation: str | None, message: str
+) -> None:
+    if validation is None:
+        rows = rows.filter("label > 99")
+    else:
+        rows = rows.selectExpr("*", f"{validation} AS held_out")
+        estimator.setValidationIndicatorCol("held_out")
+    with pytest.raises(DataError, match=message):
+        estimator.fit(rows)
+
+
+def grid(estimator: HorovodEstimator) -> Any:
+    builder = ParamGridBuilder().addGrid(estimator.modelArgs, [{"units": 1}, {"units": 2}])
+    return builder.addGrid(estimator.epochs, [1, 2]).build()
+
+
+def test_it_is_saved_and_loaded_alone_and_within_others(
+    estimator: HorovodEstimator, tmp_path: Path
+) -> None:
+    estimator.setParams(
+        callbacks=make_callbacks,
+        modelArgs={"units": 1},
+        labelCols={"out": "label"},
+        classWeight={0: 1.0},
+        validationFreq=[1, 3],
+        data={"shapes": {"features": (2, 1)}},
+        launch={"mpi": {"algorithm": "ring"}},
+        probabilityCol="p",
+    )
+    kept = {param.name: value for param, value in estimator._paramMap.items()}
+    named = {**kept, "modelFn": f"{__name__}:make_model", "callbacks": f"{__name__}:make_callbacks"}
+
+    def same(loaded: Any) -> None:
+        assert isinstance(loaded, HorovodEstimator)
+        assert loaded.uid == estimator.uid
+        assert {param.name: value for param, value in loaded._paramMap.items()} == named
+        assert loaded.getBatchSize() == 32
+
+    place = str(tmp_path / "a b")
+    estimator.save(place)
+    estimator.write().overwrite().save(place)
+    same(HorovodEstimator.load(place))
+
+    assembler = VectorAssembler(inputCols=["a"], outputCol="features")
+    Pipeline(stages=[assembler, estimator]).write().overwrite().save(place)
+    same(Pipeline.load(place).getStages()[1])
+
+    for cls in (CrossValidator, TrainValidationSplit):
+        tuned = cls(
+            estimator=estimator, estimatorParamMaps=grid(estimator), evaluator=RegressionEvaluator()
+        )
+        tuned.write().overwrite().save(place)
+        loaded = cls.load(place)
+        same(loaded.getEstimator())
+        copies = [loaded.getEstimator().copy(one) for one in loaded.getEstimatorParamMaps()]
+        assert [(c.getModelArgs(), c.getEpochs()) for c in copies] == [
+            (c.getModelArgs(), c.getEpochs())
+            for c in map(estimator.copy, tuned.getEstimatorParamMaps())
+        ]
+
+    pipeline = Pipeline(stages=[assembler, estimator])
+    tuned = CrossValidator(
+        estimator=pipeline, estimatorParamMaps=grid(estimator), evaluator=RegressionEvaluator()
+    )
+    tuned.write().overwrite().save(place)
+    loaded = CrossValidator.load(place)
+    same(loaded.getEstimator().getStages()[1])
+    assert len(loaded.getEstimatorParamMaps()) == 4
+
+
+def test_what_cannot_be_saved_replaces_nothing(estimator: HorovodEstimator, tmp_path: Path) -> None:
+    place = str(tmp_path / "saved")
+    estimator.save(place)
+    with pytest.raises(InvalidInputError, match="callbacks is .*lambda.*cannot import"):
+        estimator.setCallbacks(lambda: [*make_callbacks()]).write().overwrite().save(place)
+    assert HorovodEstimator.load(place).getModelFn() == f"{__name__}:make_model"
+
+
+def test_a_model_file_is_named_by_its_whole_path(
+    estimator: HorovodEstimator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    estimator.setModelFn("model.keras").save(str(tmp_path / "saved"))
+    loaded = HorovodEstimator.load(str(tmp_path / "saved"))
+    assert loaded.getModelFn() == str(tmp_path / "model.keras")
+
+
+def test_what_is_no_estimator_of_this_format_is_refused(
+    spark: Any, estimator: HorovodEstimator, tmp_path: Path
+) -> None:
+    place = str(tmp_path / "saved")
+    VectorAssembler(inputCols=["a"], outputCol="b").save(place)
+    with pytest.raises(InvalidInputError, match="holds a .*VectorAssembler, not a .*HorovodEstim"):
+        HorovodEstimator.load(place)
+    estimator.write().overwrite().save(place)
+    (line,) = spark.read.text(f"{place}/metadata").first()
+    newer = json.dumps({**json.loads(line), "horovodSparkRunnerFormat": 2})
+    spark.createDataFrame([(newer,)], ["value"]).coalesce(1).write.mode("overwrite").text(
+        f"{place}/metadata"
+    )
+    with pytest.raises(InvalidInputError, match="holds an estimator of format 2; .*reads format 1"):
+        HorovodEstimator.load(place)
+
+
+def test_it_is_loaded_without_the_code_of_its_model(
+    estimator: HorovodEstimator, tmp_path: Path
+) -> None:
+    """Which is imported where the model is built: another process may lack it until then."""
+    place = str(tmp_path / "saved")
+    estimator.setModelFn("no.such.module:make_model").save(place)
+    code = f"""
+import sys
+from pyspark.sql import SparkSession
+SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+from horovod_spark_runner import HorovodEstimator
+print(HorovodEstimator.load({place!r}).getModelFn(), "tensorflow" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["no.such.module:make_model", "False"], done.stderr[-2000:]

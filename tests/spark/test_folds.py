@@ -1,0 +1,102 @@
+"""Splits of one DataFrame: every row is written once, and each split is as if it were alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner import DataError, DataOptions
+from horovod_spark_runner.data.manifest import Manifest
+from horovod_spark_runner.data.prepare.datasets import prepared
+from horovod_spark_runner.data.prepare.folds import prepared_folds
+from horovod_spark_runner.data.prepare.schema import Roles
+from horovod_spark_runner.data.read.reader import DatasetReader
+from horovod_spark_runner.storage.filesystem import Location
+
+pytestmark = pytest.mark.spark
+
+ROLES = Roles(("v", "a"), ("id",))
+FOLDS = ["fold0", "fold1", "fold2"]
+
+
+@pytest.fixture(scope="module")
+def frame(spark: Any) -> Any:
+    """Rows of three folds, and a fourth kind that is in none of them."""
+    columns = [f"id % 4 = {number} AS fold{number}" for number in range(2)]
+    return spark.range(200).selectExpr(
+        "id", "id / 7 AS a", "array(float(id), float(id) / 2) AS v",
+        "int(id % 4 = 2) AS fold2", *columns, "id < 0 AS none", "if(id = 3, null, true) AS some",
+    ).repartition(3)  # fmt: skip
+
+
+def ids(manifest: Manifest | None) -> list[int]:
+    assert manifest is not None
+    reader = DatasetReader(manifest)
+    found = np.concatenate([batch.arrays["id"] for batch in reader.share(0, 1, 16)])
+    reader.close()
+    return sorted(found.tolist())
+
+
+def test_each_split_is_as_if_it_were_alone(frame: Any, tmp_path: Path) -> None:
+    together, alone = Location(tmp_path / "together"), Location(tmp_path / "alone")
+    options = DataOptions(keep_data=True)
+    with prepared_folds(frame, ROLES, options, FOLDS, together) as splits:
+        assert list(splits) == FOLDS
+        for number, name in enumerate(FOLDS):
+            split = splits[name]
+            assert ids(split.train) == [i for i in range(200) if i % 4 != number]
+            assert ids(split.validation) == [i for i in range(200) if i % 4 == number]
+            with prepared(frame, ROLES, options, name, alone, seed=0) as one:
+                assert split.train.fingerprint == one.train.fingerprint
+                assert split.validation is not None
+                assert one.validation is not None
+                assert split.validation.fingerprint == one.validation.fingerprint
+                assert split.train.columns == one.train.columns
+    written = list(Path(str(together)).glob("data-*"))
+    assert len(written) == 4
+    with prepared_folds(frame, ROLES, options, FOLDS, together) as splits:
+        assert all(split.reused for split in splits.values())
+    assert list(Path(str(together)).glob("data-*")) == written
+
+
+def test_they_go_when_they_are_done_with(frame: Any, tmp_path: Path) -> None:
+    with prepared_folds(frame, ROLES, DataOptions(), FOLDS[:2], Location(tmp_path)) as splits:
+        assert len(list(tmp_path.glob("data-*"))) == 3
+        assert not splits["fold0"].reused
+    assert not list(tmp_path.glob("data-*"))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["fold0", "none"], r"validation rows \(validation='none'\): there are no rows"),
+        (["fold0", "some"], "validation column 'some' has 1 null values"),
+    ],
+)
+def test_splits_that_cannot_be_leave_nothing(
+    frame: Any, tmp_path: Path, names: list[str], message: str
+) -> None:
+    with (
+        pytest.raises(DataError, match=message),
+        prepared_folds(frame, ROLES, DataOptions(), names, Location(tmp_path)),
+    ):
+        pass
+    assert not list(tmp_path.glob("data-*"))
+
+
+def test_what_spark_keeps_already_stays_kept(frame: Any, tmp_path: Path) -> None:
+    kept = frame.filter("id < 50").cache()
+    assert kept.count() == 50
+    for place, validation in ((tmp_path / "a", 0.5), (tmp_path / "b", "fold0")):
+        with prepared(kept, ROLES, DataOptions(), validation, Location(place), seed=0):
+            pass
+    with prepared_folds(kept, ROLES, DataOptions(), FOLDS, Location(tmp_path / "c")):
+        pass
+    assert kept.storageLevel.useMemory
+    kept.unpersist()
+    with prepared(kept, ROLES, DataOptions(), 0.5, Location(tmp_path / "d"), seed=0):
+        pass
+    assert not kept.storageLevel.useMemory

@@ -1,0 +1,429 @@
+"""The transformer as a stage of Spark ML: Params, copies, saved and loaded, streams, pipelines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner import (
+    DataError,
+    InvalidInputError,
+    RunDirectoryError,
+    TFTransformer,
+)
+from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.ml.persistence import FORMAT, location_of
+
+from ..runs import save_run
+
+pytestmark = pytest.mark.spark
+
+COLUMNS = [Column("x", "float32", (3,)), Column("n", "int32")]
+ROWS = [(i, [float(i), 1.0, -float(i)], i % 5) for i in range(20)]
+
+
+def summing() -> Any:
+    """A model that can be computed by hand: the sum of x and n."""
+    import keras
+
+    x, n = keras.Input((3,), name="x"), keras.Input((1,), name="n")
+    total = keras.layers.Dense(1, kernel_initializer="ones")(x) + n
+    model = keras.Model({"x": x, "n": n}, total)
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("run")
+    save_run(place, summing(), COLUMNS)
+    return str(place)
+
+
+@pytest.fixture(scope="module")
+def frame(spark: Any) -> Any:
+    return spark.createDataFrame(ROWS, "id int, x array<float>, n int").repartition(2).cache()
+
+
+def check(predicted: Any, name: str = "prediction", rows: int = len(ROWS)) -> None:
+    found = predicted.collect()
+    assert len(found) == rows
+    for row in found:
+        assert row[name] == pytest.approx(sum(row.x) + row.n)
+
+
+# -- Params ----------------------------------------------------------------------------------------
+
+
+def test_params_are_read_set_and_explained(run: str) -> None:
+    transformer = TFTransformer.from_run(run, prediction_col="p", handle_invalid="keep")
+    names = [param.name for param in transformer.params]
+    assert names == [
+        "featureCols", "featuresCol", "handleInvalid", "outputForm", "predictBatchSize",
+        "predictionCol", "probabilityCol", "rawPredictionCol",
+    ]  # fmt: skip
+    assert transformer.getPredictionCol() == "p"
+    assert transformer.getOrDefault("handleInvalid") == "keep"
+    assert transformer.isSet("predictionCol")
+    assert not transformer.isSet("outputForm")
+    assert transformer.setOutputForm("vector").setPredictBatchSize(np.int64(7)) is transformer
+    assert (transformer.getOutputForm(), transformer.getPredictBatchSize()) == ("vector", 7)
+    text = transformer.explainParams()
+    assert (
+        "predictBatchSize: rows per call of the model (1024). (default: 1024, current: 7)" in text
+    )
+    transformer.setPredictionCol(None)
+    assert not transformer.isSet("predictionCol")
+    assert transformer.getPredictionCol() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("predictBatchSize", 0),
+        ("predictBatchSize", "8"),
+        ("handleInvalid", "drop"),
+        ("outputForm", "list"),
+        ("predictionCol", 3),
+        ("probabilityCol", ["p"]),
+        ("rawPredictionCol", ""),
+        ("featureCols", "x"),
+        ("featuresCol", ["x"]),
+    ],
+)
+def test_params_are_checked_when_they_are_set(name: str, value: Any, run: str) -> None:
+    transformer = TFTransformer.from_run(run)
+    with pytest.raises(InvalidInputError, match="must"):
+        getattr(transformer, f"set{name[0].upper()}{name[1:]}")(value)
+    with pytest.raises(ValueError, match="must"):
+        transformer.set(transformer.getParam(name), value)
+    assert not transformer.isSet(name)
+
+
+def test_params_of_one_call_hold_for_it_alone(run: str, frame: Any) -> None:
+    transformer = TFTransformer.from_run(run)
+    named = transformer.transform(frame, {transformer.predictionCol: "q"})
+    check(named, "q")
+    assert transformer.getPredictionCol() is None
+    check(transformer.transform(frame))
+    with pytest.raises(InvalidInputError, match="outputForm|output_form"):
+        transformer.transform(frame, {transformer.outputForm: "list"})
+
+
+def test_a_copy_has_its_own_params_and_the_same_model(run: str, frame: Any) -> None:
+    transformer = TFTransformer.from_run(run, prediction_col="p")
+    other = transformer.copy({transformer.predictionCol: "q"})
+    assert other.uid == transformer.uid
+    assert (other.getPredictionCol(), transformer.getPredictionCol()) == ("q", "p")
+    assert other._model is transformer._model
+    assert other.summary is transformer.summary
+    other.setPredictBatchSize(3)
+    assert transformer.getPredictBatchSize() == 1024
+    check(other.transform(frame), "q")
+
+
+def test_threads_share_a_transformer(run: str, frame: Any) -> None:
+    transformer = TFTransformer.from_run(run)
+
+    def predict(number: int) -> list[Any]:
+        extra = {transformer.predictionCol: f"p{number}", transformer.predictBatchSize: number + 1}
+        return list(transformer.transform(frame, extra).collect())
+
+    with ThreadPoolExecutor(4) as pool:
+        for number, rows in enumerate(pool.map(predict, range(8))):
+            assert len(rows) == len(ROWS)
+            assert all(row[f"p{number}"] == pytest.approx(sum(row.x) + row.n) for row in rows)
+    assert transformer.getPredictionCol() is None
+
+
+def test_the_summary_tells_of_the_training(run: str) -> None:
+    transformer = TFTransformer.from_run(run)
+    assert transformer.hasSummary
+    assert transformer.summary.run_dir == run
+    assert transformer.summary.history == [{"loss": 1.0}]
+    assert list(transformer.summary.attempts) == []
+
+
+def test_the_model_itself_on_the_driver(run: str) -> None:
+    import keras
+
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = TFTransformer.from_run(run).getModel()
+        assert keras.config.dtype_policy().name == "mixed_float16"
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert isinstance(model, keras.Model)
+    inputs = {"x": np.ones((2, 3), "float32"), "n": np.array([[1], [2]])}
+    assert model.predict(inputs, verbose=0).ravel().tolist() == [4.0, 5.0]
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def test_no_rows_and_empty_partitions(run: str, frame: Any) -> None:
+    transformer = TFTransformer.from_run(run)
+    empty = transformer.transform(frame.filter("id < 0"))
+    assert empty.collect() == []
+    assert empty.columns == ["id", "x", "n", "prediction"]
+    check(transformer.transform(frame.filter("id < 3").repartition(8)), rows=3)
+    check(transformer.transform(frame.coalesce(1)))
+
+
+def test_a_stream_is_predicted_on(run: str, frame: Any, spark: Any, tmp_path: Path) -> None:
+    from pyspark.sql import functions as F
+
+    frame.write.parquet(str(tmp_path / "rows"))
+    stream = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "rows"))
+    predicted = TFTransformer.from_run(run, prediction_col="p").transform(stream)
+    assert predicted.isStreaming
+    query = (
+        predicted.withColumn("twice", F.col("p") * 2)
+        .writeStream.format("memory")
+        .queryName("predicted")
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    check(spark.table("predicted"), "p")
+
+
+# -- saving and loading ----------------------------------------------------------------------------
+
+
+def test_a_saved_transformer_is_the_same(run: str, frame: Any, tmp_path: Path) -> None:
+    place = str(tmp_path / "a stage")
+    transformer = TFTransformer.from_run(run, prediction_col={"prediction": "p"})
+    transformer.setPredictBatchSize(5)
+    transformer.save(place)
+    loaded = TFTransformer.load(place)
+    assert loaded.uid == transformer.uid
+    assert loaded.summary == transformer.summary
+    assert loaded.extractParamMap() == transformer.extractParamMap()
+    assert loaded.isSet("predictBatchSize")
+    assert not loaded.isSet("outputForm")
+    check(loaded.transform(frame), "p")
+    stored = {path.name for path in (tmp_path / "a stage" / "model").iterdir()}
+    assert stored == {path.name for path in Path(run, "model").iterdir()}
+    assert {path.name for path in tmp_path.iterdir()} == {"a stage"}
+
+
+def test_what_is_there_is_replaced_on_request_only(run: str, frame: Any, tmp_path: Path) -> None:
+    place = tmp_path / "stage"
+    first = TFTransformer.from_run(run, prediction_col="p")
+    first.save(str(place))
+    with pytest.raises(RunDirectoryError, match=r"is there already; write\(\)\.overwrite"):
+        first.save(str(place))
+    # Also by itself, loaded from there.
+    loaded = TFTransformer.load(str(place)).setPredictionCol("q")
+    loaded.write().overwrite().save(str(place))
+    check(TFTransformer.load(str(place)).transform(frame), "q")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunDirectoryError, match="it is a file, not a folder"):
+        first.write().overwrite().save(str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["classic", "connect"])
+def test_a_pipeline_in_a_process_that_has_only_the_package(
+    kind: str, run: str, spark: Any, frame: Any, tmp_path: Path
+) -> None:
+    from pyspark.ml import PipelineModel
+
+    transformer = TFTransformer.from_run(run, prediction_col="p")
+    PipelineModel([transformer]).save(str(tmp_path / "pipeline"))
+    script = Path(__file__).with_name("load_stage.py")
+    command = [sys.executable, str(script), kind, *(str(tmp_path / n) for n in ("pipeline", "b"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["predicted"] == [10.0, 10.0]
+    assert found["loaded"] == []
+    assert (found["uid"], found["loss"]) == (transformer.uid, 1.0)
+    check(PipelineModel.load(str(tmp_path / "b")).transform(frame), "p")
+
+
+def test_a_pipeline_that_was_loaded_is_saved_over_itself(
+    run: str, frame: Any, tmp_path: Path
+) -> None:
+    """Spark deletes the old files first, also those the model would be copied from."""
+    from pyspark.ml import Pipeline, PipelineModel
+    from pyspark.ml.feature import VectorAssembler
+
+    assembler = VectorAssembler(inputCols=["n"], outputCol="v")
+    fitted = PipelineModel([assembler, TFTransformer.from_run(run, prediction_col="p")])
+    place = str(tmp_path / "pipeline")
+    fitted.save(place)
+    for _ in range(2):
+        loaded = PipelineModel.load(place)
+        loaded.write().overwrite().save(place)
+    check(PipelineModel.load(place).transform(frame), "p")
+    # And among stages that are yet to be fitted.
+    Pipeline(stages=[assembler, fitted.stages[1]]).write().overwrite().save(place)
+    check(Pipeline.load(place).fit(frame).transform(frame), "p")
+
+
+def test_a_run_that_is_gone_or_trained_on(run: str, frame: Any, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    shutil.copytree(run, place)
+    transformer = TFTransformer.from_run(str(place))
+    built = TFTransformer.from_run(str(place), model_fn=summing)
+    save_run(place, summing(), COLUMNS)
+    (place / "model" / "weights.npz").write_bytes(b"other")
+    transformer.save(str(tmp_path / "one"))
+    shutil.rmtree(place)
+    transformer.save(str(tmp_path / "two"))
+    for name in ("one", "two"):
+        check(TFTransformer.load(str(tmp_path / name)).transform(frame))
+    with pytest.raises(RunDirectoryError, match="no longer there: .* is missing"):
+        built.save(str(tmp_path / "three"))
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "two"}
+
+
+def damage(place: Path) -> None:
+    content = bytearray(place.read_bytes())
+    content[len(content) // 2] ^= 1
+    place.write_bytes(content)
+
+
+def metadata_of(place: Path) -> tuple[Path, dict[str, Any]]:
+    path = place / "metadata" / "part-00000"
+    return path, json.loads(path.read_text())
+
+
+def test_damaged_stages_are_told(run: str, spark: Any, tmp_path: Path) -> None:
+    def saved(name: str) -> Path:
+        TFTransformer.from_run(run).save(str(tmp_path / name))
+        return tmp_path / name
+
+    with pytest.raises(RunDirectoryError, match="holds no saved transformer"):
+        TFTransformer.load(str(tmp_path / "nothing"))
+    for file, message in (
+        ("model.keras", "model.keras is damaged"),
+        ("signature.json", "signature.json cannot be read"),
+    ):
+        place = saved(file)
+        damage(place / "model" / file)
+        with pytest.raises(RunDirectoryError, match=message):
+            TFTransformer.load(str(place))
+    place = saved("archive missing")
+    (place / "model" / "model.keras").unlink()
+    with pytest.raises(RunDirectoryError, match="model.keras is missing"):
+        TFTransformer.load(str(place))
+    path, metadata = metadata_of(saved("other params"))
+    metadata["defaultParamMap"]["predictBatchSize"] = 7
+    path.write_text(json.dumps(metadata))
+    with pytest.raises(RunDirectoryError, match="metadata is damaged: its SHA-256"):
+        TFTransformer.load(str(tmp_path / "other params"))
+    path.write_text("{")
+    with pytest.raises(RunDirectoryError, match="metadata is damaged: JSONDecodeError"):
+        TFTransformer.load(str(tmp_path / "other params"))
+    path, metadata = metadata_of(saved("newer"))
+    metadata["horovod_spark_runner"].update(format=FORMAT + 1, version="9.0")
+    path.write_text(json.dumps(metadata))
+    with pytest.raises(
+        RunDirectoryError, match=rf"by horovod_spark_runner 9.0 in format {FORMAT + 1}"
+    ):
+        TFTransformer.load(str(tmp_path / "newer"))
+    mixed, other = saved("mixed"), tmp_path / "run"
+    save_run(other, summing(), COLUMNS)
+    shutil.rmtree(mixed / "model")
+    shutil.copytree(other / "model", mixed / "model")
+    with pytest.raises(RunDirectoryError, match="model of another transformer"):
+        TFTransformer.load(str(mixed))
+
+
+def test_other_stages_are_told(spark: Any, tmp_path: Path) -> None:
+    from pyspark.ml.feature import VectorAssembler
+
+    VectorAssembler(inputCols=["n"], outputCol="v").save(str(tmp_path / "assembler"))
+    with pytest.raises(RunDirectoryError, match="a stage of class org.apache.*VectorAssembler"):
+        TFTransformer.load(str(tmp_path / "assembler"))
+
+
+def own_model() -> Any:
+    """A model with a layer of the user's own."""
+    import keras
+
+    class Twice(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return x * 2
+
+    x = keras.Input((3,), name="x")
+    model = keras.Model(x, keras.ops.sum(Twice()(x), axis=1))
+    model.compile("sgd", "mse")
+    return model, Twice
+
+
+def test_the_users_own_classes_are_given_again(
+    frame: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from pyspark.ml import PipelineModel
+
+    model, twice = own_model()
+    save_run(tmp_path / "run", model, COLUMNS[:1])
+    objects = {"Twice": twice}
+    transformer = TFTransformer.from_run(tmp_path / "run", custom_objects=objects)
+    place, pipeline = str(tmp_path / "stage"), str(tmp_path / "pipeline")
+    with caplog.at_level(logging.WARNING):
+        transformer.save(place)
+    assert "does not load by itself" in caplog.text
+    assert "'Twice' in layer" in caplog.text
+    assert "TFTransformer.read().customObjects(" in caplog.text
+    PipelineModel([transformer]).save(pipeline)
+    with pytest.raises(RunDirectoryError, match=r"'Twice' in layer.*read\(\)\.customObjects"):
+        TFTransformer.load(place)
+    with pytest.raises(RunDirectoryError, match=r"with TFTransformer\.loading\("):
+        PipelineModel.load(pipeline)
+    given = TFTransformer.read().customObjects(objects).load(place)
+    with TFTransformer.loading(custom_objects=objects):
+        inside = PipelineModel.load(pipeline)
+    built = TFTransformer.read().modelFn(lambda: own_model()[0]).load(place)
+    for stage in (given, inside, built):
+        for row in stage.transform(frame).collect():
+            assert row.prediction == pytest.approx(2 * sum(row.x))
+    with pytest.raises(RunDirectoryError, match="'Twice'"):  # what was given above is over
+        PipelineModel.load(pipeline)
+
+
+def test_transforms_are_given_again(
+    frame: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def half(value: Any, generator: Any) -> Any:
+        return value / 2
+
+    transforms = {"x": half}
+    save_run(tmp_path / "run", summing(), COLUMNS, transforms=transforms)
+    transformer = TFTransformer.from_run(tmp_path / "run", transforms=transforms)
+    with caplog.at_level(logging.WARNING):
+        transformer.save(str(tmp_path / "stage"))
+    assert "trained with transforms of column 'x'" in caplog.text
+    with pytest.raises(DataError, match=r"transforms of column 'x'.*\.transforms\("):
+        TFTransformer.load(str(tmp_path / "stage"))
+    loaded = TFTransformer.read().transforms(transforms).load(str(tmp_path / "stage"))
+    for row in loaded.transform(frame).collect():
+        assert row.prediction == pytest.approx(sum(row.x) / 2 + row.n)
+
+
+def test_paths_mean_what_spark_means(spark: Any, tmp_path: Path) -> None:
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()
+    before = configuration.get("fs.defaultFS")
+    assert str(location_of(spark, "/a/b")) == "/a/b"
+    configuration.set("fs.defaultFS", "hdfs://name:8020")
+    try:
+        assert str(location_of(spark, "/a/b")) == "hdfs://name:8020/a/b"
+        assert str(location_of(spark, "file:///a/b")) == "/a/b"
+        assert str(location_of(spark, "s3a://bucket/b")) == "s3a://bucket/b"
+        with pytest.raises(InvalidInputError, match="'b' is relative, .*hdfs://name:8020"):
+            location_of(spark, "b")
+    finally:
+        configuration.set("fs.defaultFS", before)
