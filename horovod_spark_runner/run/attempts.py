@@ -16,7 +16,8 @@ from ..errors import (
     RunFailedError,
 )
 from ..launch.driver.console import Console
-from ..launch.driver.launch import RunResult, launch
+from ..launch.driver.launch import RunResult
+from ..launch.driver.launcher import Launcher
 from ..launch.shared.messages import Progress, Resumed, Started, Told
 from ..rundir.attempt import (
     FINISHED,
@@ -31,7 +32,6 @@ from ..rundir.directory import RunDirectory
 from ..rundir.lock import RunLock
 from ..settings.launching import LaunchSettings
 from ..settings.training import RestartOptions
-from ..spark.capacity import check_slots
 from ..training.entry import modules_for, train_rank
 from ..training.spec import TrainingSpec
 
@@ -80,6 +80,8 @@ class Attempts:
         restarts: what to do when they are cut short.
         directory: the run directory.
         lock: its lock, held.
+        launcher: starts the ranks.
+        pause: waits for so many seconds.
         done: the attempts of this call so far.
     """
 
@@ -89,6 +91,7 @@ class Attempts:
     restarts: RestartOptions
     directory: RunDirectory
     lock: RunLock
+    launcher: Launcher
     pause: Callable[[float], None] = time.sleep
     done: list[Attempt] = field(default_factory=list)
 
@@ -129,7 +132,7 @@ class Attempts:
             attempt = replace(attempt, workers=workers)
             self._write(attempt)
             spec = spec_for(newest, self.lock.begin_attempt())
-            result = launch(
+            result = self.launcher.launch(
                 self.spark,
                 self.launching,
                 train_rank,
@@ -187,7 +190,7 @@ class Attempts:
         """
         if self.done:
             try:
-                check_slots(self.spark, self.launching, self.workers, replacing=True)
+                self.launcher.await_slots(self.spark, self.launching, self.workers)
             except NotEnoughSlotsError as error:
                 ranks = self.workers * error.found // error.asked
                 if ranks < (self.restarts.min_workers or self.workers):

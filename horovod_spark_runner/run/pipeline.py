@@ -12,8 +12,8 @@ from ..data.manifest import Manifest
 from ..data.prepare.datasets import Prepared, prepared, session_of
 from ..errors import CheckpointError, DataError
 from ..launch.driver.console import Console
-from ..launch.driver.head_start import import_meanwhile
 from ..launch.driver.launch import RunResult
+from ..launch.driver.launcher import chosen_launcher
 from ..ml.trained import read_trained_model
 from ..ml.transformer import TFTransformer
 from ..rundir.attempt import Attempt
@@ -32,7 +32,8 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
     spark, modules = session_of(request.frame), modules_for(checked.source.engine)
     console = Console(quiet=not request.stream_logs)
     console.say("preparing the data")
-    import_meanwhile(spark, checked.launching, checked.allotment, modules)
+    launcher = chosen_launcher()
+    launcher.prepare(spark, checked.launching, checked.allotment, modules)
     with (
         RunLock(directory) as lock,
         prepared(
@@ -60,7 +61,7 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
                 f"run_dir {directory.location} takes no files: {error}"
             ) from error
         attempts = Attempts(
-            spark, checked.launching, checked.workers, request.restarts, directory, lock
+            spark, checked.launching, checked.workers, request.restarts, directory, lock, launcher
         )
         result = attempts.run(
             lambda checkpoint, token: _training_spec(checked, data, run_id, checkpoint, token),
@@ -113,7 +114,7 @@ def _training_spec(
         run_id=run_id,
         lock_token=lock_token,
         callbacks=request.callbacks,
-        transforms=request.data.transforms,
+        transforms=dict(request.data.transforms),
         settings=checked.settings,
     )
 

@@ -148,6 +148,7 @@ class CheckedRequest:
         """What checkpoints and the run directory record of the request."""
         return {
             "fit": asdict(self.fit),
+            "sync": asdict(self.request.sync),
             "num_workers": self.workers,
             "checkpoints": asdict(self.request.checkpoints),
             "feature_cols": recorded_columns(self.inputs),
@@ -191,7 +192,12 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     fit, warm_start, begun_with = request.fit, None, _origin(request.initial_weights)
     if checkpoint is not None:
         fit, begun_with, warnings = settings_to_go_on_with(
-            checkpoint, fit, allotment.workers, begun_with, _recorded_data(request)
+            checkpoint,
+            fit,
+            allotment.workers,
+            begun_with,
+            _recorded_data(request),
+            asdict(request.sync),
         )
         for text in warnings:
             logger.warning("going on with run_dir %s: %s", directory.location, text)
