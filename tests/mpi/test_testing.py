@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from pathlib import Path
@@ -64,7 +63,7 @@ def test_what_fails_fails_as_on_a_rank() -> None:
     with one_rank_here(), pytest.raises(RankFailedError, match=r"rank 0 .*KeyError") as caught:
         HorovodRunner(1).run(fail)
     assert isinstance(caught.value.__cause__, KeyError)
-    assert "raise KeyError" in caught.value.remote_traceback
+    assert ", in fail\n" in caught.value.remote_traceback
     with one_rank_here(), pytest.raises(RankFailedError, match="SystemExit: 3"):
         HorovodRunner(1).run(leave)
     with one_rank_here(), pytest.raises(InvalidInputError, match="cannot start another run"):
@@ -103,7 +102,9 @@ XY: dict[str, Any] = {"feature_cols": ["x"], "label_cols": ["y"], "batch_size": 
 
 
 def test_a_training_here_is_the_training_there(points: Any, tmp_path: Path) -> None:
-    run = functools.partial(train, points, model_fn=Line(noise=0.0), num_workers=1, **XY)
+    def run(run_dir: Path, **more: Any) -> Any:
+        return train(points, run_dir, model_fn=Line(noise=0.0), num_workers=1, **XY, **more)
+
     there = run(tmp_path / "there")
     with one_rank_here():
         here = run(tmp_path / "here")
@@ -125,9 +126,11 @@ def small_model() -> Any:
 def test_faults_happen_once_each(points: Any, tmp_path: Path) -> None:
     """Killed in an epoch, asked to end in the next; a run within this process is not killed."""
     checkpoints = CheckpointOptions(every_steps=2)
-    with_small_model = functools.partial(
-        train, points, model_fn=small_model, epochs=3, checkpoints=checkpoints, **XY
-    )
+
+    def with_small_model(run_dir: Path, **more: Any) -> Any:
+        given = {"epochs": 3, "checkpoints": checkpoints, **XY, **more}
+        return train(points, run_dir, model_fn=small_model, **given)
+
     faults = [Fault(5, 1), Fault(9, 0, "terminate")]
     run = with_small_model(
         tmp_path / "run",

@@ -123,7 +123,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(small: Any, whole: Any, tmp_p
     with pytest.raises(RunDirectoryError, match="holds a run on other data"):
         train(small.filter("id > 3"), tmp_path / "run", epochs=5, **arguments)
     with pytest.raises(RunDirectoryError, match="another model .*units is 8 now, the run was .*16"):
-        train(small, tmp_path / "run", lambda: digits_model(8), epochs=5, **arguments)
+        train(small, tmp_path / "run", model_fn=lambda: digits_model(8), epochs=5, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -263,13 +263,13 @@ def test_a_model_file_is_trained_further(small: Any, tmp_path: Path) -> None:
     start = digits_model(rate=0.0)  # which leaves the weights that are trained as they are
     start.save(tmp_path / "start.keras")
     (tmp_path / "start.json").write_text(digits_model().to_json())
-    train(small, tmp_path / "keras", str(tmp_path / "start.keras"), epochs=1)
+    train(small, tmp_path / "keras", model_fn=str(tmp_path / "start.keras"), epochs=1)
     ended = keras.saving.load_model(tmp_path / "keras" / "model" / "model.keras")
     assert len(start.trainable_variables) == 6
     for ours, theirs in zip(ended.trainable_variables, start.trainable_variables, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     # A description has no weights to begin with.
-    described = train(small, tmp_path / "json", str(tmp_path / "start.json"), epochs=2)
+    described = train(small, tmp_path / "json", model_fn=str(tmp_path / "start.json"), epochs=2)
     assert described.history[1]["loss"] < described.history[0]["loss"] * 0.8
     assert len(described.transform(small).first().prediction) == 10
 

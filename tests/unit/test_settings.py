@@ -186,11 +186,11 @@ def test_epochs_to_validate_after_may_be_a_range() -> None:
 
 def test_a_session_is_one_of_sparks() -> None:
     with pytest.raises(InvalidInputError, match="spark must be a SparkSession, got 'local'"):
-        HorovodRunner(1, spark="local")  # type: ignore[arg-type]
+        HorovodRunner(1, spark="local")
 
 
 def test_settings_by_column_cannot_be_changed_afterwards() -> None:
-    given = {"image": (8, 8, 1)}
+    given: dict[str, Any] = {"image": (8, 8, 1)}
     options = DataOptions(shapes=given, transforms={"image": max})
     given["image"] = (1,)
     assert options.shapes == {"image": (8, 8, 1)}
