@@ -27,13 +27,14 @@ from ..rundir.attempt import (
     decide,
     describe_attempts,
 )
-from ..rundir.checkpoint import newest_checkpoint
+from ..rundir.checkpoint import newest_checkpoint, read_steps
 from ..rundir.directory import RunDirectory
 from ..rundir.lock import RunLock
 from ..settings.launching import LaunchSettings
 from ..settings.training import RestartOptions
 from ..training.entry import modules_for, train_rank
 from ..training.spec import TrainingSpec
+from .request import FoundCheckpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,6 +84,7 @@ class Attempts:
         launcher: starts the ranks.
         pause: waits for so many seconds.
         done: the attempts of this call so far.
+        found: the checkpoint that the first one goes on from, unless others have come since.
     """
 
     spark: SparkSession
@@ -94,6 +96,7 @@ class Attempts:
     launcher: Launcher
     pause: Callable[[float], None] = time.sleep
     done: list[Attempt] = field(default_factory=list)
+    found: FoundCheckpoint | None = None
 
     def __post_init__(self) -> None:
         self._earlier = self.directory.read_attempts()
@@ -174,6 +177,9 @@ class Attempts:
 
     def _newest(self, run_id: str) -> int | None:
         try:
+            found = self.found
+            if found is not None and not self.done and found.steps == read_steps(self.directory):
+                return None if found.info is None else found.info.step
             newest = newest_checkpoint(self.directory, run_id)
             return None if newest is None else newest[1].step
         except CheckpointError as error:

@@ -61,7 +61,14 @@ def train_request(checked: CheckedRequest) -> TFTransformer:
                 f"run_dir {directory.location} takes no files: {error}"
             ) from error
         attempts = Attempts(
-            spark, checked.launching, checked.workers, request.restarts, directory, lock, launcher
+            spark,
+            checked.launching,
+            checked.workers,
+            request.restarts,
+            directory,
+            lock,
+            launcher,
+            found=checked.found,
         )
         result = attempts.run(
             lambda checkpoint, token: _training_spec(checked, data, run_id, checkpoint, token),

@@ -16,7 +16,7 @@ from ..data.prepare.schema import Roles
 from ..errors import InvalidInputError, RunDirectoryError
 from ..launch.driver.console import Console
 from ..ml.naming import PredictionCol, check_prediction_col
-from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint
+from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint, read_steps
 from ..rundir.directory import RunDirectory
 from ..serialize import check_picklable
 from ..settings.data import DataOptions
@@ -102,6 +102,19 @@ class TrainingRequest:
 
 
 @dataclass(frozen=True)
+class FoundCheckpoint:
+    """The checkpoint to go on from, as the driver found it before it held the lock.
+
+    Attributes:
+        info: what it is; ``None`` to start anew.
+        steps: those of all checkpoints there were. While they are the same, so is what was found.
+    """
+
+    info: CheckpointInfo | None
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class CheckedRequest:
     """A request that can be carried out, as far as can be told without computing the data.
 
@@ -115,7 +128,7 @@ class CheckedRequest:
         allotment: what Spark gives them.
         fit: how the model is fitted; a resumed run keeps some of what it was begun with.
         warm_start: weights to begin with.
-        checkpoint: what the checkpoint to go on from is.
+        found: the checkpoint to go on from.
         begun_with: the ``initial_weights`` the run was begun with.
         seconds: what the checks took.
     """
@@ -129,7 +142,7 @@ class CheckedRequest:
     allotment: Allotment
     fit: FitOptions
     warm_start: WarmStart | None
-    checkpoint: CheckpointInfo | None
+    found: FoundCheckpoint
     begun_with: str | None
     seconds: float
 
@@ -137,6 +150,11 @@ class CheckedRequest:
     def roles(self) -> Roles:
         weight = self.request.sample_weight_col
         return Roles(self.inputs.columns, self.outputs.columns, weight)
+
+    @property
+    def checkpoint(self) -> CheckpointInfo | None:
+        """What the checkpoint to go on from is."""
+        return self.found.info
 
     @property
     def workers(self) -> int:
@@ -186,7 +204,8 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     )
     allotment = _check_spark(spark, launching, request.restarts)
     directory.check_writable()
-    checkpoint = find_checkpoint(directory, request.resume)
+    found = find_checkpoint(directory, request.resume)
+    checkpoint = found.info
     if bound is None:  # takes a Spark job: after all that can be checked without one
         bound = _check_columns(request, *_columns_by_name(request, source, spark))
     fit, warm_start, begun_with = request.fit, None, _origin(request.initial_weights)
@@ -212,7 +231,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
         allotment,
         fit,
         warm_start,
-        checkpoint,
+        found,
         begun_with,
         seconds=time.monotonic() - began,
     )
@@ -302,14 +321,14 @@ def _default_run_dir(spark: Any) -> str:
     return str(Path("runs", time.strftime("%Y%m%d-%H%M%S")))
 
 
-def find_checkpoint(directory: RunDirectory, resume: str) -> CheckpointInfo | None:
-    """Return the checkpoint to go on from, or ``None`` to start anew.
+def find_checkpoint(directory: RunDirectory, resume: str) -> FoundCheckpoint:
+    """Return the checkpoint to go on from; what is skipped is warned of.
 
     Raises:
         RunDirectoryError: ``resume`` forbids what is there, or nothing of it is whole.
         CheckpointError: the storage fails.
     """
-    # What is skipped is said once, where the attempt looks again.
+    steps = read_steps(directory)
     skipped: list[str] = []
     newest = newest_checkpoint(directory, directory.run_id(), skipped.append)
     if newest is None:
@@ -318,11 +337,11 @@ def find_checkpoint(directory: RunDirectory, resume: str) -> CheckpointInfo | No
                 f"resume='required', but run_dir {directory.location} holds no checkpoint"
                 + "".join(f"; {line}" for line in skipped)
             )
-        return None
-    folder, info = newest
-    if resume == "never":
+    elif resume == "never":
         raise RunDirectoryError(
             f"resume='never', but run_dir {directory.location} holds a run already "
-            f"({folder.name}); give another run_dir, or resume='auto' to go on from it"
+            f"({newest[0].name}); give another run_dir, or resume='auto' to go on from it"
         )
-    return info
+    for line in skipped:
+        logger.warning(line)
+    return FoundCheckpoint(None if newest is None else newest[1], steps)

@@ -21,6 +21,7 @@ from horovod_spark_runner.errors import (
 from horovod_spark_runner.launch.driver.launch import RunResult
 from horovod_spark_runner.launch.shared.messages import Progress, Resumed, Told
 from horovod_spark_runner.run.attempts import Attempts
+from horovod_spark_runner.run.request import FoundCheckpoint, find_checkpoint
 from horovod_spark_runner.rundir.attempt import Attempt, steps_lost
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
@@ -117,7 +118,9 @@ def killed() -> RankFailedError:
     return RankFailedError("rank 1 was killed", rank=1, host="h")
 
 
-def run(cluster: Cluster, **restarts: Any) -> tuple[Attempts, list[float], RunResult]:
+def run(
+    cluster: Cluster, found: FoundCheckpoint | None = None, **restarts: Any
+) -> tuple[Attempts, list[float], RunResult]:
     pauses: list[float] = []
     with RunLock(cluster.directory) as lock:
         attempts = Attempts(
@@ -129,6 +132,7 @@ def run(cluster: Cluster, **restarts: Any) -> tuple[Attempts, list[float], RunRe
             lock,
             cluster,
             pauses.append,
+            found=found,
         )
         try:
             result = attempts.run(functools.partial(spec_of, cluster.directory), "r")
@@ -220,6 +224,43 @@ def test_an_attempt_that_went_on_from_earlier_than_thought_says_so(directory: Ru
     resumed.launch = launch  # type: ignore[method-assign]
     attempts, _, _ = run(resumed)
     assert [(done.first_step, done.last_step) for done in attempts.done] == [(4, 4)]
+
+
+def test_what_the_driver_has_found_is_looked_at_again_only_if_others_have_come(
+    directory: RunDirectory,
+) -> None:
+    run(Cluster(directory, [], [(10, 10, None)]))
+    found = find_checkpoint(directory, "auto")
+    assert found.info is not None
+    assert (found.info.step, found.steps) == (10, (10,))
+    manifest = directory.checkpoint(10).join("checkpoint.json")
+    whole = manifest.read_bytes()
+    manifest.delete_file()  # it is not read again
+    cluster = Cluster(directory, [], [(0, 10, None)])
+    run(cluster, found)
+    assert cluster.launched == [(4, 10)]
+    manifest.write_bytes(whole)
+    # Another run has been here before this one held the lock.
+    info = CheckpointInfo(20, 0, [], "abc", [], run_id="r")
+    save_checkpoint(directory, info, {"variables.npz": {"a": np.zeros(1)}})
+    cluster = Cluster(directory, [4], [(0, 22, killed()), (0, 30, None)])
+    run(cluster, found, max_restarts=1)
+    assert cluster.launched == [(4, 20), (4, 20)]
+
+
+def test_a_damaged_newest_is_told_once_and_the_one_before_found(
+    directory: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(Cluster(directory, [], [(10, 10, None)]))
+    directory.checkpoint(20).make_folder()
+    directory.checkpoint(20).join("checkpoint.json").write_text("{}")
+    found = find_checkpoint(directory, "auto")
+    assert found.info is not None
+    assert (found.info.step, found.steps) == (10, (20, 10))
+    cluster = Cluster(directory, [], [(0, 10, None)])
+    run(cluster, found)
+    assert cluster.launched == [(4, 10)]
+    assert len([text for text in caplog.messages if "is skipped" in text]) == 1
 
 
 def test_columns_are_recorded_as_they_were_given() -> None:
