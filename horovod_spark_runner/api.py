@@ -69,7 +69,9 @@ def run_training(
             begin with ``StringLookup``, ``TextVectorization`` or ``Hashing``.
         model_fn: function without arguments that returns a compiled ``keras.Model``, called on
             every worker; or the path or URL of a ``.keras`` file, or of the ``.json`` of a compiled
-            model.
+            model. A function for another framework than Keras says its engine by an attribute
+            ``horovod_engine``, the dotted name of the engine's module; see
+            `horovod_spark_runner.training.engine`.
         feature_cols: columns that feed the model's inputs: a list, in the inputs' order or by their
             names, or a dictionary from input name to column. A list in place of a column
             (``[["age", "height"]]``) joins several into one input. A subclassed model's ``call``
@@ -114,15 +116,15 @@ def run_training(
         resume: ``"auto"`` (default) goes on from the newest checkpoint in ``run_dir`` if there is
             one; ``"never"`` refuses a ``run_dir`` that has some; ``"required"`` one that has none.
             What may change from call to call: ``epochs``, callbacks, checkpoints, restarts,
-            metrics, settings of the optimizer other than its rate (clipping, decay, schedules),
-            and, from an epoch's end on, ``num_workers``, ``batch_size``, ``shuffle`` and
-            ``window_bytes``. A new loss, ``class_weight``, ``steps_per_epoch`` or column of
-            ``transforms`` is trained with, and warned of. What the checkpoint decides is kept, with
-            a warning that names both values: the learning rate that ``compile`` gave,
-            ``lr_scaling``, ``warmup_epochs``, ``initial_weights``, and of ``seed`` all but the
-            order of rows. Refused by name: other training rows (also by another ``validation``),
-            columns, layers or settings of layers, optimizer classes. Automatic names (``dense_3``)
-            do not count.
+            ``launch``, ``validation_freq``, ``prediction_col``, ``stream_logs``, metrics, settings
+            of the optimizer other than its rate (clipping, decay, schedules), and, from an epoch's
+            end on, ``num_workers``, ``batch_size``, ``shuffle`` and ``window_bytes``. A new loss,
+            ``class_weight``, ``steps_per_epoch``, ``sync`` or column of ``transforms`` is trained
+            with, and warned of. What the checkpoint decides is kept, with a warning that names both
+            values: the learning rate that ``compile`` gave, ``lr_scaling``, ``warmup_epochs``,
+            ``initial_weights``, and of ``seed`` all but the order of rows. Refused by name: other
+            training rows (also by another ``validation``), columns, layers or settings of layers,
+            optimizer classes. Automatic names (``dense_3``) do not count.
         prediction_col: columns the transformer adds: ``None`` (default) for "prediction", or, of a
             model with several outputs, their names; see `TFTransformer`.
         stream_logs: show progress, where the ranks run and their output on the driver (default);

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,12 +78,13 @@ class Dataset:
         first_step: int = 0,
         window_bytes: int = WINDOW_BYTES,
         as_tensors: bool = False,
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Generator[dict[str, Any], None, None]:
         """Yield the batches of one rank in one epoch, read ahead by a thread.
 
         Over all ranks, every row comes exactly once. All ranks take the same number of steps; in
         the last, a rank has fewer rows than ``batch_size``, maybe none, if the rows do not go up.
-        The order depends on seed, epoch and ``batch_size * size`` only.
+        The order depends on seed, epoch and ``batch_size * size`` only. Close the generator
+        (``contextlib.closing``) where you leave it before its end.
 
         Args:
             epoch: epoch, from 0; each has another order.
@@ -169,7 +170,7 @@ class Dataset:
         columns = {name: self.manifest.column(name) for name in names}
         return blocks_to_dataset(blocks, columns, tuple(roles), share.batch_size)
 
-    def share(self, *, rank: int, size: int, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
+    def share(self, *, rank: int, size: int, batch_size: int) -> Generator[Arrays, None, None]:
         """Yield one rank's share of all rows in the order of storage, for evaluation.
 
         Ranks may get different numbers of batches. Transforms get no random generator.
@@ -198,7 +199,7 @@ class Dataset:
             shuffle=order.shuffle,
         )
 
-    def _read_share(self, share: _Share) -> Iterator[dict[str, np.ndarray]]:
+    def _read_share(self, share: _Share) -> Generator[Arrays, None, None]:
         with (
             self._reader() as reader,
             contextlib.closing(reader.share(share.rank, share.size, share.batch_size)) as batches,
@@ -208,7 +209,7 @@ class Dataset:
 
     def _read(
         self, plan: EpochPlan, share: _Share, first_step: int, as_tensors: bool
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Generator[dict[str, Any], None, None]:
         convert: Callable[[Arrays], dict[str, Any]] = dict
         if as_tensors:
             from .training.keras.tensors import as_tensors as convert
@@ -340,4 +341,4 @@ def prepare_dataset(
             "data_dir is needed on a cluster: a folder or URL that the driver and all executors "
             "can write to"
         )
-    return Dataset(prepare_one(df, roles, options, folder), options.transforms)
+    return Dataset(prepare_one(df, roles, options, folder), dict(options.transforms))

@@ -7,18 +7,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .errors import InvalidInputError
 from .launch.driver.console import Console
-from .launch.driver.launch import RunResult, launch
+from .launch.driver.launch import RunResult
+from .launch.driver.launcher import chosen_launcher
 from .settings.kinds import Kind
 from .settings.launching import LaunchSettings
 from .settings.table import derive, from_table, setting
-from .spark.session import active_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+def _check_session(name: str, value: object) -> Any:
+    # One of Spark Connect's is of another class.
+    if value is not None and not callable(getattr(value, "createDataFrame", None)):
+        raise InvalidInputError(f"{name} must be a SparkSession, got {value!r:.200}")
+    return value
+
+
 _numbers = itertools.count(1)
-_SESSION: Kind[Any] = Kind("Spark session; or `None`", lambda name, value: value)
+_SESSION: Kind[Any] = Kind("Spark session; or `None`", _check_session)
 
 
 @from_table
@@ -55,8 +64,8 @@ class HorovodRunner(LaunchSettings):
             RunCancelledError: the Spark job was cancelled.
             LaunchError: the ranks could not be started, or Spark lost them.
         """
-        return launch(
-            self.spark or active_session(),
+        return chosen_launcher().launch(
+            self.spark,
             # What travels to the slots is without the session.
             derive(LaunchSettings, self),
             function,

@@ -37,7 +37,7 @@ FLOORS: list[set[str]] = [
     {"ml"},
     {"dataset", "run"},
     {"api", "runner", "estimator"},
-    {"commands"},
+    {"commands", "testing"},
 ]
 # Third-party packages each part may import at its top level; the rest at use.
 LIGHT = {"numpy", "pyarrow", "cloudpickle", "tqdm"}
@@ -52,6 +52,7 @@ ALLOWED = {
     "ml.persistence": LIGHT | {"pyspark"},
     "ml.transformer": LIGHT | {"pyspark"},
     "storage.hdfs": LIGHT | {"hdfs_native"},
+    "testing.injector": LIGHT | {"keras", "mpi4py"},
     "training.agreement": LIGHT | {"mpi4py"},
     "training.divergence": LIGHT | {"mpi4py"},
     "training.loop": LIGHT | {"mpi4py"},

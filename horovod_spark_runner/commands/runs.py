@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import InvalidInputError, RunDirectoryError
 from ..rundir.attempt import FINISHED, RUNNING, Attempt, describe_attempts, steps_lost
-from ..rundir.checkpoint import CheckpointInfo, best_step, verify_checkpoint
+from ..rundir.checkpoint import CheckpointInfo, best_step, read_info, verify_checkpoint
 from ..rundir.directory import RunDirectory
 from ..rundir.lock import read_lock, seems_held
 from ..settings.training import CheckpointOptions
@@ -61,7 +61,8 @@ class RunSummary:
         checkpoints: newest first.
         attempts: oldest first.
         program: the script that started it; empty if unknown.
-        model: `WHOLE`, or why the trained model cannot be used; empty if there is none yet.
+        model: `WHOLE`, as far as it was read, or why the trained model cannot be used; empty if
+            there is none yet.
     """
 
     place: str
@@ -88,8 +89,14 @@ class RunSummary:
         return f"{newest.epoch}{within}/{self.epochs or '?'} epochs"
 
 
-def read_run(directory: RunDirectory, now: float) -> RunSummary:
+def read_run(directory: RunDirectory, now: float, *, verify: bool) -> RunSummary:
     """Return what the run directory tells.
+
+    Args:
+        directory: the run directory.
+        now: seconds since the epoch.
+        verify: read all files of checkpoints and model and check their sums; else what their
+            manifests say is believed.
 
     Raises:
         InvalidInputError: it holds no run.
@@ -108,19 +115,19 @@ def read_run(directory: RunDirectory, now: float) -> RunSummary:
         holder=holder,
         epochs=int(fit.get("epochs", 0)),
         workers=int(settings.get("num_workers", 0)),
-        checkpoints=tuple(_checkpoint_lines(directory, settings)),
+        checkpoints=tuple(_checkpoint_lines(directory, settings, verify)),
         attempts=tuple(attempts),
         program=str(settings.get("program", "")),
-        model=_model_state(directory),
+        model=_model_state(directory, verify),
     )
 
 
-def _model_state(directory: RunDirectory) -> str:
+def _model_state(directory: RunDirectory, verify: bool) -> str:
     if not directory.signature.exists():
         return ""
     try:
         model = read_model(directory)
-        for name in model.sums:
+        for name in model.sums if verify else ():
             model.read(name)
     except (RunDirectoryError, OSError) as error:
         return str(error)
@@ -149,12 +156,15 @@ def _read_attempts(directory: RunDirectory) -> list[Attempt]:
         return []
 
 
-def _checkpoint_lines(directory: RunDirectory, settings: dict[str, Any]) -> list[CheckpointLine]:
+def _checkpoint_lines(
+    directory: RunDirectory, settings: dict[str, Any], verify: bool
+) -> list[CheckpointLine]:
+    read = verify_checkpoint if verify else read_info
     whole: dict[int, CheckpointInfo] = {}
     problems: dict[int, str] = {}
     for step in directory.checkpoint_steps():
         try:
-            whole[step] = verify_checkpoint(directory.checkpoint(step))
+            whole[step] = read(directory.checkpoint(step))
         except (OSError, ValueError) as error:
             problems[step] = str(error)
     best = best_step(whole, CheckpointOptions(**settings.get("checkpoints", {})))
@@ -216,7 +226,7 @@ def _metrics(metrics: dict[str, float]) -> str:
 
 
 def list_runs(folder: Location, now: float) -> list[RunSummary]:
-    """Return the runs whose directories lie in ``folder``.
+    """Return the runs whose directories lie in ``folder``, as their manifests tell them.
 
     Raises:
         InvalidInputError: there is no such folder.
@@ -227,13 +237,13 @@ def list_runs(folder: Location, now: float) -> list[RunSummary]:
     for place in folder.list():
         directory = RunDirectory(place)
         if directory.config.exists() or directory.attempts.exists():
-            runs.append(read_run(directory, now))
+            runs.append(read_run(directory, now, verify=False))
     return runs
 
 
 def show_command(arguments: argparse.Namespace) -> int:
     """Show one run."""
-    run = read_run(RunDirectory(arguments.run_dir), time.time())
+    run = read_run(RunDirectory(arguments.run_dir), time.time(), verify=True)
     print(json.dumps(asdict(run), indent=1) if arguments.json else describe_run(run))
     return 0
 

@@ -16,7 +16,8 @@ from ..errors import (
     RunFailedError,
 )
 from ..launch.driver.console import Console
-from ..launch.driver.launch import RunResult, launch
+from ..launch.driver.launch import RunResult
+from ..launch.driver.launcher import Launcher
 from ..launch.shared.messages import Progress, Resumed, Started, Told
 from ..rundir.attempt import (
     FINISHED,
@@ -26,14 +27,14 @@ from ..rundir.attempt import (
     decide,
     describe_attempts,
 )
-from ..rundir.checkpoint import newest_checkpoint
+from ..rundir.checkpoint import newest_checkpoint, read_steps
 from ..rundir.directory import RunDirectory
 from ..rundir.lock import RunLock
 from ..settings.launching import LaunchSettings
 from ..settings.training import RestartOptions
-from ..spark.capacity import check_slots
 from ..training.entry import modules_for, train_rank
 from ..training.spec import TrainingSpec
+from .request import FoundCheckpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,7 +81,10 @@ class Attempts:
         restarts: what to do when they are cut short.
         directory: the run directory.
         lock: its lock, held.
+        launcher: starts the ranks.
+        pause: waits for so many seconds.
         done: the attempts of this call so far.
+        found: the checkpoint that the first one goes on from, unless others have come since.
     """
 
     spark: SparkSession
@@ -89,8 +93,10 @@ class Attempts:
     restarts: RestartOptions
     directory: RunDirectory
     lock: RunLock
+    launcher: Launcher
     pause: Callable[[float], None] = time.sleep
     done: list[Attempt] = field(default_factory=list)
+    found: FoundCheckpoint | None = None
 
     def __post_init__(self) -> None:
         self._earlier = self.directory.read_attempts()
@@ -130,7 +136,7 @@ class Attempts:
             attempt = replace(attempt, workers=workers)
             self._write(attempt)
             spec = spec_for(newest, self.lock.begin_attempt())
-            result = launch(
+            result = self.launcher.launch(
                 self.spark,
                 self.launching,
                 train_rank,
@@ -172,6 +178,9 @@ class Attempts:
 
     def _newest(self, run_id: str) -> int | None:
         try:
+            found = self.found
+            if found is not None and not self.done and found.steps == read_steps(self.directory):
+                return None if found.info is None else found.info.step
             newest = newest_checkpoint(self.directory, run_id)
             return None if newest is None else newest[1].step
         except CheckpointError as error:
@@ -188,7 +197,7 @@ class Attempts:
         """
         if self.done:
             try:
-                check_slots(self.spark, self.launching, self.workers, replacing=True)
+                self.launcher.await_slots(self.spark, self.launching, self.workers)
             except NotEnoughSlotsError as error:
                 ranks = self.workers * error.found // error.asked
                 if ranks < (self.restarts.min_workers or self.workers):

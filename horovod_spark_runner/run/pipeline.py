@@ -13,7 +13,7 @@ from ..data.manifest import Manifest
 from ..data.prepare.datasets import Prepared, prepared, session_of
 from ..errors import CheckpointError, DataError
 from ..launch.driver.console import Console
-from ..launch.driver.head_start import import_meanwhile
+from ..launch.driver.launcher import chosen_launcher
 from ..ml.served import ServedModel
 from ..ml.summary import TrainingSummary
 from ..ml.trained import read_trained_model
@@ -55,7 +55,8 @@ def train_request(
     spark, modules = session_of(request.frame), modules_for(checked.source.engine)
     console = Console(directory.location.name, quiet=not request.stream_logs)
     console.say("preparing the data")
-    import_meanwhile(spark, checked.launching, checked.allotment, modules)
+    launcher = chosen_launcher()
+    launcher.prepare(spark, checked.launching, checked.allotment, modules)
     rows = prepare_data(checked, directory.data) if prepare is None else prepare()
     with RunLock(directory) as lock, rows as data:
         materialized = time.monotonic()
@@ -74,7 +75,14 @@ def train_request(
                 f"run_dir {directory.location} takes no files: {error}"
             ) from error
         attempts = Attempts(
-            spark, checked.launching, checked.workers, request.restarts, directory, lock
+            spark,
+            checked.launching,
+            checked.workers,
+            request.restarts,
+            directory,
+            lock,
+            launcher,
+            found=checked.found,
         )
         result = attempts.run(
             lambda checkpoint, token: _training_spec(checked, data, run_id, checkpoint, token),
@@ -137,7 +145,7 @@ def _training_spec(
         run_id=run_id,
         lock_token=lock_token,
         callbacks=request.callbacks,
-        transforms=request.data.transforms,
+        transforms=dict(request.data.transforms),
         settings=checked.settings,
     )
 

@@ -17,7 +17,7 @@ from ..data.prepare.datasets import check_data, frame_of, session_of
 from ..data.prepare.schema import Roles
 from ..errors import InvalidInputError, RunDirectoryError
 from ..launch.driver.console import Console
-from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint
+from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint, read_steps
 from ..rundir.directory import RunDirectory
 from ..serialize import check_picklable
 from ..settings.data import DataOptions
@@ -101,6 +101,19 @@ class TrainingRequest:
 
 
 @dataclass(frozen=True)
+class FoundCheckpoint:
+    """The checkpoint to go on from, as the driver found it before it held the lock.
+
+    Attributes:
+        info: what it is; ``None`` to start anew.
+        steps: those of all checkpoints there were. While they are the same, so is what was found.
+    """
+
+    info: CheckpointInfo | None
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class CheckedRequest:
     """A request that can be carried out, as far as can be told without computing the data.
 
@@ -114,7 +127,7 @@ class CheckedRequest:
         allotment: what Spark gives them.
         fit: how the model is fitted; a resumed run keeps some of what it was begun with.
         warm_start: weights to begin with.
-        checkpoint: what the checkpoint to go on from is.
+        found: the checkpoint to go on from.
         begun_with: the ``initial_weights`` the run was begun with.
         seconds: what the checks took.
     """
@@ -128,7 +141,7 @@ class CheckedRequest:
     allotment: Allotment
     fit: FitOptions
     warm_start: WarmStart | None
-    checkpoint: CheckpointInfo | None
+    found: FoundCheckpoint
     begun_with: str | None
     seconds: float
 
@@ -136,6 +149,11 @@ class CheckedRequest:
     def roles(self) -> Roles:
         weight = self.request.sample_weight_col
         return Roles(self.inputs.columns, self.outputs.columns, weight)
+
+    @property
+    def checkpoint(self) -> CheckpointInfo | None:
+        """What the checkpoint to go on from is."""
+        return self.found.info
 
     @property
     def workers(self) -> int:
@@ -147,6 +165,7 @@ class CheckedRequest:
         """What checkpoints and the run directory record of the request."""
         return {
             "fit": asdict(self.fit),
+            "sync": asdict(self.request.sync),
             "num_workers": self.workers,
             "checkpoints": asdict(self.request.checkpoints),
             "feature_cols": recorded_columns(self.inputs),
@@ -187,14 +206,20 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     if request.num_workers is None:
         console.say(allotment.describe())
     directory.check_writable()
-    checkpoint = find_checkpoint(directory, request.resume)
+    found = find_checkpoint(directory, request.resume)
+    checkpoint = found.info
     if bound is None:  # takes a Spark job: after all that can be checked without one
         console.say("building the model once, to learn which columns its inputs are named like")
         bound = _check_columns(request, *_columns_by_name(request, source, spark))
     fit, warm_start, begun_with = request.fit, None, _origin(request.initial_weights)
     if checkpoint is not None:
         fit, begun_with, warnings = settings_to_go_on_with(
-            checkpoint, fit, allotment.workers, begun_with, _recorded_data(request)
+            checkpoint,
+            fit,
+            allotment.workers,
+            begun_with,
+            _recorded_data(request),
+            asdict(request.sync),
         )
         for text in warnings:
             logger.warning("going on with run_dir %s: %s", directory.location, text)
@@ -209,7 +234,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
         allotment,
         fit,
         warm_start,
-        checkpoint,
+        found,
         begun_with,
         seconds=time.monotonic() - began,
     )
@@ -301,14 +326,14 @@ def _default_run_dir(spark: Any) -> str:
     return name
 
 
-def find_checkpoint(directory: RunDirectory, resume: str) -> CheckpointInfo | None:
-    """Return the checkpoint to go on from, or ``None`` to start anew.
+def find_checkpoint(directory: RunDirectory, resume: str) -> FoundCheckpoint:
+    """Return the checkpoint to go on from; what is skipped is warned of.
 
     Raises:
         RunDirectoryError: ``resume`` forbids what is there, or nothing of it is whole.
         CheckpointError: the storage fails.
     """
-    # What is skipped is said once, where the attempt looks again.
+    steps = read_steps(directory)
     skipped: list[str] = []
     newest = newest_checkpoint(directory, directory.run_id(), skipped.append)
     if newest is None:
@@ -317,11 +342,11 @@ def find_checkpoint(directory: RunDirectory, resume: str) -> CheckpointInfo | No
                 f"resume='required', but run_dir {directory.location} holds no checkpoint"
                 + "".join(f"; {line}" for line in skipped)
             )
-        return None
-    folder, info = newest
-    if resume == "never":
+    elif resume == "never":
         raise RunDirectoryError(
             f"resume='never', but run_dir {directory.location} holds a run already "
-            f"({folder.name}); give another run_dir, or resume='auto' to go on from it"
+            f"({newest[0].name}); give another run_dir, or resume='auto' to go on from it"
         )
-    return info
+    for line in skipped:
+        logger.warning(line)
+    return FoundCheckpoint(None if newest is None else newest[1], steps)

@@ -237,6 +237,16 @@ def newest_checkpoint(
     return None if found is None else found[:2]
 
 
+def read_steps(directory: RunDirectory) -> tuple[int, ...]:
+    """Return the steps of all checkpoints there are, whole or not.
+
+    Raises:
+        CheckpointError: the storage fails, again and again.
+    """
+    told = f"{directory.checkpoints} cannot be read"
+    return tuple(patiently(directory.checkpoint_steps, told))
+
+
 def newest_readable(
     directory: RunDirectory,
     read: Callable[[Location], tuple[CheckpointInfo, T]],
@@ -260,8 +270,7 @@ def newest_readable(
         CheckpointError: the storage fails, again and again.
     """
     damaged = []
-    place = directory.checkpoints
-    for step in patiently(directory.checkpoint_steps, f"{place} cannot be read"):
+    for step in read_steps(directory):
         if newest is not None and step > newest:
             continue
         folder = directory.checkpoint(step)

@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -18,8 +19,9 @@ Materializer = Literal["petastorm", "spark"]
 # Memory of the shuffle window, by default.
 WINDOW_BYTES = 256 * 1024 * 1024
 # Called with one row's value (an array of its own; images decoded and resized) and a random
-# generator (``None`` outside training); returns an array of the column's shape that fits its type.
-Transform = Callable[[np.ndarray, np.random.Generator | None], np.ndarray]
+# generator (``None`` outside training); returns what NumPy makes an array of the column's shape of
+# that fits its type: for a column of single values, a plain number will do.
+Transform = Callable[[np.ndarray, np.random.Generator | None], Any]
 
 
 def _check_shape(column: str, shape: Any) -> tuple[int, ...]:
@@ -67,10 +69,10 @@ def _check_transform(column: str, transform: Any) -> Transform:
 
 
 def _by_column(words: str, check_one: Callable[[str, Any], Any]) -> Kind[Mapping[str, Any]]:
-    def check(name: str, value: object) -> dict[str, Any]:
+    def check(name: str, value: object) -> Mapping[str, Any]:
         if not isinstance(value, Mapping):
             raise InvalidInputError(f"{name} must be a dictionary by column, got {value!r}")
-        return {column: check_one(column, one) for column, one in value.items()}
+        return MappingProxyType({column: check_one(column, one) for column, one in value.items()})
 
     return Kind(f"dictionary from column to {words}", check)
 

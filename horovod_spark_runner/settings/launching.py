@@ -125,8 +125,9 @@ class LaunchOptions(Settings):
     start_timeout: float | None = setting(
         None,
         optional(SECONDS),
-        "seconds to wait for free slots; by default no longer than the executors of a new session "
-        "take to register (10), and Spark to start the tasks once there are enough (60).",
+        "seconds to wait for executors that are to come: for those of a new session (10 by "
+        "default), and before a restart for those that replace lost ones (30). Where slots are "
+        "there but busy, Spark has as long to start the tasks, and 60 seconds at least.",
     )
     stall_timeout: float | None = setting(
         None,

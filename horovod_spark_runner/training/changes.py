@@ -92,6 +92,7 @@ def settings_to_go_on_with(
     workers: int,
     start: str | None,
     data: Mapping[str, Any],
+    sync: Mapping[str, Any],
 ) -> tuple[FitOptions, str | None, list[str]]:
     """Return what a resumed run does with the arguments of the call that resumes it.
 
@@ -101,6 +102,7 @@ def settings_to_go_on_with(
         workers: ranks asked for.
         start: ``initial_weights``.
         data: what checkpoints record of how data are prepared, of this call.
+        sync: what they record of how ranks are kept one model, of this call.
 
     Returns:
         The settings that hold, the ``initial_weights`` to record, and warnings.
@@ -118,7 +120,7 @@ def settings_to_go_on_with(
             + ": a resumed run keeps what it was begun with"
         )
     held = replace(fit, **kept)
-    warnings += _new_ones(info, fit, fit.batch_size * workers, data)
+    warnings += _new_ones(info, fit, fit.batch_size * workers, data, sync)
     # Where the split follows from it, too, the rows are others, which is refused.
     splits = isinstance(data["validation"], float)
     if info.order.get("seed", fit.seed) != fit.seed and not splits:
@@ -144,11 +146,17 @@ def settings_to_go_on_with(
 
 
 def _new_ones(
-    info: CheckpointInfo, fit: FitOptions, global_batch: int, data: Mapping[str, Any]
+    info: CheckpointInfo,
+    fit: FitOptions,
+    global_batch: int,
+    data: Mapping[str, Any],
+    sync: Mapping[str, Any],
 ) -> Iterator[str]:
     """Yield what is said of arguments whose new values are trained with."""
-    then = {**info.settings.get("fit", {}), **info.settings.get("data", {})}
+    parts = (info.settings.get(part, {}) for part in ("fit", "data", "sync"))
+    then = {name: value for part in parts for name, value in part.items()}
     now = {
+        **sync,
         "class_weight": fit.class_weight,
         "steps_per_epoch": fit.steps_per_epoch,
         "transforms": data["transforms"],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,24 +16,39 @@ README = (ROOT / "README.md").read_text()
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.mpi
-@pytest.mark.spark
-def test_the_python_snippets_run_one_after_the_other(tmp_path: Path) -> None:
-    snippets = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(snippets) >= 6
-    script = tmp_path / "readme.py"
-    # "The driver never loads TensorFlow."
-    loaded = "import sys\nprint('loaded:', {'tensorflow', 'keras', 'horovod'} & sys.modules.keys())"
-    script.write_text("\n".join([*snippets, loaded, "spark.stop()\n"]))
+def run_snippets(text: str, folder: Path, *further: str) -> subprocess.CompletedProcess[str]:
+    """Run the Python snippets of a document one after the other, as one script."""
+    snippets = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert len(snippets) >= 3
+    script = folder / "snippets.py"
+    script.write_text("\n".join([*snippets, *further, "spark.stop()\n"]))
     run = subprocess.run(
         [sys.executable, str(script)],
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
-        cwd=tmp_path,
+        cwd=folder,
     )
     assert run.returncode == 0, run.stderr[-4000:]
+    return run
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+def test_the_snippets_on_testing_run_one_after_the_other(tmp_path: Path) -> None:
+    run_snippets((ROOT / "docs" / "testing.md").read_text(), tmp_path)
+    for left in Path(os.environ["TMPDIR"]).glob("ompi.*"):  # by Open MPI, as the page says
+        assert not [path for path in left.rglob("*") if path.is_file()]
+        shutil.rmtree(left)
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+def test_the_python_snippets_run_one_after_the_other(tmp_path: Path) -> None:
+    # "The driver never loads TensorFlow."
+    loaded = "import sys\nprint('loaded:', {'tensorflow', 'keras', 'horovod'} & sys.modules.keys())"
+    run = run_snippets(README, tmp_path, loaded)
     told = "num_workers=2, as many as Spark can run at once: master local[2] has 2 cores"
     assert run.stderr.count(told) == 1
     assert "the DataFrame has no column 'pixels'; it has 'features', 'label'" in run.stdout

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from horovod_spark_runner import (
     RestartOptions,
     RunDirectoryError,
     TFTransformer,
-    run_training,
 )
+from horovod_spark_runner.testing import Fault, Faults
+from tests import trainings
 from tests.numpy_engine import Line
 from tests.runs import arrays_in, assert_same_weights
 
@@ -35,35 +35,31 @@ def points(spark: Any) -> Any:
     return spark.createDataFrame(rows, "x array<float>, y float").coalesce(2).cache()
 
 
-def train(points: Any, run_dir: Path, line: Line | None = None, **arguments: Any) -> Any:
-    given: dict[str, Any] = {
-        "feature_cols": ["x"],
-        "label_cols": ["y"],
-        "num_workers": 2,
-        "batch_size": 8,
-        "epochs": 3,
-        "validation": 0.2,
-        "run_dir": str(run_dir),
-        "stream_logs": False,
-        **arguments,
-    }
-    return run_training(points, line or Line(), **given)
+train = functools.partial(
+    trainings.train,
+    model_fn=Line(),
+    feature_cols=["x"],
+    label_cols=["y"],
+    batch_size=8,
+    epochs=3,
+    validation=0.2,
+)
 
 
 def die_once(run_dir: Path) -> Any:
     """Return a callback that kills rank 1 in the second epoch, once step 12 is kept."""
-    marker, kept = run_dir.parent / "died", run_dir / "checkpoints" / "step-00000012"
+    notes = run_dir.parent / "faults"
+    faults = Faults((Fault(14, rank=1),), str(notes))
+    kept = run_dir / "checkpoints" / "step-00000012"
     seen: list[int] = []
 
     def callback(number: int, logs: Any) -> None:
         from mpi4py import MPI
 
         seen.append(number)
-        if len(seen) == 14 and MPI.COMM_WORLD.Get_rank() == 1 and not marker.exists():
-            marker.touch()
-            while not kept.exists():
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
+        while len(seen) == 14 and not (kept.exists() or notes.exists()):
+            time.sleep(0.01)
+        faults.after_step(len(seen), MPI.COMM_WORLD.Get_rank())
 
     return callback
 
@@ -102,13 +98,13 @@ def test_another_engine_trains_resumes_and_predicts(points: Any, tmp_path: Path)
     np.testing.assert_array_equal(predictions(again, points), predictions(run, points))
 
     with pytest.raises(RunDirectoryError, match=r"momentum is 0\.9 now, .* begun with 0\.5"):
-        train(points, tmp_path / "run", Line(momentum=0.9), epochs=4)
+        train(points, tmp_path / "run", model_fn=Line(momentum=0.9), epochs=4)
 
 
 def test_ranks_of_another_engine_equal_one_process(points: Any, tmp_path: Path) -> None:
     line = Line(noise=0.0)
-    two = train(points, tmp_path / "two", line, epochs=2)
-    one = train(points, tmp_path / "one", line, epochs=2, num_workers=1, batch_size=16)
+    two = train(points, tmp_path / "two", model_fn=line, epochs=2)
+    one = train(points, tmp_path / "one", model_fn=line, epochs=2, num_workers=1, batch_size=16)
     for ours, theirs in zip(two.summary.history, one.summary.history, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-9)
     assert_same_weights(tmp_path / "two", tmp_path / "one", atol=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from horovod_spark_runner import (
     InvalidInputError,
     RestartOptions,
     RunDirectoryError,
-    run_training,
 )
+from tests import trainings
 from tests.faults.injection import Fault, callbacks_for
 from tests.runs import assert_same_weights
 
@@ -83,24 +84,9 @@ class Callbacks:
         return [Draws(), stop, *self.inject()]
 
 
-def train(frame: Any, run_dir: Path, model_fn: Any = make_model, **arguments: Any) -> Any:
-    given: dict[str, Any] = {
-        "feature_cols": ["image"],
-        "label_cols": ["digit"],
-        "num_workers": 2,
-        "batch_size": 24,
-        "epochs": 3,
-        "validation": 0.2,
-        "run_dir": str(run_dir),
-        "stream_logs": False,
-        **arguments,
-    }
-    return run_training(frame, model_fn, **given)
-
-
-@pytest.fixture(scope="module")
-def small(digits_df: Any) -> Any:
-    return digits_df.filter("id < 500").cache()
+train = functools.partial(
+    trainings.train, model_fn=make_model, batch_size=24, epochs=3, validation=0.2
+)
 
 
 def test_a_killed_run_ends_as_an_undisturbed_one(small: Any, tmp_path: Path) -> None:
@@ -137,13 +123,13 @@ def test_a_killed_run_ends_as_an_undisturbed_one(small: Any, tmp_path: Path) -> 
 def test_arrays_that_are_damaged_cost_one_checkpoint(
     small: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = train(small, tmp_path / "run", plain_model, epochs=2)
+    whole = train(small, tmp_path / "run", model_fn=plain_model, epochs=2)
     newest = max((tmp_path / "run" / "checkpoints").iterdir())
     data = bytearray((newest / "variables.npz").read_bytes())
     data[len(data) // 2] ^= 1
     (newest / "variables.npz").write_bytes(data)
     caplog.clear()
-    run = train(small, tmp_path / "run", plain_model, epochs=2)
+    run = train(small, tmp_path / "run", model_fn=plain_model, epochs=2)
     assert run.summary.history == whole.summary.history
     (told,) = run.summary.attempts
     assert 0 < told.first_step < told.last_step == int(newest.name[5:])
@@ -153,13 +139,13 @@ def test_arrays_that_are_damaged_cost_one_checkpoint(
 
 
 def test_another_number_of_ranks_sees_the_same_batches(small: Any, tmp_path: Path) -> None:
-    whole = train(small, tmp_path / "whole", plain_model, epochs=2)
+    whole = train(small, tmp_path / "whole", model_fn=plain_model, epochs=2)
     faults = callbacks_for([Fault(5, 0, "exception")], str(tmp_path))
     with pytest.raises(Exception, match="an injected fault"):
         train(
             small,
             tmp_path / "run",
-            plain_model,
+            model_fn=plain_model,
             epochs=2,
             callbacks=faults,
             checkpoints=CheckpointOptions(every_steps=4),
@@ -167,9 +153,9 @@ def test_another_number_of_ranks_sees_the_same_batches(small: Any, tmp_path: Pat
         )
     # Within the epoch, another global batch would leave out some rows and repeat others.
     with pytest.raises(RunDirectoryError, match=r"global_batch 48 \(now 24\)"):
-        train(small, tmp_path / "run", plain_model, epochs=2, num_workers=1)
+        train(small, tmp_path / "run", model_fn=plain_model, epochs=2, num_workers=1)
     arguments = {"epochs": 2, "num_workers": 3, "batch_size": 16, "resume": "required"}
-    run = train(small, tmp_path / "run", plain_model, **arguments)
+    run = train(small, tmp_path / "run", model_fn=plain_model, **arguments)
     assert [attempt.first_step for attempt in run.summary.attempts] == [4]
     assert run.summary.attempts[0].number == 3
     for ours, theirs in zip(run.summary.history, whole.summary.history, strict=True):
@@ -180,7 +166,7 @@ def test_another_number_of_ranks_sees_the_same_batches(small: Any, tmp_path: Pat
     start = train(
         small,
         tmp_path / "warm",
-        plain_model,
+        model_fn=plain_model,
         epochs=1,
         initial_weights=str(tmp_path / "run"),
         checkpoints=CheckpointOptions(best_metric="val_loss", every_minutes=1e-4, keep=99),
@@ -191,7 +177,7 @@ def test_another_number_of_ranks_sees_the_same_batches(small: Any, tmp_path: Pat
         train(
             small,
             tmp_path / "other",
-            plain_model,
+            model_fn=plain_model,
             checkpoints=CheckpointOptions(best_metric="val_los"),
         )
 
@@ -239,13 +225,13 @@ def test_a_run_that_is_to_end_in_the_last_step_of_an_epoch_keeps_its_logs(
     small: Any, tmp_path: Path, steps: int
 ) -> None:
     given: dict[str, Any] = {"steps_per_epoch": steps, "validation": None}
-    whole = train(small, tmp_path / "whole", eager_with_own_logs, **given)
+    whole = train(small, tmp_path / "whole", model_fn=eager_with_own_logs, **given)
     callbacks = EndInLastStep(tmp_path / "asked", steps - 1)
     restarts = RestartOptions(max_restarts=1, backoff_seconds=0.1)
     run = train(
         small,
         tmp_path / "run",
-        eager_with_own_logs,
+        model_fn=eager_with_own_logs,
         callbacks=callbacks,
         restarts=restarts,
         **given,

@@ -88,14 +88,14 @@ def test_what_another_call_asks_for_otherwise(
 ) -> None:
     run_dir = tmp_path / "run"
     network().save(tmp_path / "model.keras")
-    train(small, run_dir, str(tmp_path / "model.keras"), epochs=1, validation=0.2)
+    train(small, run_dir, model_fn=str(tmp_path / "model.keras"), epochs=1, validation=0.2)
     before = newest(run_dir)
 
     with caplog.at_level(logging.WARNING, logger="horovod_spark_runner"):
         longer = train(
             small,
             run_dir,
-            lambda: network(rate=0.5),
+            model_fn=lambda: network(rate=0.5),
             epochs=2,
             validation=0.2,
             lr_scaling="linear",
@@ -116,38 +116,43 @@ def test_what_another_call_asks_for_otherwise(
     with pytest.raises(
         RunDirectoryError, match="validation is 0.3 now, the checkpoint was taken with 0.2"
     ):
-        train(small, run_dir, network, epochs=3, validation=0.3)
+        train(small, run_dir, model_fn=network, epochs=3, validation=0.3)
     with pytest.raises(RunDirectoryError, match=r"layer 3 \(Dense\): activation is 'tanh' now"):
-        train(small, run_dir, lambda: network(activation="tanh"), epochs=3, validation=0.2)
+        train(small, run_dir, model_fn=lambda: network(activation="tanh"), epochs=3, validation=0.2)
 
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="horovod_spark_runner"):
         train(
             small,
             tmp_path / "warm",
-            lambda: network(classes=12),
+            model_fn=lambda: network(classes=12),
             epochs=1,
             initial_weights=InitialWeights(run_dir, skip_mismatch=True),
         )
     assert "5 of 7 weights taken over" in caplog.text
     assert "head_12/kernel (12, 12)" in caplog.text
     with pytest.raises(ModelError, match=r"InitialWeights\(…, skip_mismatch=True\) takes over"):
-        train(small, tmp_path / "other", lambda: network(classes=12), initial_weights=str(run_dir))
+        train(
+            small,
+            tmp_path / "other",
+            model_fn=lambda: network(classes=12),
+            initial_weights=str(run_dir),
+        )
 
 
 def test_two_optimizers_go_on_to_the_bit(small: Any, tmp_path: Path) -> None:
-    whole = train(small, tmp_path / "whole", pair)
+    whole = train(small, tmp_path / "whole", model_fn=pair)
     within = train(
         small,
         tmp_path / "within",
-        pair,
+        model_fn=pair,
         callbacks=callbacks_for([Fault(11, 1, "sigkill")], str(tmp_path)),
         checkpoints=CheckpointOptions(every_steps=2),
         restarts=RestartOptions(max_restarts=1, backoff_seconds=0.1),
     )
     assert [attempt.first_step for attempt in within.summary.attempts] == [0, 10]
-    train(small, tmp_path / "between", pair, epochs=1)
-    between = train(small, tmp_path / "between", pair)
+    train(small, tmp_path / "between", model_fn=pair, epochs=1)
+    between = train(small, tmp_path / "between", model_fn=pair)
     for name, run in [("within", within), ("between", between)]:
         assert run.summary.history == whole.summary.history
         assert_same_weights(tmp_path / name, tmp_path / "whole")

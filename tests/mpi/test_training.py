@@ -19,50 +19,13 @@ from horovod_spark_runner import (
     MpiOptions,
     RunDirectoryError,
     TFTransformer,
-    run_training,
 )
 from horovod_spark_runner.launch.driver.phases import PHASES
 from horovod_spark_runner.rundir.directory import RunDirectory
 from tests.runs import assert_same_weights
+from tests.trainings import digits_model, train
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
-
-
-def make_model(width: int = 16, rate: float = 0.01) -> Any:
-    import keras
-
-    model = keras.Sequential(
-        [
-            keras.layers.Input((64,)),
-            keras.layers.Dense(width, activation="relu"),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.2),
-            keras.layers.Dense(10, activation="softmax"),
-        ]
-    )
-    model.compile(
-        keras.optimizers.Adam(rate), "sparse_categorical_crossentropy", metrics=["accuracy"]
-    )
-    return model
-
-
-def train(frame: Any, run_dir: Path, model_fn: Any = make_model, **arguments: Any) -> Any:
-    given: dict[str, Any] = {
-        "feature_cols": ["image"],
-        "label_cols": ["digit"],
-        "num_workers": 2,
-        "batch_size": 32,
-        "epochs": 2,
-        "run_dir": str(run_dir),
-        "stream_logs": False,
-        **arguments,
-    }
-    return run_training(frame, model_fn, **given)
-
-
-@pytest.fixture(scope="module")
-def small(digits_df: Any) -> Any:
-    return digits_df.filter("id < 500").cache()
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +143,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(small: Any, whole: Any, tmp_p
     with pytest.raises(RunDirectoryError, match="holds a run on other data"):
         train(small.filter("id > 3"), tmp_path / "run", epochs=5, **arguments)
     with pytest.raises(RunDirectoryError, match="another model .*units is 8 now, the run was .*16"):
-        train(small, tmp_path / "run", lambda: make_model(8), epochs=5, **arguments)
+        train(small, tmp_path / "run", model_fn=lambda: digits_model(8), epochs=5, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +173,7 @@ def test_what_only_the_model_shows_is_told_on_the_driver(
         return model
 
     with pytest.raises(ModelError, match=message):
-        train(small, tmp_path / "run", model_fn)
+        train(small, tmp_path / "run", model_fn=model_fn)
     assert list(tmp_path.glob("run/data/*")) == []
     assert list(tmp_path.glob("run/checkpoints/*")) == []
 
@@ -245,7 +208,7 @@ def test_several_inputs_and_outputs_by_name(
     transformer = train(
         frame,
         tmp_path / "run",
-        two_headed,
+        model_fn=two_headed,
         feature_cols={"mean": "m", "pixels": "image"},
         label_cols={"brightness_out": "w", "digit_out": "digit"},
         data=DataOptions(shapes={"image": (8, 8, 1)}),
@@ -317,16 +280,16 @@ def test_files_of_callbacks_are_written_by_one_rank(small: Any, tmp_path: Path) 
 def test_a_model_file_is_trained_further(small: Any, tmp_path: Path) -> None:
     import keras
 
-    start = make_model(rate=0.0)  # which leaves the weights that are trained as they are
+    start = digits_model(rate=0.0)  # which leaves the weights that are trained as they are
     start.save(tmp_path / "start.keras")
-    (tmp_path / "start.json").write_text(make_model().to_json())
-    train(small, tmp_path / "keras", str(tmp_path / "start.keras"), epochs=1)
+    (tmp_path / "start.json").write_text(digits_model().to_json())
+    train(small, tmp_path / "keras", model_fn=str(tmp_path / "start.keras"), epochs=1)
     ended = keras.saving.load_model(tmp_path / "keras" / "model" / "model.keras")
     assert len(start.trainable_variables) == 6
     for ours, theirs in zip(ended.trainable_variables, start.trainable_variables, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     # A description has no weights to begin with.
-    described = train(small, tmp_path / "json", str(tmp_path / "start.json"), epochs=2)
+    described = train(small, tmp_path / "json", model_fn=str(tmp_path / "start.json"), epochs=2)
     assert described.summary.history[1]["loss"] < described.summary.history[0]["loss"] * 0.8
     assert len(described.transform(small).first().prediction) == 10
 
@@ -393,7 +356,7 @@ def test_png_files_are_trained_on_from_parquet_and_predicted(
     trained = train(
         folder,
         tmp_path / "run",
-        small_convnet,
+        model_fn=small_convnet,
         feature_cols=["png"],
         data=DataOptions(
             shapes={"png": (8, 8, 1)}, dtypes={"png": "float32"}, transforms=transforms

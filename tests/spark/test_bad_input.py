@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,20 @@ from horovod_spark_runner import (
     prepare_dataset,
     run_training,
 )
+from horovod_spark_runner.launch.driver.launcher import SparkLauncher, using_launcher
 
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(autouse=True)
-def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def launched(*args: Any, **kwargs: Any) -> None:
+class NoLaunch(SparkLauncher):
+    def launch(self, *args: Any, **kwargs: Any) -> Any:
         pytest.fail("the run was launched")
 
-    monkeypatch.setattr("horovod_spark_runner.run.attempts.launch", launched)
+
+@pytest.fixture(autouse=True)
+def no_launch() -> Iterator[None]:
+    with using_launcher(NoLaunch()):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -105,7 +105,7 @@ def test_without_a_model_there_is_nothing_to_train(rows: Any) -> None:
     with pytest.raises(InvalidInputError, match="modelFn is not set"):
         HorovodEstimator().fit(rows)
     with pytest.raises(DataError, match=r"must be a Spark DataFrame.*of type list"):
-        HorovodEstimator(modelFn=make_model).fit([1])  # type: ignore[arg-type]
+        HorovodEstimator(modelFn=make_model).fit([1])
 
 
 @pytest.mark.parametrize(

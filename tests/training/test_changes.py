@@ -206,7 +206,7 @@ def test_a_loss_by_name_is_the_loss_as_an_object() -> None:
 
 def test_a_seed_changed_twice_is_not_said_to_be_the_first() -> None:
     info = replace(INFO, order={"seed": 5})  # that of the second call
-    _, _, (warning,) = settings_to_go_on_with(info, replace(FIT, seed=7), 2, None, DATA)
+    _, _, (warning,) = settings_to_go_on_with(info, replace(FIT, seed=7), 2, None, DATA, SYNC)
     assert "seed is 7 now, the checkpoint was taken with 5: it changes the order" in warning
     assert "begun" not in warning
 
@@ -235,6 +235,7 @@ INFO = CheckpointInfo(
         "data": {"validation": 0.1, "stratify": None, "shapes": {}, "dtypes": {}, "transforms": []},
     },
 )
+SYNC = {"compression": "none"}
 DATA: dict[str, Any] = {"validation": None, "transforms": []}
 FIT = FitOptions(lr_scaling="linear", warmup_epochs=2.0)
 
@@ -253,7 +254,7 @@ FIT = FitOptions(lr_scaling="linear", warmup_epochs=2.0)
 def test_settings_that_are_not_honoured(
     fit: FitOptions, workers: int, start: str | None, message: str
 ) -> None:
-    held, recorded_start, warnings = settings_to_go_on_with(INFO, fit, workers, start, DATA)
+    held, recorded_start, warnings = settings_to_go_on_with(INFO, fit, workers, start, DATA, SYNC)
     assert any(message in text for text in warnings)
     assert (held.lr_scaling, held.warmup_epochs, recorded_start) == ("linear", 2.0, None)
 
@@ -283,29 +284,35 @@ def test_what_is_left_is_trained_with_new_ones_and_they_are_told(
 ) -> None:
     settings = {**INFO.settings, "fit": {**INFO.settings["fit"], **recorded}}
     info = replace(INFO, settings=settings)
-    _, _, (warning,) = settings_to_go_on_with(info, replace(FIT, **fit), 2, None, data)
+    _, _, (warning,) = settings_to_go_on_with(info, replace(FIT, **fit), 2, None, data, SYNC)
     assert message in warning
     assert "what is left is trained with the new one" in warning
+
+
+def test_another_compression_is_told() -> None:
+    info = replace(INFO, settings={**INFO.settings, "sync": {"compression": "fp16"}})
+    _, _, (warning,) = settings_to_go_on_with(info, FIT, 2, None, DATA, SYNC)
+    assert "compression is 'none' now, the checkpoint was taken with 'fp16': what is" in warning
 
 
 def test_the_same_class_weight_is_not_warned_of() -> None:
     then, now = {"2": 2.0, "10": 3.0}, {2: 2.0, 10: 3.0}
     settings = {**INFO.settings, "fit": {**INFO.settings["fit"], "class_weight": then}}
     info, fit = replace(INFO, settings=settings), replace(FIT, class_weight=now)
-    assert settings_to_go_on_with(info, fit, 2, None, DATA)[2] == []
+    assert settings_to_go_on_with(info, fit, 2, None, DATA, SYNC)[2] == []
 
 
 def test_a_seed_that_changes_the_split_is_refused_not_warned_of() -> None:
     data = {**DATA, "validation": 0.1}
-    assert settings_to_go_on_with(INFO, replace(FIT, seed=7), 2, None, data)[2] == []
+    assert settings_to_go_on_with(INFO, replace(FIT, seed=7), 2, None, data, SYNC)[2] == []
 
 
 def test_the_same_call_is_not_warned_of() -> None:
-    assert settings_to_go_on_with(INFO, FIT, 2, None, DATA) == (FIT, None, [])
+    assert settings_to_go_on_with(INFO, FIT, 2, None, DATA, SYNC) == (FIT, None, [])
     begun = replace(INFO, settings={**INFO.settings, "initial_weights": "old/run"})
-    assert settings_to_go_on_with(begun, FIT, 2, "old/run", DATA) == (FIT, "old/run", [])
+    assert settings_to_go_on_with(begun, FIT, 2, "old/run", DATA, SYNC) == (FIT, "old/run", [])
     nothing_known = replace(INFO, settings={}, order={}, state={})
-    assert settings_to_go_on_with(nothing_known, FIT, 9, None, DATA) == (FIT, None, [])
+    assert settings_to_go_on_with(nothing_known, FIT, 9, None, DATA, SYNC) == (FIT, None, [])
 
 
 @pytest.mark.parametrize(
@@ -361,9 +368,10 @@ def test_which_input_a_column_feeds_must_be_told_in_the_same_way(then: Any, now:
 
 def test_a_new_global_batch_is_told_where_the_place_in_the_data_depends_on_it() -> None:
     info = replace(INFO, order={"seed": 0, "global_batch": 64})
-    assert settings_to_go_on_with(info, replace(FIT, batch_size=16), 2, None, DATA)[2] == []
+    assert settings_to_go_on_with(info, replace(FIT, batch_size=16), 2, None, DATA, SYNC)[2] == []
     fit = replace(FIT, batch_size=16, steps_per_epoch=5)
     settings = {**INFO.settings, "fit": {**INFO.settings["fit"], "steps_per_epoch": 5}}
-    (warning,) = settings_to_go_on_with(replace(info, settings=settings), fit, 2, None, DATA)[2]
+    info = replace(info, settings=settings)
+    (warning,) = settings_to_go_on_with(info, fit, 2, None, DATA, SYNC)[2]
     assert "the global batch is 32 now, the checkpoint was taken with 64" in warning
     assert "rows of the current pass may come twice" in warning

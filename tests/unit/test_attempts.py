@@ -20,8 +20,8 @@ from horovod_spark_runner.errors import (
 )
 from horovod_spark_runner.launch.driver.launch import RunResult
 from horovod_spark_runner.launch.shared.messages import Progress, Resumed, Told
-from horovod_spark_runner.run import attempts as attempts_module
 from horovod_spark_runner.run.attempts import Attempts
+from horovod_spark_runner.run.request import FoundCheckpoint, find_checkpoint
 from horovod_spark_runner.rundir.attempt import Attempt, steps_lost
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
@@ -71,14 +71,15 @@ class Cluster:
         self.directory = directory
         self.slots = list(slots)
         self.ends = list(ends)
-        self.launched: list[tuple[int, int | None]] = []
-        self.waited: list[bool] = []
+        self.launched: list[tuple[int | None, int | None]] = []
+        self.waited = 0
         self.done: list[Attempt] = []
 
-    def check_slots(
-        self, spark: Any, options: LaunchSettings, workers: int, *, replacing: bool
-    ) -> None:
-        self.waited.append(replacing)
+    def prepare(self, *args: Any) -> None:
+        pytest.fail("a restart needs no preparation")
+
+    def await_slots(self, spark: Any, options: LaunchSettings, workers: int) -> None:
+        self.waited += 1
         found = self.slots.pop(0)
         if found < workers:
             raise NotEnoughSlotsError(f"found {found}", asked=workers, found=found)
@@ -88,11 +89,11 @@ class Cluster:
         spark: Any,
         options: LaunchSettings,
         function: Any,
-        args: tuple[TrainingSpec],
+        args: Sequence[Any],
         kwargs: Any,
         observer: Any,
-        modules: Any,
-        workers: int,
+        modules: Any = None,
+        workers: int | None = None,
     ) -> RunResult:
         (spec,) = args
         assert holds(self.directory, spec.lock_token)
@@ -118,10 +119,8 @@ def killed() -> RankFailedError:
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, cluster: Cluster, **restarts: Any
+    cluster: Cluster, found: FoundCheckpoint | None = None, **restarts: Any
 ) -> tuple[Attempts, list[float], RunResult]:
-    monkeypatch.setattr(attempts_module, "launch", cluster.launch)
-    monkeypatch.setattr(attempts_module, "check_slots", cluster.check_slots)
     pauses: list[float] = []
     with RunLock(cluster.directory) as lock:
         attempts = Attempts(
@@ -131,7 +130,9 @@ def run(
             RestartOptions(**restarts),
             cluster.directory,
             lock,
+            cluster,
             pauses.append,
+            found=found,
         )
         try:
             result = attempts.run(functools.partial(spec_of, cluster.directory), "r")
@@ -140,13 +141,11 @@ def run(
     return attempts, pauses, result
 
 
-def test_it_goes_on_from_the_newest_checkpoint(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_goes_on_from_the_newest_checkpoint(directory: RunDirectory) -> None:
     cluster = Cluster(directory, [4, 4], [(10, 13, killed()), (20, 21, killed()), (30, 30, None)])
-    attempts, pauses, _ = run(monkeypatch, cluster, max_restarts=2, backoff_seconds=8.0)
+    attempts, pauses, _ = run(cluster, max_restarts=2, backoff_seconds=8.0)
     assert cluster.launched == [(4, None), (4, 10), (4, 20)]
-    assert cluster.waited == [True, True]
+    assert cluster.waited == 2
     assert [round(pause) for pause in pauses] == [8, 8]
     assert steps_lost(attempts.done) == 4
     lines = [json.loads(line) for line in directory.attempts.read_text().splitlines()]
@@ -163,36 +162,30 @@ def test_an_attempt_deletes_what_killed_writers_left_half_written(
     kept = [place / f".lock.json.{half}", place / "model" / "model.keras", place / ".hidden"]
     for path in (*swept, *kept):
         path.touch()
-    run(monkeypatch, Cluster(directory, [], [(0, 1, None)]))
+    run(Cluster(directory, [], [(0, 1, None)]))
     assert [path for path in (*swept, *kept) if path.exists()] == kept
 
 
-def test_it_shrinks_and_grows_back(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_shrinks_and_grows_back(directory: RunDirectory) -> None:
     ends = [(10, 13, killed()), (20, 21, killed()), (30, 30, None)]
     cluster = Cluster(directory, [2, 4], ends)
-    attempts, _, _ = run(monkeypatch, cluster, max_restarts=2, min_workers=2)
+    attempts, _, _ = run(cluster, max_restarts=2, min_workers=2)
     assert [workers for workers, _ in cluster.launched] == [4, 2, 4]
     assert [attempt.workers for attempt in attempts.done] == [4, 2, 4]
 
 
-def test_it_waits_where_there_are_fewer_than_allowed(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_waits_where_there_are_fewer_than_allowed(directory: RunDirectory) -> None:
     cluster = Cluster(directory, [1, 3], [(10, 13, killed()), (30, 30, None)])
-    attempts, _, _ = run(monkeypatch, cluster, max_restarts=2, min_workers=2)
+    attempts, _, _ = run(cluster, max_restarts=2, min_workers=2)
     assert [a.ending for a in attempts.done] == ["rank killed or lost", "too few slots", "finished"]
     assert [workers for workers, _ in cluster.launched] == [4, 3]
 
 
-def test_the_last_error_tells_all_attempts(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_error_tells_all_attempts(directory: RunDirectory) -> None:
     user = replace_type(killed(), "ValueError")
     cluster = Cluster(directory, [4], [(10, 13, killed()), (0, 15, user)])
     with pytest.raises(RankFailedError) as caught:
-        run(monkeypatch, cluster, max_restarts=5)
+        run(cluster, max_restarts=5)
     text = str(caught.value)
     assert "attempt 1, 4 ranks, 0 s, steps 0 to 13: rank killed or lost" in text
     assert "attempt 2, 4 ranks, 0 s, steps 10 to 15: user error" in text
@@ -202,32 +195,26 @@ def replace_type(error: RankFailedError, kind: str) -> RankFailedError:
     return RankFailedError(str(error), rank=error.rank, host=error.host, exception_type=kind)
 
 
-def test_preemption_is_an_error_without_restarts(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preemption_is_an_error_without_restarts(directory: RunDirectory) -> None:
     cluster = Cluster(directory, [], [(17, 16, 17)])
     with pytest.raises(PreemptedError, match="saved a checkpoint of step 17"):
-        run(monkeypatch, cluster)
+        run(cluster)
     (done,) = cluster.done
     assert (done.ending, done.last_step) == ("preempted", 17)
     assert issubclass(PreemptedError, RunFailedError)
 
 
-def test_attempts_are_numbered_over_calls(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(monkeypatch, Cluster(directory, [], [(10, 10, None)]))
-    attempts, _, _ = run(monkeypatch, Cluster(directory, [], [(20, 20, None)]))
+def test_attempts_are_numbered_over_calls(directory: RunDirectory) -> None:
+    run(Cluster(directory, [], [(10, 10, None)]))
+    attempts, _, _ = run(Cluster(directory, [], [(20, 20, None)]))
     assert [attempt.number for attempt in attempts.done] == [2]
     assert len(directory.read_attempts()) == 2
     assert attempts.done[0].first_step == 10
 
 
-def test_an_attempt_that_went_on_from_earlier_than_thought_says_so(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_attempt_that_went_on_from_earlier_than_thought_says_so(directory: RunDirectory) -> None:
     cluster = Cluster(directory, [], [(10, 10, None)])
-    run(monkeypatch, cluster)
+    run(cluster)
     resumed = Cluster(directory, [], [(0, None, None)])
 
     def launch(*args: Any, **options: Any) -> RunResult:
@@ -235,8 +222,45 @@ def test_an_attempt_that_went_on_from_earlier_than_thought_says_so(
         return RunResult((TrainingReport([], 1.0, 1.0, None),), ())
 
     resumed.launch = launch  # type: ignore[method-assign]
-    attempts, _, _ = run(monkeypatch, resumed)
+    attempts, _, _ = run(resumed)
     assert [(done.first_step, done.last_step) for done in attempts.done] == [(4, 4)]
+
+
+def test_what_the_driver_has_found_is_looked_at_again_only_if_others_have_come(
+    directory: RunDirectory,
+) -> None:
+    run(Cluster(directory, [], [(10, 10, None)]))
+    found = find_checkpoint(directory, "auto")
+    assert found.info is not None
+    assert (found.info.step, found.steps) == (10, (10,))
+    manifest = directory.checkpoint(10).join("checkpoint.json")
+    whole = manifest.read_bytes()
+    manifest.delete_file()  # it is not read again
+    cluster = Cluster(directory, [], [(0, 10, None)])
+    run(cluster, found)
+    assert cluster.launched == [(4, 10)]
+    manifest.write_bytes(whole)
+    # Another run has been here before this one held the lock.
+    info = CheckpointInfo(20, 0, [], "abc", [], run_id="r")
+    save_checkpoint(directory, info, {"variables.npz": {"a": np.zeros(1)}})
+    cluster = Cluster(directory, [4], [(0, 22, killed()), (0, 30, None)])
+    run(cluster, found, max_restarts=1)
+    assert cluster.launched == [(4, 20), (4, 20)]
+
+
+def test_a_damaged_newest_is_told_once_and_the_one_before_found(
+    directory: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(Cluster(directory, [], [(10, 10, None)]))
+    directory.checkpoint(20).make_folder()
+    directory.checkpoint(20).join("checkpoint.json").write_text("{}")
+    found = find_checkpoint(directory, "auto")
+    assert found.info is not None
+    assert (found.info.step, found.steps) == (10, (20, 10))
+    cluster = Cluster(directory, [], [(0, 10, None)])
+    run(cluster, found)
+    assert cluster.launched == [(4, 10)]
+    assert len([text for text in caplog.messages if "is skipped" in text]) == 1
 
 
 def test_columns_are_recorded_as_they_were_given() -> None:
@@ -253,18 +277,22 @@ def test_columns_are_recorded_as_they_were_given() -> None:
         assert recorded_columns(bind_columns(given, "label_cols")) == given
 
 
-def test_storage_that_stays_away_uses_up_the_restarts(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = iter([None])  # once, before the first attempt
+class Away(RunDirectory):
+    """A run directory whose storage goes away once it has been asked."""
 
-    def newest(*args: Any) -> None:
-        if next(found, "away") == "away":
+    asked = False
+
+    def checkpoint_steps(self) -> list[int]:
+        if self.asked:
             raise CheckpointError("step-00000010 cannot be read: 503")
+        self.asked = True
+        return super().checkpoint_steps()
 
-    monkeypatch.setattr(attempts_module, "newest_checkpoint", newest)
+
+def test_storage_that_stays_away_uses_up_the_restarts(tmp_path: Path) -> None:
+    directory = Away(str(tmp_path))
     cluster = Cluster(directory, [], [(0, 5, killed())])
     with pytest.raises(CheckpointError, match="cannot be read: 503"):
-        run(monkeypatch, cluster, max_restarts=2)
+        run(cluster, max_restarts=2)
     endings = [attempt["ending"] for attempt in directory.read_attempts()]
     assert endings == ["rank killed or lost", "storage failed", "storage failed"]

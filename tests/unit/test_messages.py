@@ -252,3 +252,13 @@ def test_small_programs_bring_their_fields_alone() -> None:
     assert parse_plain(to_json(identity), MpiIdentity) == identity
     with pytest.raises(MessageError, match="MpiIdentity.environment: expected text, got 7"):
         parse_plain('{"environment":{"PMIX_RANK":7}}', MpiIdentity)
+
+
+@dataclasses.dataclass(frozen=True)
+class Either:
+    value: int | str | None
+
+
+def test_a_type_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(TypeError, match=r"int \| str \| None cannot be read from JSON: more than"):
+        parse_plain('{"value":1}', Either)

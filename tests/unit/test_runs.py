@@ -86,6 +86,23 @@ def test_list_has_a_line_for_each(tmp_path: Path, capsys: pytest.CaptureFixture[
     ]
 
 
+def test_list_reads_manifests_only_and_show_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = make_run(tmp_path / "run", "killed")
+    directory.checkpoint(24).join("variables.npz").write_bytes(b"damaged")
+    assert main(["runs", "list", str(tmp_path), "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)
+    assert [line["problem"] for line in run["checkpoints"]] == ["", "", ""]
+    main(["runs", "show", str(tmp_path / "run")])
+    text = capsys.readouterr().out
+    assert "step-00000024  cannot be used: variables.npz is damaged" in text
+    directory.checkpoint(24).join("checkpoint.json").write_text("{}")
+    main(["runs", "list", str(tmp_path), "--json"])
+    (run,) = json.loads(capsys.readouterr().out)
+    assert "checkpoint.json cannot be read" in run["checkpoints"][0]["problem"]
+
+
 def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "show", str(tmp_path)]) == 1
     assert "is no run directory" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import pytest
 
 from horovod_spark_runner import HorovodRunner
 from horovod_spark_runner.errors import InvalidInputError
+from horovod_spark_runner.settings.data import DataOptions
 from horovod_spark_runner.settings.kinds import check_options
 from horovod_spark_runner.settings.launching import LaunchOptions, LaunchSettings, MpiOptions
 from horovod_spark_runner.settings.table import derive
@@ -181,3 +182,18 @@ def test_epochs_to_validate_after_may_be_a_range() -> None:
     assert [epoch for epoch in range(7) if fit.validates(epoch)] == [1, 3, 5]
     with pytest.raises(InvalidInputError, match="validation_freq must be a whole number"):
         FitOptions(validation_freq="12")  # type: ignore[arg-type]
+
+
+def test_a_session_is_one_of_sparks() -> None:
+    with pytest.raises(InvalidInputError, match="spark must be a SparkSession, got 'local'"):
+        HorovodRunner(1, spark="local")
+
+
+def test_settings_by_column_cannot_be_changed_afterwards() -> None:
+    given: dict[str, Any] = {"image": (8, 8, 1)}
+    options = DataOptions(shapes=given, transforms={"image": max})
+    given["image"] = (1,)
+    assert options.shapes == {"image": (8, 8, 1)}
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        options.shapes["image"] = (1,)  # type: ignore[index]
+    assert pickle.loads(pickle.dumps(options)) == options

@@ -56,29 +56,29 @@ def manifest_of(
     )
 
 
-def parquet_files(place: Location) -> tuple[Location, list[FileStat]]:
-    """Return a folder and the Parquet files in it: those below ``place``, or ``place`` itself.
+def parquet_files(location: Location) -> tuple[Location, list[FileStat]]:
+    """Return a folder and the Parquet files in it: those below ``location``, or it alone.
 
     Files that are hidden or aside are left out.
     """
-    single = place.stat()
+    single = location.stat()
     if single is not None:
-        return place.parent, [single]
-    return place, [
+        return location.parent, [single]
+    return location, [
         file
-        for file in place.files()
+        for file in location.files()
         if file.name.endswith((".parquet", ".parq"))
         and not any(part.startswith(("_", ".")) for part in file.name.split("/"))
     ]
 
 
-def read_footers(place: Location) -> FooterFacts:
-    """Read the footers of all Parquet files at ``place``, a folder or one file.
+def read_footers(location: Location) -> FooterFacts:
+    """Read the footers of all Parquet files at ``location``, a folder or one file.
 
     Raises:
         DataError: a file is no Parquet file.
     """
-    folder, found = parquet_files(place)
+    folder, found = parquet_files(location)
     files: list[FileStat] = []
     groups: list[RowGroup] = []
     leaves: list[list[_Leaf]] = []

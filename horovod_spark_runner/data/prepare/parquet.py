@@ -28,12 +28,12 @@ from .signatures import encoding_of
 _DTYPES = {"bool": "int8", "halffloat": "float32", "float": "float32", "double": "float32"}
 
 
-def open_parquet(place: Location, request: DataRequest) -> Manifest | None:
+def open_parquet(location: Location, request: DataRequest) -> Manifest | None:
     """Return the manifest of Parquet files that can be read as they are.
 
     Args:
-        place: a folder of files, or one file; a Petastorm dataset's codecs (images, ndarrays) are
-            understood.
+        location: a folder of files, or one file; a Petastorm dataset's codecs (images, ndarrays)
+            are understood.
         request: which columns, in which types and shapes.
 
     Returns:
@@ -44,9 +44,9 @@ def open_parquet(place: Location, request: DataRequest) -> Manifest | None:
         DataError: the files hold no rows, nulls, negative sample weights, or lists of differing
             length.
     """
-    facts = read_footers(place)
+    facts = read_footers(location)
     if not facts.row_groups:
-        raise DataError(f"{place} holds no rows: there is nothing to train on")
+        raise DataError(f"{location} holds no rows: there is nothing to train on")
     with facts.folder.join(facts.files[0].name).open_input() as stream:
         schema = pq.read_schema(stream)
     names = request.roles.columns
@@ -61,7 +61,7 @@ def open_parquet(place: Location, request: DataRequest) -> Manifest | None:
     if not all(_has_statistics(source, facts.columns[leaves[source.name]]) for source in known):
         return None
     for source in known:
-        _check_leaf(source, facts.columns[leaves[source.name]], place, request.allow_nan)
+        _check_leaf(source, facts.columns[leaves[source.name]], location, request.allow_nan)
     first = functools.partial(first_value, facts)
     layouts = {s.name: _layout(s, leaves[s.name], facts, first(s.name)) for s in known}
     columns = columns_of(known, layouts, request.shapes, first)
@@ -110,20 +110,20 @@ def _leaf_count(data_type: pa.DataType) -> int:
     return sum(_leaf_count(data_type.field(i).type) for i in range(data_type.num_fields))
 
 
-def _check_leaf(source: Source, footer: Footer, place: Location, allow_nan: bool) -> None:
+def _check_leaf(source: Source, footer: Footer, location: Location, allow_nan: bool) -> None:
     drop = "leave those rows out (read the files with Spark, df.filter, and train on the DataFrame)"
     if footer.nulls:
         what = "null values" if source.kind != "array" else "null values, null elements or empty"
-        raise DataError(f"column {source.name!r} has {footer.nulls} {what} in {place}; {drop}")
+        raise DataError(f"column {source.name!r} has {footer.nulls} {what} in {location}; {drop}")
     if footer.infinite and not allow_nan:
         raise DataError(
-            f"column {source.name!r} has values that are NaN or infinite in {place}; fill them, "
-            "or let them pass with allow_nan=True"
+            f"column {source.name!r} has values that are NaN or infinite in {location}; fill "
+            "them, or let them pass with allow_nan=True"
         )
     if source.weight and footer.minimum is not None and footer.minimum < 0:
         raise DataError(
             f"column {source.name!r} has negative sample weights, down to {footer.minimum:g}, in "
-            f"{place}; a sample weight is at least 0; {drop}"
+            f"{location}; a sample weight is at least 0; {drop}"
         )
 
 

@@ -132,9 +132,11 @@ def _reader(hint: object) -> _Reader:
     if origin is dict and arguments[0] is str:
         return functools.partial(_dict, _reader(arguments[1]))
     if origin in (Union, UnionType):
-        if NoneType in arguments:
-            (other,) = set(arguments) - {NoneType}
-            return functools.partial(_optional, _reader(other))
+        others = [argument for argument in arguments if argument is not NoneType]
+        if len(others) < len(arguments):
+            if len(others) > 1:
+                raise TypeError(f"{hint} cannot be read from JSON: more than one kind beside None")
+            return functools.partial(_optional, _reader(others[0]))
         # The others of the union do not travel.
         known = _named(tuple(kind for kind in arguments if issubclass(kind, Message)))
         return lambda value: _by_kind(value, known)

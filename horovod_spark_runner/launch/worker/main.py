@@ -87,6 +87,7 @@ def work(slot: socket.socket, directory: Path, payload: Path, import_seconds: fl
     begin = parse(line, Begin)
     os.environ.update(begin.environment)
     bind_to_cores(os.environ)
+    slot.settimeout(1.0)  # reports are advice: none is waited for
     reporting.connect(slot)
     code = _run(directory, payload, begin.rank, begin.size, import_seconds)
     _flush()

@@ -5,9 +5,9 @@ Reports are advice, not data: one that cannot be sent is dropped, never waited f
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
+from typing import Protocol
 
 from ..shared.messages import Alive, Notice, RankReport
 from ..shared.typed_json import to_json
@@ -15,15 +15,22 @@ from ..shared.typed_json import to_json
 # At most one word of progress in so many seconds.
 PROGRESS_SECONDS = 0.5
 _last_progress = 0.0
-_slot: socket.socket | None = None
 _lock = threading.Lock()
 
 
-def connect(slot: socket.socket) -> None:
-    """Send this process's reports to ``slot``."""
-    global _slot
-    slot.settimeout(1.0)
-    _slot = slot
+class Sink(Protocol):
+    """Takes reports, a line of JSON each; the connection to a slot, say."""
+
+    def sendall(self, data: bytes, /) -> None: ...
+
+
+_sink: Sink | None = None
+
+
+def connect(sink: Sink | None) -> None:
+    """Send this process's reports to ``sink``; ``None`` drops them, as outside a run."""
+    global _sink
+    _sink = sink
 
 
 def report_progress() -> None:
@@ -52,12 +59,12 @@ def notify(text: str, *, warn: bool = True) -> None:
 
 def send(report: RankReport) -> None:
     """Send ``report``; does nothing outside a run."""
-    global _slot
+    global _sink
     data = to_json(report).encode() + b"\n"
     with _lock:
-        if _slot is None:
+        if _sink is None:
             return
         try:
-            _slot.sendall(data)
+            _sink.sendall(data)
         except OSError:  # the slot is gone or stuck, and half a line may have been sent
-            _slot = None
+            _sink = None

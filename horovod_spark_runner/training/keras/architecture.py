@@ -25,7 +25,7 @@ _INITIAL = ("seed", "weights")
 _NESTED = ("layers", "inbound_nodes", "input_layers", "output_layers", "build_input_shape")
 
 
-def describe_model(model: Any) -> dict[str, Any]:
+def describe_model(model: keras.Model) -> dict[str, Any]:
     """Return the model's layers, its connections and what it was compiled with, as JSON.
 
     A layer that cannot tell its settings (no ``get_config``) is recorded by its class only.
@@ -47,7 +47,7 @@ def describe_model(model: Any) -> dict[str, Any]:
     }
 
 
-def _layer(layer: Any, model: Any) -> dict[str, Any]:
+def _layer(layer: keras.layers.Layer, model: keras.Model) -> dict[str, Any]:
     # A class of one's own around the same layers is the same model to its weights.
     kind = "model" if layer is model else type(layer).__name__
     try:
@@ -90,7 +90,7 @@ def _by_place(value: Any, places: Mapping[str, int]) -> Any:
     return value
 
 
-def _optimizer(optimizer: Any) -> dict[str, Any]:
+def _optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     try:
         config = {**optimizer.get_config(), "name": None}
     except Exception:  # an optimizer's own get_config may fail in any way

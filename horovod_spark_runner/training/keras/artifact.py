@@ -66,7 +66,7 @@ class ModelInputs:
 
 
 def save_model(
-    directory: RunDirectory, model: Any, inputs: ModelInputs, example: Any
+    directory: RunDirectory, model: keras.Model, inputs: ModelInputs, example: Any
 ) -> SavedModel:
     """Write the trained model: ``model.keras``, its bare weights, and what it takes and gives.
 
@@ -96,7 +96,9 @@ def save_model(
         ) from error
 
 
-def _save(directory: RunDirectory, model: Any, inputs: ModelInputs, example: Any) -> SavedModel:
+def _save(
+    directory: RunDirectory, model: keras.Model, inputs: ModelInputs, example: Any
+) -> SavedModel:
     state = keras_state()
     files = ModelWriter(directory)
     weights = {f"{number:05d}": np.array(w.numpy()) for number, w in enumerate(model.weights)}
@@ -134,7 +136,7 @@ def _save(directory: RunDirectory, model: Any, inputs: ModelInputs, example: Any
     return saved
 
 
-def load_archive(archive: bytes, objects: Mapping[str, Any] | None) -> Any:
+def load_archive(archive: bytes, objects: Mapping[str, Any] | None) -> keras.Model:
     """Return the model in a ``.keras`` file, not compiled.
 
     Args:
@@ -147,7 +149,7 @@ def load_archive(archive: bytes, objects: Mapping[str, Any] | None) -> Any:
         return keras.saving.load_model(path, custom_objects=revivable(objects or {}), compile=False)
 
 
-def _archive(model: Any) -> bytes | None:
+def _archive(model: keras.Model) -> bytes | None:
     try:
         try:
             return _written(model)
@@ -161,14 +163,14 @@ def _archive(model: Any) -> bytes | None:
         return None
 
 
-def _written(model: Any) -> bytes:
+def _written(model: keras.Model) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, ARCHIVE_FILE)
         model.save(path)
         return path.read_bytes()
 
 
-def _outputs(model: Any, example: Any) -> tuple[tuple[OutputSpec, ...] | None, str]:
+def _outputs(model: keras.Model, example: Any) -> tuple[tuple[OutputSpec, ...] | None, str]:
     """Return what the model gives, or why it gives nothing."""
     try:
         with unchanged(model):
@@ -180,7 +182,7 @@ def _outputs(model: Any, example: Any) -> tuple[tuple[OutputSpec, ...] | None, s
 
 
 def _how_it_loads(
-    archive: bytes, model: Any, given: Mapping[str, Any], example: Any
+    archive: bytes, model: keras.Model, given: Mapping[str, Any], example: Any
 ) -> tuple[SavedModel, str]:
     """Find out, by loading the archive, what it takes to get the same model from it."""
     finalize_layers(model)
@@ -205,7 +207,7 @@ def _how_it_loads(
         return SavedModel("source"), problem
 
 
-def _load_in_new_state(archive: bytes, objects: Mapping[str, Any] | None) -> Any:
+def _load_in_new_state(archive: bytes, objects: Mapping[str, Any] | None) -> keras.Model:
     """Return the archive's model as another process would load it, on the CPU."""
     state = keras_state()
     with (
@@ -217,7 +219,7 @@ def _load_in_new_state(archive: bytes, objects: Mapping[str, Any] | None) -> Any
         return load_archive(archive, objects)
 
 
-def _check_same(loaded: Any, model: Any, inputs: Any, expected: Any) -> None:
+def _check_same(loaded: keras.Model, model: keras.Model, inputs: Any, expected: Any) -> None:
     # A layer that only training calls has no weights in a model that is loaded to predict.
     left = iter(model.weights)
     for theirs in loaded.weights:

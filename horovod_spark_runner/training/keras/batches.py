@@ -26,7 +26,7 @@ class BatchBinding:
         ModelError: the model's inputs do not fit the columns.
     """
 
-    def __init__(self, model: Any, spec: TrainingSpec) -> None:
+    def __init__(self, model: keras.Model, spec: TrainingSpec) -> None:
         self._model = model
         self._spec = spec
         self._inputs = InputBinding(model, spec.inputs, spec.train)

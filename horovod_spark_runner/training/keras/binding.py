@@ -33,7 +33,7 @@ class InputBinding:
         ModelError: inputs and columns do not fit; the message shows both.
     """
 
-    def __init__(self, model: Any, binding: Binding, manifest: Manifest) -> None:
+    def __init__(self, model: keras.Model, binding: Binding, manifest: Manifest) -> None:
         self._slots = [_Slot(slot, manifest) for slot in binding.slots]
         self._names = binding.names
         self._pack = self._as_given
@@ -94,7 +94,12 @@ class _Slot:
             return values
         return values.reshape(-1, *self._shape)
 
-    def fit(self, tensor: Any, tensors: Sequence[Any], slots: Sequence[_Slot]) -> None:
+    def fit(
+        self,
+        tensor: keras.KerasTensor,
+        tensors: Sequence[keras.KerasTensor],
+        slots: Sequence[_Slot],
+    ) -> None:
         """Take the shape of rows that makes the values the input ``tensor``."""
         wanted, column = tuple(tensor.shape[1:]), self.column
         text = keras.backend.standardize_dtype(tensor.dtype) == STRING
@@ -136,7 +141,7 @@ def _joined(columns: Sequence[Column]) -> Column:
     return replace(columns[0], name=names, dtype=dtype.name, shape=(*shapes.pop(), width))
 
 
-def input_structure(model: Any) -> Any | None:
+def input_structure(model: keras.Model) -> Any | None:
     """Return the symbolic inputs a model was built with, or ``None`` where its call decides."""
     inputs = getattr(model, "inputs", None)
     if not inputs:
@@ -180,7 +185,7 @@ def holds_dictionary(structure: Any) -> bool:
     return isinstance(structure, (list, tuple)) and any(map(holds_dictionary, structure))
 
 
-def _joining_hint(tensors: Sequence[Any], slots: Sequence[_Slot]) -> str:
+def _joining_hint(tensors: Sequence[keras.KerasTensor], slots: Sequence[_Slot]) -> str:
     if len(tensors) == 1 and len(slots) > 1:
         names = [slot.column.name for slot in slots]
         return (
@@ -196,7 +201,7 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
     )
 
 
-def _both(tensors: Sequence[Any], slots: Sequence[_Slot]) -> str:
+def _both(tensors: Sequence[keras.KerasTensor], slots: Sequence[_Slot]) -> str:
     has = ", ".join(f"{t.name!r}: {t.dtype} of shape {tuple(t.shape[1:])}" for t in tensors)
     return f"the model's inputs are {has}; the feature columns are " + ", ".join(
         slot.column.describe() for slot in slots
@@ -204,7 +209,7 @@ def _both(tensors: Sequence[Any], slots: Sequence[_Slot]) -> str:
 
 
 def bind_outputs(
-    model: Any, binding: Binding, manifest: Manifest, outputs: Any | None
+    model: keras.Model, binding: Binding, manifest: Manifest, outputs: Any | None
 ) -> Callable[[Columns], Any]:
     """Return the function that makes the labels of a batch as the model's loss takes them.
 
@@ -234,7 +239,8 @@ def bind_outputs(
         return lambda arrays: _plain([s(arrays) for s in slots if s is not None])
     ordered = _match_outputs(model, outputs, binding, slots)
     if not keras.tree.is_nested(outputs):
-        return lambda arrays: ordered[0](arrays)
+        (only,) = ordered
+        return lambda arrays: None if only is None else only(arrays)
     shape = keras.tree.lists_to_tuples(keras.tree.map_structure(lambda _: 0, outputs))
     blank = [np.zeros((1,), np.float32)] * len(leaves)
 
@@ -254,12 +260,12 @@ def _plain(values: list[Any]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def needs_labels(model: Any) -> bool:
+def needs_labels(model: keras.Model) -> bool:
     """Tell whether the model is compiled with a loss that compares outputs with labels."""
     return has_loss(model) and not _compares_itself(model)
 
 
-def _check_may_lack_labels(model: Any) -> None:
+def _check_may_lack_labels(model: keras.Model) -> None:
     if needs_labels(model):
         raise ModelError(
             f"label_cols names no column, but model {model.name!r} is compiled with a loss; name "
@@ -267,7 +273,7 @@ def _check_may_lack_labels(model: Any) -> None:
         )
 
 
-def _compares_itself(model: Any) -> bool:
+def _compares_itself(model: keras.Model) -> bool:
     """Tell whether the user's own code compares outputs with labels."""
     kind = type(model)
     return (
@@ -276,14 +282,14 @@ def _compares_itself(model: Any) -> bool:
     )
 
 
-def has_loss(model: Any) -> bool:
+def has_loss(model: keras.Model) -> bool:
     """Tell whether the model is compiled with a loss."""
     return getattr(model, "_compile_loss", None) is not None
 
 
 def _match_outputs(
-    model: Any, outputs: Any, binding: Binding, slots: Sequence[_Slot | None]
-) -> list[Any]:
+    model: keras.Model, outputs: Any, binding: Binding, slots: Sequence[_Slot | None]
+) -> list[_Slot | None]:
     """Return the slots in the order of the flattened outputs; ``None`` where there is no label."""
     count = len(keras.tree.flatten(outputs))
     choices = name_choices(model, outputs)
@@ -318,7 +324,7 @@ def _match_outputs(
     return list(slots)
 
 
-def name_choices(model: Any, outputs: Any) -> list[list[str]]:
+def name_choices(model: keras.Model, outputs: Any) -> list[list[str]]:
     """Return the names that outputs may be called by: the structure's own, and their layers'."""
     names = path_names(outputs)
     layers = list(getattr(model, "output_names", None) or [])
@@ -331,7 +337,7 @@ def name_choices(model: Any, outputs: Any) -> list[list[str]]:
     return [[f"output_{name}" for name in names], names]
 
 
-def _check_unlabelled(model: Any, unlabelled: Sequence[str], names: Sequence[str]) -> None:
+def _check_unlabelled(model: keras.Model, unlabelled: Sequence[str], names: Sequence[str]) -> None:
     """Check that nothing is compared with the outputs that have no label."""
     if not unlabelled:
         return

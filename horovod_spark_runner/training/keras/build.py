@@ -72,7 +72,7 @@ class BuiltModel:
             check_losses(self.model)
 
 
-def call_outputs(model: Any, example: Any) -> Any | None:
+def call_outputs(model: keras.Model, example: Any) -> Any | None:
     """Return what a model's call gives in training, as tensors, or ``None`` if it has no call."""
     outputs = getattr(model, "outputs", None)
     if outputs:

@@ -102,20 +102,20 @@ class CallbackStates:
         )
 
 
-def _size(callback: Any) -> int | None:
+def _size(callback: keras.callbacks.Callback) -> int | None:
     """Return the size of a callback's log in bytes; ``None`` if it is no local file."""
     path = Path(callback.filename)
     return path.stat().st_size if path.is_file() else None
 
 
-def _cut(callback: Any, size: int) -> None:
+def _cut(callback: keras.callbacks.Callback, size: int) -> None:
     """Take the rows out of a log that will be written again."""
     if (_size(callback) or 0) > size:
         os.truncate(callback.filename, size)
         callback.append_header = size == 0
 
 
-def _attributes(callback: Any) -> dict[str, Any]:
+def _attributes(callback: keras.callbacks.Callback) -> dict[str, Any]:
     left_out = set(_FRAMEWORK)
     if hasattr(callback, "monitor_op"):
         # Keras turns its sign round, once, when it finds out which way the metric is better.

@@ -56,7 +56,7 @@ def _is_callback(value: Any) -> bool:
     return isinstance(value, keras.callbacks.Callback)
 
 
-def overrides(callbacks: Sequence[Any], *names: str) -> bool:
+def overrides(callbacks: Sequence[keras.callbacks.Callback], *names: str) -> bool:
     """Tell whether a callback does something at one of the hooks ``names``."""
     return any(
         not getattr(getattr(callback, name), "_is_default", False)
@@ -79,8 +79,8 @@ class Callbacks(Hooks):
 
     def __init__(
         self,
-        callbacks: Sequence[Any],
-        model: Any,
+        callbacks: Sequence[keras.callbacks.Callback],
+        model: keras.Model,
         rank: int,
         params: Mapping[str, Any],
         *,

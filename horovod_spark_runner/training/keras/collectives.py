@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -21,7 +21,7 @@ class Part:
             have equally many.
     """
 
-    def __init__(self, size: int, fraction: Any | None = None) -> None:
+    def __init__(self, size: int, fraction: tf.Tensor | None = None) -> None:
         self.size = size
         self._fraction = fraction
 
@@ -30,31 +30,31 @@ class Part:
         """Whether all ranks are known to have equally many rows."""
         return self._fraction is None
 
-    def fraction(self, dtype: Any) -> Any:
+    def fraction(self, dtype: tf.DType) -> tf.Tensor:
         """Return the fraction as a tensor of ``dtype``."""
         if self._fraction is None:
             return tf.constant(1.0 / self.size, dtype)
         return tf.cast(self._fraction, dtype)
 
-    def term(self, tensor: Any) -> Any:
+    def term(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return this rank's term of a mean over the rows of all ranks (`total` ends it)."""
         if self._fraction is None:
             return tensor
         # 0 · NaN is 0 here: a rank without rows has no say, whatever its stand-in row gives.
         return tf.math.multiply_no_nan(tensor, tf.cast(self._fraction, tensor.dtype))
 
-    def total(self, summed: Any) -> Any:
+    def total(self, summed: tf.Tensor) -> tf.Tensor:
         """Return the mean, given the sum of all ranks' terms."""
         return summed / tf.cast(self.size, summed.dtype) if self._fraction is None else summed
 
-    def present(self, dtype: Any) -> Any:
+    def present(self, dtype: tf.DType) -> tf.Tensor:
         """Return 1 if this rank has rows, else 0."""
         if self._fraction is None:
             return tf.constant(1.0, dtype)
         return tf.cast(self._fraction > 0, dtype)
 
 
-def sum_over_ranks(tensors: Sequence[Any], name: str) -> list[Any]:
+def sum_over_ranks(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
     """Return each tensor's sum over all ranks; every rank must call it with the same shapes.
 
     One grouped allreduce per type: Horovod fuses a group, and takes one type in a group only.
@@ -66,7 +66,7 @@ def sum_over_ranks(tensors: Sequence[Any], name: str) -> list[Any]:
     values = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if hvd.size() == 1:
         return values
-    groups: dict[Any, list[int]] = {}
+    groups: dict[tf.DType, list[int]] = {}
     for place, value in enumerate(values):
         dtype = tf.float32 if value.dtype in _NARROW else value.dtype
         groups.setdefault(dtype, []).append(place)
@@ -83,17 +83,17 @@ def sum_over_ranks(tensors: Sequence[Any], name: str) -> list[Any]:
     return result
 
 
-def differentiable_sum(tensor: Any, part: Part, name: str) -> Any:
+def differentiable_sum(tensor: tf.Tensor, part: Part, name: str) -> tf.Tensor:
     """Return the sum over all ranks of what those with rows give, inside a loss.
 
     The gradients of all ranks are averaged by `Part` afterwards; so the one that comes back to a
     rank is the sum of all ranks' by their fractions, over the rank's own.
     """
 
-    def summed(value: Any) -> tuple[Any, Any]:
+    def summed(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         present = part.present(value.dtype)
 
-        def gradient(upstream: Any) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
             own = part.fraction(upstream.dtype)
             (total,) = sum_over_ranks([upstream * own], f"{name}.gradient")
             return tf.math.divide_no_nan(total, own) * part.present(upstream.dtype)
@@ -106,7 +106,7 @@ def differentiable_sum(tensor: Any, part: Part, name: str) -> Any:
 class TensorCollectives:
     """Sums of tensors, as `horovod_spark_runner.training.sync` needs them."""
 
-    def sum(self, tensors: Sequence[Any], name: str) -> list[Any]:
+    def sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Return `sum_over_ranks`."""
         return sum_over_ranks(tensors, name)
 

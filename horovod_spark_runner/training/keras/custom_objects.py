@@ -18,7 +18,7 @@ _KNOWN = ("keras", "tensorflow", "numpy", "builtins")
 
 
 def find_objects(
-    model: Any, parts: Sequence[CustomPart], given: Mapping[str, Any]
+    model: keras.Model, parts: Sequence[CustomPart], given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return those of ``parts`` that can be found, by their keys.
 
@@ -81,7 +81,7 @@ def only_keras() -> Iterator[None]:
         registered.update(before)
 
 
-def name_lambdas(model: Any) -> bool:
+def name_lambdas(model: keras.Model) -> bool:
     """Give the lambdas among layers' arguments names, for Keras to write these; tell if any.
 
     Keras writes a lambda as its code, which fails where it refers to a module or has no source.
@@ -95,7 +95,7 @@ def name_lambdas(model: Any) -> bool:
     return named
 
 
-def _argument(model: Any, part: CustomPart) -> Any:
+def _argument(model: keras.Model, part: CustomPart) -> Any:
     """Return the lambda that a layer was given; nothing if several layers have that name."""
     layers = [layer for layer in _layers(model) if layer.name == part.layer]
     if len(layers) != 1:
@@ -104,7 +104,7 @@ def _argument(model: Any, part: CustomPart) -> Any:
     return next((f for a in attributes if callable(f := getattr(layers[0], a, None))), None)
 
 
-def _living_objects(model: Any) -> dict[str, Any]:
+def _living_objects(model: keras.Model) -> dict[str, Any]:
     """Return classes and functions by name: of the layers, and of what they hold."""
     found: dict[str, Any] = {}
     for layer in _layers(model):
@@ -114,7 +114,7 @@ def _living_objects(model: Any) -> dict[str, Any]:
     return found
 
 
-def _layers(model: Any) -> list[Any]:
+def _layers(model: keras.Model) -> list[Any]:
     return list(model._flatten_layers(include_self=True, recursive=True))
 
 

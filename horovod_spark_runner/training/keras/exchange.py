@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -36,7 +36,9 @@ class GradientExchange:
         share_logs: whether the logs of each step are to be those of all ranks.
     """
 
-    def __init__(self, model: Any, synchroniser: Synchroniser, *, share_logs: bool = False) -> None:
+    def __init__(
+        self, model: keras.Model, synchroniser: Synchroniser, *, share_logs: bool = False
+    ) -> None:
         self._model = model
         self._synchroniser = synchroniser
         self._own = has_own_steps(model)
@@ -44,7 +46,7 @@ class GradientExchange:
         self._logs_wanted_now = share_logs
         self.share_logs = share_logs
         # The optimizers that the step was seen to use, in this order.
-        self.applied: list[Any] = []
+        self.applied: list[keras.optimizers.Optimizer] = []
         # The names of what its steps log, before nested logs are taken apart.
         self.logged: dict[str, set[str]] = {}
         self.scope = Scope()
@@ -52,8 +54,8 @@ class GradientExchange:
         # A variable, not an argument: a function within the step may be traced only once.
         self._fraction = tf.Variable(1.0 / hvd.size(), trainable=False, dtype=tf.float64)
         self._fraction_now = 1.0 / hvd.size()
-        self._control: Any = None
-        self._reduced: Any = None
+        self._control: tf.Tensor | None = None
+        self._reduced: tf.Tensor | None = None
         self._inside = False
         self._refusal: ModelError | None = None
 
@@ -75,7 +77,7 @@ class GradientExchange:
             self._logs_wanted.assign(wanted)
             self._logs_wanted_now = wanted
 
-    def step(self, data: Any, control: Any) -> tuple[Any, Any]:
+    def step(self, data: Any, control: tf.Tensor) -> tuple[Any, Any]:
         """Run the model's ``train_step`` as part of the world; may be traced.
 
         Args:
@@ -88,7 +90,7 @@ class GradientExchange:
         """
         return self._step(data, control, Part(hvd.size(), self._fraction))
 
-    def equal_step(self, data: Any, control: Any) -> tuple[Any, Any]:
+    def equal_step(self, data: Any, control: tf.Tensor) -> tuple[Any, Any]:
         """Run a `step` where every rank is known to have equally many rows."""
         return self._step(data, control, Part(hvd.size()))
 
@@ -102,7 +104,7 @@ class GradientExchange:
         self.logged["test"] = set(logs) if isinstance(logs, Mapping) else set()
         return metrics.finish(logs, share=self.share_logs)
 
-    def _step(self, data: Any, control: Any, part: Part) -> tuple[Any, Any]:
+    def _step(self, data: Any, control: tf.Tensor, part: Part) -> tuple[Any, Any]:
         self._part, self._control = part, control
         self._reduced = None
         self.scope.enter()
@@ -137,7 +139,7 @@ class GradientExchange:
                 raise self._refusal from None
             raise
 
-    def reduce(self, gradients: Sequence[Any]) -> list[Any]:
+    def reduce(self, gradients: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
         """Return the gradients of the global batch; ``None`` entries stay.
 
         Raises:
@@ -166,13 +168,20 @@ class GradientExchange:
             yield
 
     def _reducing_pairs(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def of_lists(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
+        def of_lists(
+            optimizer: keras.optimizers.Optimizer,
+            grads: Sequence[tf.Tensor],
+            variables: Sequence[keras.Variable],
+        ) -> Any:
             return original(optimizer, list(zip(grads, variables, strict=True)))
 
         reducing = self._reducing(of_lists)
 
         @functools.wraps(original)
-        def apply_gradients(optimizer: Any, grads_and_vars: Any) -> Any:
+        def apply_gradients(
+            optimizer: keras.optimizers.Optimizer,
+            grads_and_vars: Iterable[tuple[tf.Tensor, keras.Variable]],
+        ) -> Any:
             pairs = list(grads_and_vars)
             return reducing(optimizer, [g for g, _ in pairs], [v for _, v in pairs])
 
@@ -180,7 +189,11 @@ class GradientExchange:
 
     def _reducing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        def apply(
+            optimizer: keras.optimizers.Optimizer,
+            grads: Sequence[tf.Tensor],
+            trainable_variables: Sequence[keras.Variable] | None = None,
+        ) -> Any:
             if self._inside:  # an optimizer that wraps others, or calls its base class
                 return original(optimizer, grads, trainable_variables)
             if not any(optimizer is known for known in self.applied):
@@ -236,7 +249,7 @@ class _Statistics:
         synchroniser: what becomes of the changes.
     """
 
-    def __init__(self, model: Any, part: Part, synchroniser: Synchroniser) -> None:
+    def __init__(self, model: keras.Model, part: Part, synchroniser: Synchroniser) -> None:
         self._part = part
         self._synchroniser = synchroniser
         self._variables = changing_statistics(model) if part.size > 1 else []
@@ -254,12 +267,12 @@ class _Statistics:
             variable.assign(before + change)
 
 
-def changing_statistics(model: Any) -> list[Any]:
+def changing_statistics(model: keras.Model) -> list[keras.Variable]:
     """Return the float variables that layers change while they are trained.
 
     Those of frozen layers do not change and need not be sent.
     """
-    found: dict[int, Any] = {}
+    found: dict[int, keras.Variable] = {}
     # Keras has no public way to reach layers inside layers.
     for layer in model._flatten_layers(include_self=True, recursive=True):
         if layer.trainable:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from ..warm_start import ARRAYS, KERAS
 from .model import finalize_layers
 from .optimizers import find_optimizers
 
+if TYPE_CHECKING:
+    import keras
+
 _SHOWN = 5
 
 
@@ -35,7 +38,7 @@ class Weight:
     value: np.ndarray
 
 
-def load_initial_weights(model: Any, start: WarmStart) -> None:
+def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
     """Give the built ``model`` the weights of ``start``; tell the driver if not all were taken.
 
     Raises:
@@ -85,7 +88,7 @@ def _weights_of_saved_model(folder: str, origin: str) -> list[Weight]:
     return [Weight(v.name.partition(":")[0], np.array(v.numpy())) for v in weights]
 
 
-def _load_keras_file(model: Any, path: Path, start: WarmStart) -> set[int]:
+def _load_keras_file(model: keras.Model, path: Path, start: WarmStart) -> set[int]:
     """Load a file as Keras does and return the places of the weights that were in it."""
     weights = list(model.weights)
     # Such files may hold an optimizer, with its learning rate, and states of random layers.
@@ -127,7 +130,7 @@ def _mark(value: np.ndarray) -> np.ndarray:
     return value if value.dtype.kind == "b" else np.full_like(value, np.nan)
 
 
-def _assign(model: Any, arrays: list[np.ndarray], origin: str) -> set[int]:
+def _assign(model: keras.Model, arrays: list[np.ndarray], origin: str) -> set[int]:
     weights = list(model.weights)
     for place, (variable, array) in enumerate(zip(weights, arrays, strict=False)):
         if tuple(variable.shape) != array.shape:
@@ -147,7 +150,7 @@ def _assign(model: Any, arrays: list[np.ndarray], origin: str) -> set[int]:
     return set(range(len(weights)))
 
 
-def _assign_by_path(model: Any, weights: Sequence[Weight]) -> set[int]:
+def _assign_by_path(model: keras.Model, weights: Sequence[Weight]) -> set[int]:
     own = list(model.weights)
     taken = set()
     for place, source in match_paths([v.path for v in own], [w.path for w in weights]).items():
@@ -191,7 +194,7 @@ def _places(paths: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _tell_what_was_taken(
-    model: Any, taken: set[int], weights: Sequence[Weight], origin: str
+    model: keras.Model, taken: set[int], weights: Sequence[Weight], origin: str
 ) -> None:
     """Tell the driver which weights were taken over.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
@@ -20,6 +20,9 @@ from .model import build_model, finalize_layers
 from .outputs import build_by_call, call_model, output_specs, pick
 from .sample import check_sample
 from .saved import KerasParts
+
+if TYPE_CHECKING:
+    import keras
 
 
 def load_model(recipe: Recipe) -> Model:
@@ -76,23 +79,23 @@ def _made(recipe: Recipe) -> tuple[Any, InputBinding]:
     return model, bind
 
 
-def _binding(model: Any, recipe: Recipe) -> InputBinding:
+def _binding(model: keras.Model, recipe: Recipe) -> InputBinding:
     return InputBinding(model, recipe.inputs, Manifest("", (), recipe.columns, (), ""))
 
 
-def _from_archive(parts: KerasParts) -> Any:
+def _from_archive(parts: KerasParts) -> keras.Model:
     assert parts.archive is not None
     objects = None if parts.objects is None else cloudpickle.loads(parts.objects)
     with using_keras_state(parts.state):
         return load_archive(parts.archive, objects)
 
 
-def _from_source(parts: KerasParts) -> Any:
+def _from_source(parts: KerasParts) -> keras.Model:
     assert parts.source is not None
     return build_model(parts.source)
 
 
-def _give_weights(model: Any, recipe: Recipe, bind: InputBinding) -> None:
+def _give_weights(model: keras.Model, recipe: Recipe, bind: InputBinding) -> None:
     parts: KerasParts = recipe.own
     arrays = load_arrays(parts.weights or b"")
     values = [arrays[name] for name in sorted(arrays)]
@@ -118,7 +121,7 @@ def _give_weights(model: Any, recipe: Recipe, bind: InputBinding) -> None:
             check_sample(model, example, parts.sample)
 
 
-def _to_numpy(value: Any) -> np.ndarray:
+def _to_numpy(value: tf.Tensor | tf.SparseTensor) -> np.ndarray:
     if hasattr(value, "dense_shape"):  # a sparse tensor
         value = tf.sparse.to_dense(value)
     array: np.ndarray = value.numpy()

@@ -57,7 +57,12 @@ def alone() -> Iterator[None]:
 def _loss_of(part: Part, scope: Scope) -> Callable[[Any], Any]:
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
-        def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        def call(
+            self: keras.losses.Loss,
+            y_true: tf.Tensor,
+            y_pred: tf.Tensor,
+            sample_weight: tf.Tensor | None = None,
+        ) -> tf.Tensor:
             loss = original(self, y_true, y_pred, sample_weight)
             if self.reduction == "sum":
                 scope.note()
@@ -75,7 +80,9 @@ def _loss_of(part: Part, scope: Scope) -> Callable[[Any], Any]:
     return wrap
 
 
-def _denominator(reduction: str | None, mask: Any, sample_weight: Any, dtype: Any) -> Any | None:
+def _denominator(
+    reduction: str | None, mask: tf.Tensor | None, sample_weight: tf.Tensor | None, dtype: tf.DType
+) -> tf.Tensor | None:
     """Return what a loss divides by, where that is not the number of rows times a constant."""
     if mask is not None and reduction in _MEANS:
         return tf.reduce_sum(tf.cast(mask, dtype))
@@ -99,7 +106,9 @@ def _mean_of(part: Part, scope: Scope) -> Callable[[Any], Any]:
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
-        def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        def update_state(
+            self: keras.metrics.Mean, values: tf.Tensor, sample_weight: tf.Tensor | None = None
+        ) -> Any:
             if sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
                 scope.note()
                 sample_weight = part.fraction(tf.float32) * part.size
@@ -110,7 +119,7 @@ def _mean_of(part: Part, scope: Scope) -> Callable[[Any], Any]:
     return wrap
 
 
-def _all_reduce(part: Part, scope: Scope, reduce_op: Any, value: Any, *_: Any) -> Any:
+def _all_reduce(part: Part, scope: Scope, reduce_op: Any, value: tf.Tensor, *_: Any) -> tf.Tensor:
     summed = tf.nest.map_structure(
         lambda v: differentiable_sum(v, part, scope.name("statistic")), value
     )

@@ -21,13 +21,13 @@ from .collectives import Part, sum_over_ranks
 from .scope import Scope, classes_with, in_condition, replaced
 
 
-def metric_variables(model: Any) -> list[Any]:
+def metric_variables(model: keras.Model) -> list[keras.Variable]:
     """Return the variables in which the model's metrics keep their sums."""
     found = {id(v): v for metric in model.metrics for v in metric.variables}
     return list(found.values())
 
 
-def epoch_logs(model: Any, logs: Any, names: set[str], fraction: float) -> dict[str, Any]:
+def epoch_logs(model: keras.Model, logs: Any, names: set[str], fraction: float) -> dict[str, Any]:
     """Return the logs of an epoch over all ranks, as ``Model.fit`` makes them.
 
     Those are the results of the model's metrics, or, where a step of the model's own returns logs
@@ -67,10 +67,10 @@ class StepMetrics:
         part: this rank's part of the step.
     """
 
-    def __init__(self, model: Any, part: Part) -> None:
+    def __init__(self, model: keras.Model, part: Part) -> None:
         self._model = model
         self._part = part
-        self._before: list[tuple[Any, Any]] = []
+        self._before: list[tuple[keras.Variable, tf.Tensor]] = []
         self._inside = False
         if not part.equal and part.size > 1:
             self._before = [
@@ -97,7 +97,7 @@ class StepMetrics:
         self, original: Callable[[Any], Any], scope: Scope, wanted: tf.Variable
     ) -> Callable[[Any], Any]:
         @functools.wraps(original)
-        def result(metric: Any) -> Any:
+        def result(metric: keras.metrics.Metric) -> Any:
             known = any(metric is other for other in self._model.metrics)
             # Ranks may decide differently within a condition, and wait for each other for ever.
             if self._inside or not known or not metric.variables or in_condition(scope):
@@ -123,7 +123,7 @@ class StepMetrics:
 
         return result
 
-    def _take_back(self, variables: Sequence[Any]) -> None:
+    def _take_back(self, variables: Sequence[keras.Variable]) -> None:
         """Take back what a row that stands in for none has left in some of the variables."""
         for variable, before in self._before:
             if any(variable is chosen for chosen in variables):
@@ -194,7 +194,7 @@ def _number(value: Any) -> Any | None:
 
 
 @contextlib.contextmanager
-def _summed_over_ranks(variables: Sequence[Any], name: str) -> Iterator[None]:
+def _summed_over_ranks(variables: Sequence[keras.Variable], name: str) -> Iterator[None]:
     """Give metrics' variables their values over all ranks for a while."""
     kept = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
     for variable, value in zip(variables, _combined(variables, name), strict=True):
@@ -204,7 +204,7 @@ def _summed_over_ranks(variables: Sequence[Any], name: str) -> Iterator[None]:
         variable.assign(value)
 
 
-def _combined(variables: Sequence[Any], name: str) -> list[Any]:
+def _combined(variables: Sequence[keras.Variable], name: str) -> list[tf.Tensor]:
     """Return the values over all ranks, combined as each variable says.
 
     Args:

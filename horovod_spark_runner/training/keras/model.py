@@ -18,7 +18,7 @@ from ..spec import ModelSource
 logger = logging.getLogger(__name__)
 
 
-def build_model(source: ModelSource) -> Any:
+def build_model(source: ModelSource) -> keras.Model:
     """Return the compiled Keras model of ``source``.
 
     Raises:
@@ -27,7 +27,7 @@ def build_model(source: ModelSource) -> Any:
     return build_and_watch(source)[0]
 
 
-def build_and_watch(source: ModelSource) -> tuple[Any, bool]:
+def build_and_watch(source: ModelSource) -> tuple[keras.Model, bool]:
     """Return `build_model`, and whether its code asked for ``jit_compile=True``."""
     asked: list[bool] = []
     with _watched_compile(asked):
@@ -60,7 +60,7 @@ def _watched_compile(asked: list[bool]) -> Iterator[None]:
     original = owner.compile
 
     @functools.wraps(original)
-    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def compile(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
         asked.append(kwargs.get("jit_compile") is True)
         return original(self, *args, **kwargs)
 
@@ -77,7 +77,9 @@ def _describe(value: Any) -> str:
     return f"a {type(value).__module__}.{type(value).__qualname__}"
 
 
-def check_trainable(model: Any, batch_size: int, rows: Sequence[int] = (), ranks: int = 1) -> None:
+def check_trainable(
+    model: keras.Model, batch_size: int, rows: Sequence[int] = (), ranks: int = 1
+) -> None:
     """Check that ``model`` can be trained here, before its variables exist.
 
     Args:
@@ -115,7 +117,7 @@ def check_trainable(model: Any, batch_size: int, rows: Sequence[int] = (), ranks
     _check_batch_size(model, batch_size, rows, ranks)
 
 
-def _check_batch_size(model: Any, batch_size: int, rows: Sequence[int], ranks: int) -> None:
+def _check_batch_size(model: keras.Model, batch_size: int, rows: Sequence[int], ranks: int) -> None:
     stateful = [
         layer.name
         for layer in model._flatten_layers(include_self=False, recursive=True)
@@ -136,7 +138,7 @@ def _check_batch_size(model: Any, batch_size: int, rows: Sequence[int], ranks: i
             )
 
 
-def check_losses(model: Any) -> None:
+def check_losses(model: keras.Model) -> None:
     """Check that the losses a model is compiled with can be shared out over ranks.
 
     Raises:
@@ -151,7 +153,7 @@ def check_losses(model: Any) -> None:
             )
 
 
-def has_own_steps(model: Any) -> bool:
+def has_own_steps(model: keras.Model) -> bool:
     """Tell whether the user's own code is part of the model's steps, besides its call."""
     return any(
         getattr(type(model), name) is not getattr(keras.Model, name)
@@ -159,7 +161,7 @@ def has_own_steps(model: Any) -> bool:
     )
 
 
-def switch_off_jit(model: Any, asked: bool) -> None:
+def switch_off_jit(model: keras.Model, asked: bool) -> None:
     """Keep Keras from compiling the steps with XLA, in which no collective can run.
 
     Args:
@@ -176,7 +178,7 @@ def switch_off_jit(model: Any, asked: bool) -> None:
             )
 
 
-def finalize_layers(model: Any) -> bool:
+def finalize_layers(model: keras.Model) -> bool:
     """Let layers compute anew what they derive from their weights; to be called after setting them.
 
     `keras.layers.Normalization` keeps mean and variance as weights, but computes with constants

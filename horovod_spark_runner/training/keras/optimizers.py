@@ -10,7 +10,9 @@ import keras
 from ...errors import ModelError
 
 
-def find_optimizers(model: Any, applied: Sequence[Any] = ()) -> list[Any]:
+def find_optimizers(
+    model: keras.Model, applied: Sequence[keras.optimizers.Optimizer] = ()
+) -> list[keras.optimizers.Optimizer]:
     """Return the model's optimizers, in the same order on all ranks.
 
     The compiled one comes first, then what is kept in attributes of the model and of its layers
@@ -20,7 +22,7 @@ def find_optimizers(model: Any, applied: Sequence[Any] = ()) -> list[Any]:
         model: the model.
         applied: optimizers that its step was seen to use, wherever they are kept.
     """
-    found: list[Any] = []
+    found: list[keras.optimizers.Optimizer] = []
     _collect(model.optimizer, found, set())
     seen: set[int] = set()
     for layer in model._flatten_layers(include_self=True, recursive=True):
@@ -30,7 +32,7 @@ def find_optimizers(model: Any, applied: Sequence[Any] = ()) -> list[Any]:
     return [optimizer for optimizer in found if id(optimizer) not in inner]
 
 
-def _collect(value: Any, found: list[Any], seen: set[int]) -> None:
+def _collect(value: Any, found: list[keras.optimizers.Optimizer], seen: set[int]) -> None:
     if isinstance(value, keras.optimizers.Optimizer):
         if not any(value is optimizer for optimizer in found):
             found.append(value)
@@ -40,23 +42,25 @@ def _collect(value: Any, found: list[Any], seen: set[int]) -> None:
             _collect(item, found, seen)
 
 
-def inner_optimizers(optimizer: Any) -> list[Any]:
+def inner_optimizers(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
     """Return the optimizers that one wraps, as loss scaling and ``MultiOptimizer`` do."""
     inner = [getattr(optimizer, "inner_optimizer", None)]
     inner += list(getattr(optimizer, "optimizers", None) or ())
     return [part for part in inner if isinstance(part, keras.optimizers.Optimizer)]
 
 
-def leaf_optimizers(optimizers: Sequence[Any]) -> list[Any]:
+def leaf_optimizers(
+    optimizers: Sequence[keras.optimizers.Optimizer],
+) -> list[keras.optimizers.Optimizer]:
     """Return the optimizers that update variables themselves."""
-    leaves: list[Any] = []
+    leaves: list[keras.optimizers.Optimizer] = []
     for optimizer in optimizers:
         inner = inner_optimizers(optimizer)
         leaves += leaf_optimizers(inner) if inner else [optimizer]
     return leaves
 
 
-def check_optimizers(optimizers: Sequence[Any]) -> None:
+def check_optimizers(optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
     """Check that none was made by Horovod's own Keras integration.
 
     Raises:
@@ -86,7 +90,7 @@ class LearningRates:
         ModelError: a rate is a schedule.
     """
 
-    def __init__(self, optimizers: Sequence[Any], scaling: str) -> None:
+    def __init__(self, optimizers: Sequence[keras.optimizers.Optimizer], scaling: str) -> None:
         self._optimizers = leaf_optimizers(optimizers)
         for optimizer in self._optimizers:
             if not hasattr(optimizer._learning_rate, "assign"):

@@ -15,19 +15,19 @@ from ..spec import OutputSpec
 Path = tuple[Any, ...]
 
 
-def call_model(model: Any, inputs: Any) -> Any:
+def call_model(model: keras.Model, inputs: Any) -> Any:
     """Return what ``model.predict`` would, for one batch: a user's ``predict_step`` counts."""
     return model.predict_step((inputs,))
 
 
-def build_by_call(model: Any, inputs: Any) -> None:
+def build_by_call(model: keras.Model, inputs: Any) -> None:
     """Let a model make the weights it has when it was trained, by a call as in training."""
     arguments = {"training": True} if model._call_has_training_arg else {}
     model(inputs, **arguments)
 
 
 @contextlib.contextmanager
-def unchanged(model: Any, others: Sequence[Any] = ()) -> Iterator[None]:
+def unchanged(model: keras.Model, others: Sequence[Any] = ()) -> Iterator[None]:
     """Give ``model`` its state back, should calls change it: counters, seeds; ``others`` too."""
     variables = [*model.non_trainable_variables, *others]
     before = [(variable, np.array(variable)) for variable in variables]
@@ -60,7 +60,7 @@ def pick(value: Any, path: Sequence[str | int]) -> Any:
     return value
 
 
-def fixed_batch(model: Any) -> int | None:
+def fixed_batch(model: keras.Model) -> int | None:
     """Return the number of rows that ``model`` has to be called with; ``None`` for any."""
     try:
         inputs = keras.tree.flatten(model.inputs or [])
@@ -75,7 +75,7 @@ def repeat_rows(example: Any, rows: int) -> Any:
     return keras.tree.map_structure(lambda array: np.repeat(array, rows, axis=0), example)
 
 
-def output_specs(model: Any, example: Any) -> list[OutputSpec]:
+def output_specs(model: keras.Model, example: Any) -> list[OutputSpec]:
     """Return names, shapes and types of what the model gives.
 
     A single output is called "prediction". Those in a list have the names of the layers that give
@@ -123,7 +123,7 @@ def _last_activation(model: Any, path: Path) -> str:
     return getattr(getattr(operation, "activation", None), "__name__", "")
 
 
-def _output_names(model: Any, paths: Sequence[Path]) -> list[str]:
+def _output_names(model: keras.Model, paths: Sequence[Path]) -> list[str]:
     if len(paths) == 1:
         return ["prediction"]
     layers = getattr(model, "output_names", None) or []

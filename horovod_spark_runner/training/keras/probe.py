@@ -31,7 +31,7 @@ class Probe:
         data: one batch, as its steps take it.
     """
 
-    def __init__(self, model: Any, data: Any) -> None:
+    def __init__(self, model: keras.Model, data: Any) -> None:
         self._model = model
         self._said: set[str] = set()
         self._x, self._y, _ = keras.utils.unpack_x_y_sample_weight(data)
@@ -173,7 +173,7 @@ def _is_own_function(function: Any) -> bool:
     return not str(getattr(function, "__module__", "")).startswith("keras.")
 
 
-def _is_own_metric(metric: Any) -> bool:
+def _is_own_metric(metric: keras.metrics.Metric) -> bool:
     function = getattr(metric, "_fn", None)  # of a MeanMetricWrapper
     return _is_own(metric, "update_state") or (function is not None and _is_own_function(function))
 

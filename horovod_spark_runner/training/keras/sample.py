@@ -15,7 +15,7 @@ from .outputs import call_model, fixed_batch, output_leaves, repeat_rows, unchan
 _ELSEWHERE = 0.02
 
 
-def try_out(model: Any, example: Any) -> tuple[Any, Any]:
+def try_out(model: keras.Model, example: Any) -> tuple[Any, Any]:
     """Return inputs that tell models apart, and what the model gives for them.
 
     Args:
@@ -50,7 +50,7 @@ def check_close(value: np.ndarray, other: np.ndarray) -> None:
         )
 
 
-def take_sample(model: Any, example: Any) -> memoryview | None:
+def take_sample(model: keras.Model, example: Any) -> memoryview | None:
     """Return inputs and outputs as the bytes of a file.
 
     ``None`` where they tell nothing: strings, and models that give something else each time.
@@ -71,7 +71,7 @@ def take_sample(model: Any, example: Any) -> memoryview | None:
     return dump_arrays(arrays)
 
 
-def check_sample(model: Any, example: Any, sample: bytes) -> None:
+def check_sample(model: keras.Model, example: Any, sample: bytes) -> None:
     """Check that ``model`` gives what the trained one gave.
 
     Args:

@@ -103,9 +103,9 @@ class Steps:
         return self._test(data)
 
 
-def _any_batch(tensor: Any) -> tf.TensorSpec:
+def _any_batch(tensor: tf.Tensor) -> tf.TensorSpec:
     return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)
 
 
-def _control(asked: Sequence[bool]) -> Any:
+def _control(asked: Sequence[bool]) -> tf.Tensor:
     return tf.constant([float(request) for request in asked])

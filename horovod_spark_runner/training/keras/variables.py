@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from ..state import TrainingVariables
+
+if TYPE_CHECKING:
+    import keras
 
 
 class KerasVariables(TrainingVariables):
@@ -18,24 +21,26 @@ class KerasVariables(TrainingVariables):
         optimizers: its optimizers.
     """
 
-    def __init__(self, model: Any, optimizers: Sequence[Any]) -> None:
+    def __init__(
+        self, model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer]
+    ) -> None:
         self._model = model
         self._optimizers = optimizers
 
     @property
-    def weights(self) -> list[Any]:
+    def weights(self) -> list[keras.Variable]:
         """The model's weights."""
         return list(self._model.weights)
 
     @property
-    def groups(self) -> dict[str, list[Any]]:
+    def groups(self) -> dict[str, list[keras.Variable]]:
         groups = {"model": self.weights}
         for number, optimizer in enumerate(self._optimizers):
             groups[f"optimizer{number or ''}"] = list(optimizer.variables)
         return groups
 
     @property
-    def seeds(self) -> list[Any]:
+    def seeds(self) -> list[keras.Variable]:
         # What is a variable but no weight is the state of a random layer (dropout and the like).
         ids = {id(variable) for variable in self._model.weights}
         return [v for v in self._model.non_trainable_variables if id(v) not in ids]
@@ -59,7 +64,7 @@ class KerasVariables(TrainingVariables):
             if not optimizer.built and places and max(places) < len(weights):
                 optimizer.build([weights[place] for place in places])
 
-    def is_rate(self, variable: Any) -> bool:
+    def is_rate(self, variable: keras.Variable) -> bool:
         return str(getattr(variable, "name", "")) == "learning_rate"
 
     def likely_cause(self, differing: Sequence[Any]) -> str:

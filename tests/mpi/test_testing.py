@@ -1,0 +1,171 @@
+"""The stand-ins for users' own tests: one rank in this process, and faults."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import mpi4py.MPI  # noqa: F401 - it listens from its import on, so before the tests
+import pytest
+
+from horovod_spark_runner import (
+    CheckpointOptions,
+    HorovodRunner,
+    InvalidInputError,
+    PreemptedError,
+    RankFailedError,
+    RestartOptions,
+    report_progress,
+)
+from horovod_spark_runner.testing import Fault, one_rank_here, with_faults
+from tests.numpy_engine import Line
+from tests.runs import assert_same_weights
+from tests.trainings import train
+
+pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+
+
+def describe(given: list[int]) -> tuple[int, int, str | None, list[int]]:
+    from mpi4py import MPI
+
+    report_progress()
+    given.append(1)
+    world = MPI.COMM_WORLD
+    return os.getpid(), world.Get_size(), os.environ.get("TOLD"), given
+
+
+def test_a_function_runs_here_without_spark() -> None:
+    given: list[int] = []
+    with one_rank_here():
+        run = HorovodRunner(env={"TOLD": "so"}).run(describe, given)
+    # The rank had a copy.
+    assert run.results == ((os.getpid(), 1, "so", [1]),)
+    assert given == []
+    assert [place.rank for place in run.placement] == [0]
+    assert "TOLD" not in os.environ
+
+
+def fail() -> None:
+    raise KeyError("nosuch")
+
+
+def leave() -> None:
+    raise SystemExit(3)
+
+
+def begin_another() -> None:
+    HorovodRunner(1).run(fail)
+
+
+def test_what_fails_fails_as_on_a_rank() -> None:
+    with one_rank_here(), pytest.raises(RankFailedError, match=r"rank 0 .*KeyError") as caught:
+        HorovodRunner(1).run(fail)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert ", in fail\n" in caught.value.remote_traceback
+    with one_rank_here(), pytest.raises(RankFailedError, match="SystemExit: 3"):
+        HorovodRunner(1).run(leave)
+    with one_rank_here(), pytest.raises(InvalidInputError, match="cannot start another run"):
+        HorovodRunner(1).run(begin_another)
+
+
+def test_what_cannot_run_here_is_refused() -> None:
+    lock = threading.Lock()
+    with one_rank_here():
+        with pytest.raises(InvalidInputError, match="num_workers=2, .* one rank runs in this"):
+            HorovodRunner(2).run(describe, [])
+        with pytest.raises(InvalidInputError, match="cannot be sent to the workers"):
+            HorovodRunner(1).run(lambda: lock)
+        caught: list[BaseException] = []
+        launcher = HorovodRunner(1)
+
+        def in_thread() -> None:
+            with one_rank_here():
+                try:
+                    launcher.run(describe, [])
+                except InvalidInputError as error:
+                    caught.append(error)
+
+        thread = threading.Thread(target=in_thread)
+        thread.start()
+        thread.join()
+        assert "in the main thread" in str(caught[0])
+
+
+@pytest.fixture(scope="module")
+def points(spark: Any) -> Any:
+    return spark.range(96).selectExpr("float(id / 96) as x", "float(id / 48) as y").coalesce(1)
+
+
+XY: dict[str, Any] = {"feature_cols": ["x"], "label_cols": ["y"], "batch_size": 8}
+
+
+def test_a_training_here_is_the_training_there(points: Any, tmp_path: Path) -> None:
+    def run(run_dir: Path, **more: Any) -> Any:
+        return train(points, run_dir, model_fn=Line(noise=0.0), num_workers=1, **XY, **more)
+
+    there = run(tmp_path / "there")
+    with one_rank_here():
+        here = run(tmp_path / "here")
+        longer = run(tmp_path / "here", epochs=3)
+    assert here.history == there.history == longer.history[:2]
+    assert len(longer.history) == 3
+    run(tmp_path / "there", epochs=3)
+    assert_same_weights(tmp_path / "here", tmp_path / "there")
+
+
+def small_model() -> Any:
+    import keras
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+def test_faults_happen_once_each(points: Any, tmp_path: Path) -> None:
+    """Killed in an epoch, asked to end in the next; a run within this process is not killed."""
+    checkpoints = CheckpointOptions(every_steps=2)
+
+    def with_small_model(run_dir: Path, **more: Any) -> Any:
+        given = {"epochs": 3, "checkpoints": checkpoints, **XY, **more}
+        return train(points, run_dir, model_fn=small_model, **given)
+
+    faults = [Fault(5, 1), Fault(9, 0, "terminate")]
+    run = with_small_model(
+        tmp_path / "run",
+        callbacks=with_faults(faults, tmp_path / "notes"),
+        restarts=RestartOptions(max_restarts=2, backoff_seconds=0.1),
+    )
+    endings = [attempt.ending for attempt in run.attempts]
+    assert endings == ["rank killed or lost", "preempted", "finished"]
+    assert len(run.history) == 3
+
+    def here(fault: Fault, notes: str) -> Any:
+        callbacks = with_faults([fault], tmp_path / f"notes-{notes}")
+        return with_small_model(tmp_path / notes, num_workers=1, callbacks=callbacks)
+
+    with one_rank_here():
+        with pytest.raises(InvalidInputError, match="would happen to the process of the test"):
+            here(Fault(1), "killed")
+        with pytest.raises(RankFailedError, match="RuntimeError: Fault.step=14, rank=0"):
+            here(Fault(14, kind="raise"), "raised")
+        with pytest.raises(PreemptedError, match="saved a checkpoint of step 4 "):
+            here(Fault(3, kind="terminate"), "ended")
+    whole = with_small_model(tmp_path / "whole")
+    assert whole.history == run.history
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Fault(0), "step must be a whole number of at least 1, got 0"),
+        (lambda: Fault(1, -1), "rank must be a whole number"),
+        (lambda: Fault(1, kind="sleep"), "kind must be one of kill, stop, terminate, raise, got"),  # type: ignore[arg-type]
+        (lambda: with_faults([3], "notes"), "faults must be of class Fault, got 3"),  # type: ignore[list-item]
+        (lambda: with_faults([], "notes", [3]), "callbacks holds 3"),
+    ],
+)
+def test_faults_that_cannot_be(make: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        make()
