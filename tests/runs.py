@@ -78,10 +78,11 @@ def blank(columns: Sequence[Column]) -> Any:
 
 def save_run(place: Path | str, model: Any, columns: Sequence[Column], **fields: Any) -> SavedModel:
     """Leave ``model`` in a run directory as a training does."""
-    from horovod_spark_runner.training.keras.artifact import save_model
+    from horovod_spark_runner.training.keras.artifact import ModelInputs, save_model
 
     directory = RunDirectory(str(place))
-    saved: SavedModel = save_model(directory, model, spec_of(columns, **fields), blank(columns))
+    inputs = ModelInputs.of_training(spec_of(columns, **fields))
+    saved: SavedModel = save_model(directory, model, inputs, blank(columns))
     directory.write_metrics([{"loss": 1.0}])
     return saved
 

@@ -55,6 +55,7 @@ ALLOWED = {
     "training.agreement": LIGHT | {"mpi4py"},
     "training.divergence": LIGHT | {"mpi4py"},
     "training.loop": LIGHT | {"mpi4py"},
+    "training.keras.adopt": LIGHT | {"keras"},
     "training.keras.architecture": LIGHT | {"keras"},
     "training.keras.artifact": LIGHT | {"keras"},
     "training.keras.batches": LIGHT | {"keras", "tensorflow"},

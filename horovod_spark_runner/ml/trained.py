@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,9 +12,16 @@ from ..errors import DataError, InvalidInputError, ModelError, RunDirectoryError
 from ..rundir.directory import RunDirectory
 from ..serialize import check_picklable
 from ..settings.data import Transform
+from ..settings.kinds import ColumnNames, check_count
 from ..training.engine import engine_named, engine_of
-from ..training.spec import ModelSource, check_objects
-from ..training.trained_model import WITH_MODEL_FN, Recipe, StoredModel, read_model
+from ..training.spec import KERAS, ModelSource, bind_columns, check_objects
+from ..training.trained_model import (
+    WITH_MODEL_FN,
+    Recipe,
+    StoredModel,
+    read_model,
+    with_checkpoint,
+)
 
 
 @dataclass(frozen=True)
@@ -59,12 +67,35 @@ def read_trained_model(
     return _trained(model, replace(recipe, own=own))
 
 
+def adopt_keras_model(
+    model: Any, feature_cols: ColumnNames | None, custom_objects: Mapping[str, Any] | None
+) -> TrainedModel:
+    """Return a Keras model that was trained elsewhere.
+
+    Args:
+        model: the model, or the path or URL of its ``.keras`` file.
+        feature_cols: the columns of its inputs.
+        custom_objects: the model's own classes and functions by name.
+
+    Raises:
+        ModelError: it cannot be predicted with.
+        InvalidInputError: an argument cannot be used.
+    """
+    objects = check_objects(custom_objects)
+    inputs = None if feature_cols is None else bind_columns(feature_cols, "feature_cols")
+    with tempfile.TemporaryDirectory() as folder:
+        directory = RunDirectory(folder)
+        saved = engine_named(KERAS).adopt(directory, model, inputs, objects)
+        return read_trained_model(directory, ModelSource(custom_objects=objects), saved, {})
+
+
 def read_finished_run(
     directory: RunDirectory,
     *,
     custom_objects: Mapping[str, Any] | None = None,
     model_fn: Callable[[], Any] | None = None,
     transforms: Mapping[str, Transform] | None = None,
+    checkpoint: int | None = None,
 ) -> TrainedModel:
     """Return the model that an earlier run left in its directory.
 
@@ -73,9 +104,11 @@ def read_finished_run(
         custom_objects: the model's own classes and functions by name.
         model_fn: builds the model, if it is to be built and given its weights.
         transforms: the functions its columns were trained with.
+        checkpoint: steps after which the checkpoint was taken whose weights are meant.
 
     Raises:
-        RunDirectoryError: there is no finished model, or it needs the user's code.
+        RunDirectoryError: there is no finished model, or it needs the user's code; or there is no
+            such checkpoint.
         DataError: a transform that the model was trained with is missing.
         InvalidInputError: an argument cannot be used.
     """
@@ -89,6 +122,8 @@ def read_finished_run(
         {"model_fn": model_fn, "custom_objects": custom_objects, "transforms": transforms}
     )
     model = read_model(directory)
+    if checkpoint is not None:
+        model = with_checkpoint(model, check_count("checkpoint", checkpoint, 0))
     signature = model.signature
     missing = [name for name in signature.transforms if name not in transforms]
     if missing:

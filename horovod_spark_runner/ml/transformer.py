@@ -28,7 +28,7 @@ from .params import PredictionParams, prediction_settings, set_params
 from .persistence import StageReader, StageWriter, UserCode, loading_with
 from .served import ServedModel
 from .summary import TrainingSummary
-from .trained import read_finished_run
+from .trained import adopt_keras_model, read_finished_run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -68,6 +68,7 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
         cls,
         run_dir: str | os.PathLike[str],
         *,
+        checkpoint: int | None = None,
         custom_objects: Mapping[str, Any] | None = None,
         model_fn: Callable[[], Any] | None = None,
         transforms: Mapping[str, Transform] | None = None,
@@ -86,6 +87,8 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
 
         Args:
             run_dir: its run directory.
+            checkpoint: steps of the run after which the checkpoint was taken whose weights are
+                meant, as its folder's name says; by default, the trained model's.
             custom_objects: the model's own classes and functions by name, if it has some.
             model_fn: function without arguments that builds the model, which is then given the
                 trained weights; in place of ``custom_objects``, and for models with lambdas.
@@ -99,8 +102,8 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
             predict_batch_size: see `TFTransformer.predictBatchSize`.
 
         Raises:
-            RunDirectoryError: it holds no finished model, or one that needs ``custom_objects`` or
-                ``model_fn``; the message names the parts.
+            RunDirectoryError: it holds no finished model, no such checkpoint, or a model that needs
+                ``custom_objects`` or ``model_fn``; the message names the parts.
             DataError: a transform that the model was trained with is missing.
             InvalidInputError: another argument cannot be right.
         """
@@ -115,10 +118,40 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
         )
         directory = RunDirectory(Location(run_dir))
         model = read_finished_run(
-            directory, custom_objects=custom_objects, model_fn=model_fn, transforms=transforms
+            directory,
+            custom_objects=custom_objects,
+            model_fn=model_fn,
+            transforms=transforms,
+            checkpoint=checkpoint,
         )
         summary = TrainingSummary(str(directory.location), directory.read_metrics())
         return cls(ServedModel(model), summary=summary, settings=settings)
+
+    @classmethod
+    def from_keras(
+        cls,
+        model: Any,
+        feature_cols: ColumnNames | None = None,
+        *,
+        custom_objects: Mapping[str, Any] | None = None,
+    ) -> TFTransformer:
+        """Return the transformer of a Keras model that was trained elsewhere.
+
+        TensorFlow is imported by this call. Columns that feed the inputs hold numbers (for inputs
+        of one), vectors or arrays of the inputs' sizes. There is no `summary`.
+
+        Args:
+            model: a functional or Sequential model whose inputs are known, or the path or URL of
+                its ``.keras`` file.
+            feature_cols: columns of its inputs, as `run_training` takes them; by default
+                ``features`` for a model with one input, else the inputs' names.
+            custom_objects: the model's own classes and functions by name, if it has some.
+
+        Raises:
+            ModelError: it is no such model, columns do not fit it, or it cannot be called.
+            InvalidInputError: another argument cannot be right.
+        """
+        return cls(ServedModel(adopt_keras_model(model, feature_cols, custom_objects)))
 
     @property
     def output_names(self) -> list[str]:
@@ -134,8 +167,7 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
         """
         if self._summary is None:
             raise InvalidInputError(
-                f"there is no summary: the model in {self._model.known.place} comes from no "
-                "training of this package's"
+                "there is no summary: the model comes from no training of this package's"
             )
         return self._summary
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..data.prepare.schema import quote_all
 from ..errors import DataError
-from ..settings.kinds import ColumnNames, check_columns
-from ..training.spec import Binding
+from ..settings.kinds import ColumnNames
+from ..training.spec import FEATURES, Binding
 
-# What Spark ML calls them.
-FEATURES, LABEL = "features", "label"
+# What Spark ML calls the labels.
+LABEL = "label"
 
 
 def by_convention(
@@ -38,28 +38,6 @@ def by_convention(
     if labels is None and LABEL in available:
         labels = [LABEL]
     return [FEATURES], labels
-
-
-def bind_columns(columns: ColumnNames | None, title: str) -> Binding:
-    """Return what ``feature_cols`` or ``label_cols`` (``title``) says of inputs or outputs.
-
-    Raises:
-        InvalidInputError: it is neither a list nor a dictionary of columns.
-        DataError: it names a column twice.
-    """
-    if columns is None and title == "label_cols":
-        return Binding(())
-    plain = check_columns(title, columns, may_lack=title == "label_cols")
-    names = tuple(plain) if isinstance(plain, Mapping) else None
-    given = plain.values() if isinstance(plain, Mapping) else plain
-    slots = tuple(() if one is None else one for one in given)
-    binding = Binding(slots, names)
-    if title == "feature_cols" and names is None:
-        flat = [name for slot in binding.slots for name in slot]
-        twice = sorted({name for name in flat if flat.count(name) > 1})
-        if twice:
-            raise DataError(f"feature_cols names {', '.join(map(repr, twice))} more than once")
-    return binding
 
 
 def recorded_columns(binding: Binding) -> list[Any] | dict[str, Any]:

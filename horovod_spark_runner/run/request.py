@@ -40,9 +40,9 @@ from ..spark.session import runs_on_this_machine
 from ..storage.filesystem import Location
 from ..training.changes import settings_to_go_on_with
 from ..training.engine import engine_named, engine_of
-from ..training.spec import Binding, ModelSource, WarmStart
+from ..training.spec import Binding, ModelSource, WarmStart, bind_columns
 from ..training.warm_start import read_warm_start
-from .columns import bind_columns, by_convention, recorded_columns
+from .columns import by_convention, recorded_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import InvalidInputError
-from .spec import KERAS, ModelSource, TrainingSpec
+from ..rundir.directory import RunDirectory
+from .spec import KERAS, Binding, ModelSource, TrainingSpec
 from .sync.synchroniser import Collectives, Synchroniser
 from .trained_model import Model, Recipe, StoredModel
 
@@ -79,6 +80,29 @@ class Engine(Protocol):
         ...
 
     # -- the trained model ---------------------------------------------------------------------
+
+    def adopt(
+        self,
+        directory: RunDirectory,
+        model: Any,
+        inputs: Binding | None,
+        custom_objects: Mapping[str, Any],
+    ) -> Any:
+        """Write a model that was trained elsewhere as a training leaves it. On the driver.
+
+        Args:
+            directory: a directory without a model.
+            model: the model, or the place of its file.
+            inputs: the columns of its inputs; ``None`` for the names by convention.
+            custom_objects: the user's own classes and functions by name.
+
+        Returns:
+            What `Trainee.save` does.
+
+        Raises:
+            ModelError: it cannot be predicted with.
+        """
+        ...
 
     def parts(
         self,

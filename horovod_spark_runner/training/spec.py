@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..data.manifest import Manifest
-from ..errors import InvalidInputError
+from ..errors import DataError, InvalidInputError
 from ..settings.data import Transform
+from ..settings.kinds import ColumnNames, check_columns
 from ..settings.training import Allreduce, CheckpointOptions, FitOptions
 
 # The engine of Keras models.
 KERAS = "horovod_spark_runner.training.keras.engine"
+# What Spark ML calls the column that feeds a model.
+FEATURES = "features"
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,28 @@ class Binding:
     def describe(self) -> list[str]:
         """Return what feeds each slot, for messages."""
         return [" + ".join(slot) or "nothing" for slot in self.slots]
+
+
+def bind_columns(columns: ColumnNames | None, title: str) -> Binding:
+    """Return what ``feature_cols`` or ``label_cols`` (``title``) says of inputs or outputs.
+
+    Raises:
+        InvalidInputError: it is neither a list nor a dictionary of columns.
+        DataError: it names a column twice.
+    """
+    if columns is None and title == "label_cols":
+        return Binding(())
+    plain = check_columns(title, columns, may_lack=title == "label_cols")
+    names = tuple(plain) if isinstance(plain, Mapping) else None
+    given = plain.values() if isinstance(plain, Mapping) else plain
+    slots = tuple(() if one is None else one for one in given)
+    binding = Binding(slots, names)
+    if title == "feature_cols" and names is None:
+        flat = [name for slot in binding.slots for name in slot]
+        twice = sorted({name for name in flat if flat.count(name) > 1})
+        if twice:
+            raise DataError(f"feature_cols names {', '.join(map(repr, twice))} more than once")
+    return binding
 
 
 @dataclass(frozen=True)

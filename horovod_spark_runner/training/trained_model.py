@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..data.manifest import Column
 from ..errors import RunDirectoryError
+from ..rundir.checkpoint import VARIABLES_FILE, read_file
 from ..rundir.directory import RunDirectory
 from ..settings.data import Transform
+from ..storage.arrays import dump_arrays, load_arrays
 from ..storage.sums import copy_checked, read_checked, sealed, sum_of, unsealed
 from .spec import KERAS, Binding, OutputSpec
 
@@ -39,6 +41,8 @@ class Signature:
         outputs: what it gives; ``None`` if it cannot be called.
         engine: dotted name of the engine that has trained it.
         weights: paths of its weights, in their order.
+        reweighted: whether the weights file counts, and not what other files hold of weights:
+            those are of another point of the training.
         transforms: columns that were trained with a transform.
         problem: why it cannot be called, or made again without the user's code; ``""`` if it can.
         batch_size: rows it has to be called with; ``None`` for any number.
@@ -50,6 +54,7 @@ class Signature:
     outputs: tuple[OutputSpec, ...] | None
     engine: str = KERAS
     weights: tuple[str, ...] = ()
+    reweighted: bool = False
     transforms: tuple[str, ...] = ()
     problem: str = ""
     batch_size: int | None = None
@@ -119,6 +124,9 @@ class ModelWriter:
         Raises:
             ValueError: it is missing or damaged.
         """
+        if name == WEIGHTS_FILE and model.weights is not None:
+            self.write(name, model.weights)
+            return
         source, target = model.directory.model.join(name), self._directory.model.join(name)
         copy_checked(source, target, model.sums[name])
         self._sums[name] = model.sums[name]
@@ -128,7 +136,7 @@ class ModelWriter:
 
         Args:
             signature: what is known of the model.
-            names: the files that the engine's models may have.
+            names: files that an earlier model may have.
         """
         run_id = self._directory.run_id()
         facts = {"run_id": run_id, "sums": self._sums, "signature": signature.to_fields()}
@@ -148,11 +156,13 @@ class StoredModel:
         directory: its run directory.
         signature: what is known of the model.
         sums: of its files, by name.
+        weights: contents of a weights file that counts in place of the one that is stored.
     """
 
     directory: RunDirectory
     signature: Signature
     sums: Mapping[str, str]
+    weights: bytes | None = field(default=None, repr=False)
 
     def read(self, name: str) -> bytes:
         """Return the contents of a file.
@@ -160,6 +170,8 @@ class StoredModel:
         Raises:
             RunDirectoryError: it is missing or damaged.
         """
+        if name == WEIGHTS_FILE and self.weights is not None:
+            return self.weights
         try:
             return read_checked(self.directory.model, name, self.sums)
         except ValueError as error:
@@ -191,6 +203,38 @@ def read_model(directory: RunDirectory) -> StoredModel:
     return model
 
 
+def with_checkpoint(model: StoredModel, step: int) -> StoredModel:
+    """Return the model with the weights of a checkpoint of its run in place of its own.
+
+    Args:
+        model: the finished model.
+        step: steps of the whole run after which the checkpoint was taken.
+
+    Raises:
+        RunDirectoryError: there is no such checkpoint, it is damaged, or of another model.
+    """
+    directory = model.directory
+    folder = directory.checkpoint(step)
+    try:
+        info, data = read_file(folder, VARIABLES_FILE)
+    except (ValueError, FileNotFoundError) as error:
+        there = ", ".join(map(str, reversed(directory.checkpoint_steps()))) or "none"
+        raise RunDirectoryError(
+            f"checkpoint={step}: {folder} cannot be used: {error}; in {directory.location} there "
+            f"are those after these steps: {there}"
+        ) from error
+    own = [name for name, *_ in info.variables if name.startswith("model/")]
+    if info.run_id != directory.run_id() or len(own) != len(model.signature.weights):
+        raise RunDirectoryError(
+            f"checkpoint={step}: {folder} is of another run or model than {directory.model}"
+        )
+    arrays = load_arrays(data)
+    weights = {f"{number:05d}": arrays[name] for number, name in enumerate(own)}
+    signature = replace(model.signature, reweighted=True)
+    # What is kept of what the model gave is of its last weights.
+    return replace(model, signature=signature, weights=bytes(dump_arrays(weights)))
+
+
 def copy_model(model: StoredModel, target: RunDirectory, held: Mapping[str, bytes]) -> None:
     """Write the files of a trained model to another directory.
 
@@ -215,7 +259,8 @@ def copy_model(model: StoredModel, target: RunDirectory, held: Mapping[str, byte
                 ) from error
             if name in held and sum_of(held[name]) == wanted:
                 writer.write(name, held[name])
-    writer.finish(model.signature)
+    present = {entry.name for entry in target.model.list()} - {target.signature.name}
+    writer.finish(model.signature, present)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import RunDirectoryError, TFTransformer
+from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.rundir import lock as lock_module
 from horovod_spark_runner.rundir.checkpoint import (
     CheckpointInfo,
@@ -27,6 +28,7 @@ from horovod_spark_runner.settings.training import CheckpointOptions
 from horovod_spark_runner.storage.filesystem import Location
 from tests.faults.injection import Fault
 from tests.faults.training import make_frame, train
+from tests.runs import save_run
 
 SECRET = "not-to-be-found-in-files"
 # Where nobody listens: what goes through a proxy instead of straight to the server fails.
@@ -109,6 +111,35 @@ def test_two_writers_in_an_object_store(
     directory.lock.write_text(json.dumps({**held, "host": "other", "renewed": time.time() - 99}))
     with RunLock(directory):
         pass
+
+
+@pytest.mark.spark
+def test_a_transformer_saved_in_an_object_store(
+    s3: dict[str, str], spark: Any, tmp_path: Any
+) -> None:
+    import keras
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile("sgd", "mse")
+    save_run(tmp_path / "run", model, [Column("x", "float32", (3,))])
+    frame = spark.createDataFrame([([1.0, 2.0, 3.0],)], "x array<float>")
+    for place in ("s3://bucket/stages/one", "s3a://bucket/stages/two"):
+        TFTransformer.from_run(tmp_path / "run", prediction_col="p").save(place)
+        with pytest.raises(RunDirectoryError, match="is there already"):
+            TFTransformer.load(place).save(place)
+        loaded = TFTransformer.load(place).setPredictionCol("q")
+        Location(place).join("model", "left.bin").write_bytes(b"of another model")
+        loaded.write().overwrite().save(place)
+        assert TFTransformer.load(place).transform(frame).first().q == 6.0
+        names = {file.name for file in Location(place).files()}
+        assert names == {
+            "metadata/_SUCCESS",
+            "metadata/part-00000",
+            "model/model.keras",
+            "model/sample.npz",
+            "model/signature.json",
+            "model/weights.npz",
+        }
 
 
 @pytest.mark.mpi

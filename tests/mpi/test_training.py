@@ -22,6 +22,7 @@ from horovod_spark_runner import (
     run_training,
 )
 from horovod_spark_runner.launch.driver.phases import PHASES
+from horovod_spark_runner.rundir.directory import RunDirectory
 from tests.runs import assert_same_weights
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -124,11 +125,30 @@ def test_predictions_through_pandas_where_spark_has_no_arrow_udf(
 
 
 def test_a_finished_run_is_loaded_from_its_directory(whole: Any, small: Any) -> None:
-    loaded = TFTransformer.from_run(whole.summary.run_dir, prediction_col="p")
+    place = whole.summary.run_dir
+    loaded = TFTransformer.from_run(place, prediction_col="p")
     assert loaded.summary.history == whole.summary.history
+    # The checkpoint of the last step has the trained model's weights; one before it has others.
+    steps = RunDirectory(place).checkpoint_steps()
+    last, earlier = (
+        TFTransformer.from_run(place, prediction_col="p", checkpoint=step)
+        for step in (steps[0], steps[1])
+    )
     ours = {row.id: row.prediction for row in whole.transform(small).collect()}
-    for row in loaded.transform(small).select("id", "p").collect():
-        np.testing.assert_allclose(row.p, ours[row.id], atol=1e-6)
+    for transformer in (loaded, last):
+        for row in transformer.transform(small).select("id", "p").collect():
+            np.testing.assert_allclose(row.p, ours[row.id], atol=1e-6)
+    row = earlier.transform(small).select("id", "p").first()
+    assert np.abs(np.array(row.p) - ours[row.id]).max() > 1e-5
+
+
+def test_the_summary_of_a_training_is_saved_with_the_model(whole: Any, tmp_path: Path) -> None:
+    whole.save(str(tmp_path / "stage"))
+    loaded = TFTransformer.load(str(tmp_path / "stage"))
+    assert loaded.summary == whole.summary
+    assert [rank.rank for rank in loaded.summary.placement] == [0, 1]
+    assert loaded.summary.attempts[-1].ending == "finished"
+    assert loaded.summary.timings["samples_per_second"] > 0
 
 
 def test_a_model_that_cannot_be_written_is_not_lost(small: Any, whole: Any, tmp_path: Path) -> None:

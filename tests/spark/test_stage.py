@@ -17,13 +17,14 @@ import pytest
 from horovod_spark_runner import (
     DataError,
     InvalidInputError,
+    ModelError,
     RunDirectoryError,
     TFTransformer,
 )
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.ml.persistence import FORMAT, location_of
 
-from ..runs import save_run
+from ..runs import save_run, variables_of
 
 pytestmark = pytest.mark.spark
 
@@ -412,6 +413,108 @@ def test_transforms_are_given_again(
     loaded = TFTransformer.read().transforms(transforms).load(str(tmp_path / "stage"))
     for row in loaded.transform(frame).collect():
         assert row.prediction == pytest.approx(sum(row.x) / 2 + row.n)
+
+
+# -- other models than a finished run's ------------------------------------------------------------
+
+
+def test_the_weights_of_a_checkpoint(frame: Any, tmp_path: Path) -> None:
+    from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
+    from horovod_spark_runner.rundir.directory import RunDirectory
+
+    model, directory = summing(), RunDirectory(str(tmp_path / "run"))
+    directory.location.make_folder()
+    directory.write_run_id("this")
+    variables = variables_of(model)
+    for step, factor in ((4, 2.0), (8, 3.0)):
+        model.layers[1].kernel.assign(np.full((3, 1), factor))
+        info = CheckpointInfo(step, 1, [], "", variables.describe(), run_id="this")
+        save_checkpoint(directory, info, {"variables.npz": variables.capture()})
+    save_run(tmp_path / "run", model, COLUMNS)
+
+    def check_factor(transformer: TFTransformer, factor: float) -> None:
+        for row in transformer.transform(frame).collect():
+            assert row.prediction == pytest.approx(factor * sum(row.x) + row.n)
+
+    place = str(tmp_path / "run")
+    check_factor(TFTransformer.from_run(place), 3.0)
+    earlier = TFTransformer.from_run(place, checkpoint=4)
+    check_factor(earlier, 2.0)
+    check_factor(TFTransformer.from_run(place, checkpoint=4, model_fn=summing), 2.0)
+    assert earlier.getModel().layers[1].kernel.numpy().tolist() == [[2.0]] * 3
+    # Saved, and the run deleted: still the checkpoint's, not the archive's.
+    earlier.save(str(tmp_path / "one"))
+    with pytest.raises(RunDirectoryError, match="step-00000005.*after these steps: 4, 8"):
+        TFTransformer.from_run(place, checkpoint=5)
+    shutil.rmtree(place)
+    loaded = TFTransformer.load(str(tmp_path / "one"))
+    check_factor(loaded, 2.0)
+    shutil.rmtree(tmp_path / "one")
+    loaded.save(str(tmp_path / "two"))
+    check_factor(TFTransformer.load(str(tmp_path / "two")), 2.0)
+
+
+def test_a_keras_model_that_was_trained_elsewhere(spark: Any, frame: Any, tmp_path: Path) -> None:
+    model = summing()
+    model.save(tmp_path / "model.keras")
+    renamed = frame.withColumnsRenamed({"x": "a", "n": "b"})
+    for given in (model, tmp_path / "model.keras", str(tmp_path / "model.keras")):
+        transformer = TFTransformer.from_keras(given)
+        check(transformer.transform(frame))
+    named = TFTransformer.from_keras(model, feature_cols={"x": "a", "n": "b"})
+    rows = named.transform(renamed).collect()
+    assert all(row.prediction == pytest.approx(sum(row.a) + row.b) for row in rows)
+    assert not named.hasSummary
+    with pytest.raises(InvalidInputError, match="no summary"):
+        named.summary  # noqa: B018
+    transformer.save(str(tmp_path / "stage"))
+    check(TFTransformer.load(str(tmp_path / "stage")).transform(frame))
+
+
+def test_vectors_and_joined_columns_of_a_keras_model(spark: Any) -> None:
+    import keras
+    from pyspark.ml.feature import VectorAssembler
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    plain = spark.createDataFrame([(1.0, 2), (3.0, 4)], "a double, b int")
+    vectors = VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(plain)
+    for transformer, rows in (
+        (TFTransformer.from_keras(model), vectors),
+        (TFTransformer.from_keras(model, [["a", "b"]]), plain),
+        (TFTransformer.from_keras(model, ["v"]), vectors.withColumnRenamed("features", "v")),
+    ):
+        assert [row.prediction for row in transformer.transform(rows).collect()] == [3.0, 7.0]
+
+
+def test_a_keras_model_with_the_users_own_layer(frame: Any, tmp_path: Path) -> None:
+    model, twice = own_model()
+    transformer = TFTransformer.from_keras(model, ["x"])
+    transformer.save(str(tmp_path / "stage"))
+    for row in transformer.transform(frame).collect():
+        assert row.prediction == pytest.approx(2 * sum(row.x))
+    given = TFTransformer.read().customObjects({"Twice": twice}).load(str(tmp_path / "stage"))
+    assert given.transform(frame).count() == len(ROWS)
+
+
+def test_keras_models_that_cannot_be_taken(tmp_path: Path) -> None:
+    import keras
+
+    class Subclass(keras.Model):
+        pass
+
+    open_ended = keras.Sequential([keras.Input((None,)), keras.layers.Lambda(lambda x: x)])
+    for given, columns, message in (
+        (Subclass(), None, "inputs of the model 'subclass.*' are not known"),
+        (open_ended, None, r"takes float32 of shape \(None,\)"),
+        (summing(), ["x"], "the model's inputs are 'n'.*the feature columns are 'x'"),
+        (summing(), {"x": ["a", "b"], "n": "n"}, r"shape \(3,\), which are not 2 columns"),
+        (summing(), {"x": "a", "n": "a"}, "feeds several inputs that take different values"),
+        (lambda: None, None, "takes a keras.Model"),
+        (tmp_path / "none.keras", None, "does not exist"),
+        (tmp_path / "model.h5", None, "must end in .keras"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            TFTransformer.from_keras(given, columns)
 
 
 def test_paths_mean_what_spark_means(spark: Any, tmp_path: Path) -> None:

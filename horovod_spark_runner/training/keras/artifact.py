@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import cloudpickle
 import keras
 import numpy as np
 
+from ...data.manifest import Column
 from ...errors import CheckpointError
 from ...rundir.directory import RunDirectory
 from ...serialize import dumps
 from ...storage.arrays import dump_arrays
-from ..spec import KERAS, OutputSpec, TrainingSpec
+from ..spec import KERAS, Binding, OutputSpec, TrainingSpec
 from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature
 from .archive import custom_parts, read_config, with_named_lambdas
 from .custom_objects import find_objects, name_lambdas, only_keras, revivable
@@ -35,7 +37,37 @@ from .saved import ARCHIVE_FILE, FILES, SAMPLE_FILE, KerasFacts, SavedModel
 logger = logging.getLogger(__name__)
 
 
-def save_model(directory: RunDirectory, model: Any, spec: TrainingSpec, example: Any) -> SavedModel:
+@dataclass(frozen=True)
+class ModelInputs:
+    """What a trained model takes.
+
+    Attributes:
+        inputs: which column feeds which input.
+        columns: the feature columns.
+        transforms: those of them that were trained with a transform.
+        custom_objects: classes and functions by name that the model itself was made with.
+    """
+
+    inputs: Binding
+    columns: tuple[Column, ...]
+    transforms: tuple[str, ...]
+    custom_objects: Mapping[str, Any]
+
+    @classmethod
+    def of_training(cls, spec: TrainingSpec) -> ModelInputs:
+        """Return what the model of a training takes."""
+        names = spec.inputs.columns
+        return cls(
+            inputs=spec.inputs,
+            columns=tuple(spec.train.column(name) for name in names),
+            transforms=tuple(sorted(set(spec.transforms) & set(names))),
+            custom_objects=spec.model.custom_objects,
+        )
+
+
+def save_model(
+    directory: RunDirectory, model: Any, inputs: ModelInputs, example: Any
+) -> SavedModel:
     """Write the trained model: ``model.keras``, its bare weights, and what it takes and gives.
 
     A model that Keras cannot write (a custom layer without ``get_config``) is kept as weights
@@ -45,7 +77,7 @@ def save_model(directory: RunDirectory, model: Any, spec: TrainingSpec, example:
     Args:
         directory: the run directory.
         model: the trained model.
-        spec: its training.
+        inputs: what it takes.
         example: one row of inputs.
 
     Returns:
@@ -55,7 +87,7 @@ def save_model(directory: RunDirectory, model: Any, spec: TrainingSpec, example:
         CheckpointError: it cannot be written.
     """
     try:
-        return _save(directory, model, spec, example)
+        return _save(directory, model, inputs, example)
     except OSError as error:
         raise CheckpointError(
             f"the training is done, but its model could not be written to {directory.model}: "
@@ -64,7 +96,7 @@ def save_model(directory: RunDirectory, model: Any, spec: TrainingSpec, example:
         ) from error
 
 
-def _save(directory: RunDirectory, model: Any, spec: TrainingSpec, example: Any) -> SavedModel:
+def _save(directory: RunDirectory, model: Any, inputs: ModelInputs, example: Any) -> SavedModel:
     state = keras_state()
     files = ModelWriter(directory)
     weights = {f"{number:05d}": np.array(w.numpy()) for number, w in enumerate(model.weights)}
@@ -78,7 +110,7 @@ def _save(directory: RunDirectory, model: Any, spec: TrainingSpec, example: Any)
         files.write(SAMPLE_FILE, sample)
     saved = SavedModel("source")
     if archive is not None and outputs is not None:
-        saved, problem = _how_it_loads(archive, model, spec.model.custom_objects, example)
+        saved, problem = _how_it_loads(archive, model, inputs.custom_objects, example)
     facts = KerasFacts(
         archive=archive is not None,
         self_contained=saved.loads == "archive",
@@ -88,12 +120,12 @@ def _save(directory: RunDirectory, model: Any, spec: TrainingSpec, example: Any)
         keras=keras.__version__,
     )
     signature = Signature(
-        inputs=spec.inputs,
-        columns=tuple(spec.train.column(name) for name in spec.inputs.columns),
+        inputs=inputs.inputs,
+        columns=inputs.columns,
         outputs=outputs,
         engine=KERAS,
         weights=tuple(weight.path for weight in model.weights),
-        transforms=tuple(sorted(set(spec.transforms) & set(spec.inputs.columns))),
+        transforms=inputs.transforms,
         problem=problem,
         batch_size=fixed_batch(model),
         own=facts.to_fields(),

@@ -57,6 +57,19 @@ class InputBinding:
         return values[0] if len(values) == 1 else tuple(values)
 
 
+def match_inputs(model: Any, binding: Binding) -> list[tuple[Any, tuple[str, ...]]]:
+    """Return each input of a model whose inputs are known, and the columns that feed it.
+
+    Raises:
+        ModelError: inputs and columns do not fit by name or number.
+    """
+    structure = input_structure(model)
+    columns = tuple(Column(name, "float32") for name in binding.columns)
+    slots = [_Slot(slot, Manifest("", (), columns, (), "")) for slot in binding.slots]
+    matched = _match(structure, binding, slots)
+    return [(t, s.names) for t, s in zip(keras.tree.flatten(structure), matched, strict=True)]
+
+
 class _Slot:
     """One input or label: a column, or several joined along their last axis."""
 
@@ -65,6 +78,10 @@ class _Slot:
         self._names = list(names)
         self.column = columns[0] if len(columns) == 1 else _joined(columns)
         self._shape: tuple[int, ...] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._names)
 
     def __call__(self, arrays: Columns) -> Any:
         if len(self._names) == 1:

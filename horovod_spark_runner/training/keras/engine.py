@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import EnvironmentProblem
 from ...quiet import quiet_imports
+from ...rundir.directory import RunDirectory
 from ..engine import Engine
-from ..spec import ModelSource, TrainingSpec
+from ..spec import Binding, ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
-from ..trained_model import Model, Recipe, StoredModel
-from .saved import ARCHIVE_FILE, KerasParts, keras_parts
+from ..trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel
+from .saved import ARCHIVE_FILE, KerasParts, SavedModel, keras_parts
 from .source import check_given_callbacks, model_source
 
 if TYPE_CHECKING:
@@ -71,6 +72,17 @@ class KerasEngine:
     ) -> KerasParts:
         return keras_parts(model, source, saved, custom_objects)
 
+    def adopt(
+        self,
+        directory: RunDirectory,
+        model: Any,
+        inputs: Binding | None,
+        custom_objects: Mapping[str, Any],
+    ) -> SavedModel:
+        with quiet_imports():
+            from .adopt import adopt_model
+        return adopt_model(directory, model, inputs, custom_objects)
+
     def load(self, recipe: Recipe) -> Model:
         with quiet_imports():
             from .loading import load_model
@@ -82,7 +94,10 @@ class KerasEngine:
         return made_model(recipe)
 
     def held(self, parts: KerasParts) -> Mapping[str, bytes]:
-        return {} if parts.archive is None else {ARCHIVE_FILE: parts.archive}
+        if parts.archive is None:
+            return {}
+        weights = {} if parts.weights is None else {WEIGHTS_FILE: parts.weights}
+        return {ARCHIVE_FILE: parts.archive, **weights}
 
     def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
         with quiet_imports():

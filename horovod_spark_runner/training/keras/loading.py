@@ -108,7 +108,8 @@ def _give_weights(model: Any, recipe: Recipe, bind: InputBinding) -> None:
             if place is None
             else f"weight {place} of shape {built[place]}, the trained one has {trained[place]}"
         )
-        raise ModelError(f"model_fn builds another model than was trained: {found}")
+        made = "model_fn builds" if parts.archive is None else "its archive gives"
+        raise ModelError(f"{made} another model than was trained: {found}")
     model.set_weights(values)
     finalize_layers(model)
     if parts.sample is not None:

@@ -72,7 +72,8 @@ class KerasParts:
         archive: contents of its ``.keras`` file, if that is the way.
         objects: pickled dictionary of the user's classes and functions that the archive names.
         source: builds it, otherwise.
-        weights: contents of the weights file for ``source``.
+        weights: contents of the weights file, for ``source``, or where those of ``archive`` are not
+            meant.
         sample: what the trained model gave, by which what ``source`` builds is checked.
         state: Keras' global settings it was trained under.
         eager: call it without making a graph of it.
@@ -96,6 +97,7 @@ def keras_parts(
     """Return what a stored model is made from; see `Engine.parts`."""
     facts = facts_of(model)
     state, eager = facts.state, facts.run_eagerly
+    reweighted = model.signature.reweighted
     if saved is not None and saved.loads in ("archive", "objects"):
         archive = model.read(ARCHIVE_FILE)
         return KerasParts(archive=archive, objects=saved.objects, state=state, eager=eager)
@@ -103,7 +105,9 @@ def keras_parts(
         return KerasParts(
             source=source,
             weights=model.read(WEIGHTS_FILE),
-            sample=model.read(SAMPLE_FILE) if SAMPLE_FILE in model.sums else None,
+            sample=model.read(SAMPLE_FILE)
+            if SAMPLE_FILE in model.sums and not reweighted
+            else None,
             state=state,
             eager=eager,
         )
@@ -123,7 +127,8 @@ def keras_parts(
     objects = None
     if not facts.self_contained:
         objects = dumps(_needed_objects(directory, archive, custom_objects))
-    return KerasParts(archive=archive, objects=objects, state=state, eager=eager)
+    weights = model.read(WEIGHTS_FILE) if reweighted else None
+    return KerasParts(archive=archive, objects=objects, weights=weights, state=state, eager=eager)
 
 
 def _needed_objects(

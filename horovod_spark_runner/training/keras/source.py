@@ -91,6 +91,19 @@ def _file_source(place: Location, custom_objects: dict[str, Any]) -> ModelSource
     raise ModelError(f"model file {place} must end in .keras or .json")
 
 
+def read_archive(place: str | os.PathLike[str]) -> bytes:
+    """Return the contents of a ``.keras`` file.
+
+    Raises:
+        ModelError: it is none.
+    """
+    location = Location(place)
+    source = _file_source(location, {}) if location.name.endswith(".keras") else None
+    if source is None or source.archive is None:
+        raise ModelError(f"model file {location} must end in .keras")
+    return source.archive
+
+
 def _is_archive(data: bytes) -> bool:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:

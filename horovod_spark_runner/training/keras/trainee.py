@@ -17,7 +17,7 @@ from ..spec import TrainingSpec, WarmStart
 from ..sync.synchroniser import Synchroniser
 from ..trainee import Trainee
 from .architecture import describe_model
-from .artifact import save_model
+from .artifact import ModelInputs, save_model
 from .build import BuiltModel
 from .callbacks import Callbacks, check_callbacks, overrides
 from .changes import compare_models
@@ -92,7 +92,9 @@ class KerasTrainee(Trainee):
         return compare_models(then, now, in_epoch=in_epoch)
 
     def save(self, directory: RunDirectory) -> SavedModel:
-        return save_model(directory, self.model, self._spec, self._batches.example)
+        return save_model(
+            directory, self.model, ModelInputs.of_training(self._spec), self._batches.example
+        )
 
     @property
     def steps_per_execution(self) -> int:

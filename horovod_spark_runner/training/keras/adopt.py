@@ -1,0 +1,103 @@
+"""A Keras model that was trained elsewhere, written as a training here would leave it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from ...data.manifest import TEXT, Column, Manifest
+from ...errors import ModelError
+from ...rundir.directory import RunDirectory
+from ..spec import FEATURES, Binding
+from .artifact import ModelInputs, load_archive, save_model
+from .binding import InputBinding, input_structure, match_inputs
+from .outputs import fixed_batch, repeat_rows
+from .saved import SavedModel
+from .source import read_archive
+
+# dtype of an input -> dtype of its column, where Spark has it not.
+_COLUMN_DTYPES = {
+    "bool": "int8",
+    "uint8": "int16",
+    "uint16": "int32",
+    "uint32": "int64",
+    "float16": "float32",
+    "bfloat16": "float32",
+}
+_PLAIN = ("int8", "int16", "int32", "int64", "float32", "float64", TEXT)
+
+
+def adopt_model(
+    directory: RunDirectory,
+    model: Any,
+    inputs: Binding | None,
+    custom_objects: Mapping[str, Any],
+) -> SavedModel:
+    """Write ``model`` to ``directory``; see `Engine.adopt`.
+
+    Raises:
+        ModelError: it is no Keras model, its inputs are not known or are none that columns fit, it
+            cannot be called, or cannot be written so that it is the same when it is read.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        model = load_archive(read_archive(model), custom_objects)
+    if not isinstance(model, keras.Model):
+        raise ModelError(
+            "from_keras takes a keras.Model, or the path or URL of a .keras file, got "
+            f"{type(model).__name__}"
+        )
+    structure = input_structure(model)
+    if structure is None:
+        raise ModelError(
+            f"the inputs of the model {model.name!r} are not known before it is called: give a "
+            "functional model, or a Sequential that begins with keras.Input(shape)"
+        )
+    tensors = keras.tree.flatten(structure)
+    if inputs is None:
+        names = [tensor.name for tensor in tensors]
+        inputs = Binding(names, tuple(names)) if len(names) > 1 else Binding([FEATURES])
+    columns = _columns(model, inputs)
+    bind = InputBinding(model, inputs, Manifest("", (), columns, (), ""))
+    example = bind({column.name: column.blank() for column in columns})
+    try:
+        model(repeat_rows(example, fixed_batch(model) or 2))
+    except Exception as error:  # the user's own call may fail in any way
+        raise ModelError(f"the model {model.name!r} cannot be called: {error}") from error
+    saved = save_model(directory, model, ModelInputs(inputs, columns, (), custom_objects), example)
+    if saved.loads == "source":
+        raise ModelError(
+            f"the model {model.name!r} cannot be sent to Spark's workers: what Keras writes of it "
+            "does not give the same model again. Its layers need get_config()"
+        )
+    return saved
+
+
+def _columns(model: Any, inputs: Binding) -> tuple[Column, ...]:
+    """Return the columns that fit the model's inputs."""
+    columns: dict[str, Column] = {}
+    for tensor, names in match_inputs(model, inputs):
+        dtype = keras.backend.standardize_dtype(tensor.dtype)
+        dtype = _COLUMN_DTYPES.get(dtype, dtype)
+        shape = tuple(tensor.shape[1:])
+        if dtype not in _PLAIN or None in shape:
+            raise ModelError(
+                f"model input {tensor.name!r} takes {tensor.dtype} of shape {shape}, for which "
+                "there is no column: its shape must be known, and its type one that Spark has"
+            )
+        if len(names) > 1 and shape != (len(names),):
+            raise ModelError(
+                f"model input {tensor.name!r} takes rows of shape {shape}, which are not "
+                f"{len(names)} columns of a number each: {', '.join(names)}"
+            )
+        own = () if len(names) > 1 or shape == (1,) else shape
+        for name in names:
+            column = Column(name, dtype, own)
+            if columns.setdefault(name, column) != column:
+                raise ModelError(
+                    f"column {name!r} feeds several inputs that take different values: "
+                    f"{columns[name].describe()} and {column.describe()}"
+                )
+    return tuple(columns[name] for name in inputs.columns)
