@@ -183,11 +183,11 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         return EstimatorReader(cls)
 
     def _fit(self, dataset: DataFrame) -> TFTransformer:
-        request = self._request(dataset, self._new_place(dataset))
+        request = self._request(dataset)
         return _model(self, lambda: train_request(check_request(request)))
 
-    def _request(self, dataset: DataFrame, place: Location) -> TrainingRequest:
-        """Return what is asked for, to be trained in ``place``."""
+    def _request(self, dataset: DataFrame, place: Location | None = None) -> TrainingRequest:
+        """Return what is asked for, to be trained in ``place``, a new one by default."""
         settings = prediction_settings(self)
         value = self.getOrDefault
         resume_from = value("resumeFrom")
@@ -207,7 +207,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
                 for name, one in value("customObjects").items()
             },
             callbacks=_imported("callbacks", value("callbacks")) or (),
-            run_dir=str(place) if resume_from is None else resume_from,
+            run_dir=resume_from or str(place or self._new_place(dataset)),
             resume="never" if resume_from is None else "required",
             initial_weights=value("initialWeights"),
             prediction_col=settings.prediction_col,
@@ -219,20 +219,21 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             sync=options(Allreduce, "sync", value("sync")),
         )
 
-    def _columns(self, dataset: DataFrame) -> tuple[ColumnNames, ColumnNames | None]:
-        """Return feature and label columns as `run_training` takes them."""
-        features = self.getOrDefault("featureCols") or [self.getOrDefault("featuresCol")]
-        labels = self.getOrDefault("labelCols")
-        if labels is not None:
-            if self.isSet("labelCol"):
-                raise InvalidInputError(
-                    f"labelCol={self.getLabelCol()!r} and labelCols={labels!r} both name the label "
-                    "columns; give one of them"
-                )
-            return features, labels
+    def _columns(self, dataset: DataFrame) -> tuple[ColumnNames | None, ColumnNames | None]:
+        """Return feature and label columns as `run_training` takes them; its conventions hold."""
+        features, labels = self.getOrDefault("featureCols"), self.getOrDefault("labelCols")
         label = self.getOrDefault("labelCol")
-        there = self.isSet("labelCol") or label in getattr(dataset, "columns", ())
-        return features, [label] if there else None
+        if labels is not None and self.isSet("labelCol"):
+            raise InvalidInputError(
+                f"labelCol={label!r} and labelCols={labels!r} both name the label columns; give "
+                "one of them"
+            )
+        if features is None and self.isSet("featuresCol"):
+            features = [self.getOrDefault("featuresCol")]
+        by_default = features is not None and label in getattr(dataset, "columns", ())
+        if labels is None and (self.isSet("labelCol") or by_default):
+            labels = [label]
+        return features, labels
 
     def _validation(self) -> str | float | None:
         column: str | None = self.getOrDefault("validationIndicatorCol")

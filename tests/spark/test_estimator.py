@@ -101,6 +101,14 @@ def test_a_map_that_cannot_be_right_is_refused_before_any_training(
         estimator.setResumeFrom("/nowhere").fitMultiple(rows, [{}, {}])
 
 
+def test_no_column_is_guessed(estimator: HorovodEstimator, rows: Any) -> None:
+    """Where nothing was named, what `run_training` finds by convention holds, or its refusal."""
+    with pytest.raises(DataError, match="feature_cols is not given, and .* no column 'features'"):
+        estimator.fit(rows.drop("features"))
+    with pytest.raises(DataError, match="has no column 'features'"):
+        estimator.setFeaturesCol("features").fit(rows.drop("features"))
+
+
 def test_without_a_model_there_is_nothing_to_train(rows: Any) -> None:
     with pytest.raises(InvalidInputError, match="modelFn is not set"):
         HorovodEstimator().fit(rows)

@@ -21,6 +21,7 @@ from horovod_spark_runner.commands.parameters import (
 )
 from horovod_spark_runner.ml.params import PredictionParams, camel_case
 from horovod_spark_runner.settings.data import DataOptions
+from horovod_spark_runner.settings.estimator import EstimatorSettings
 from horovod_spark_runner.settings.launching import LaunchOptions, LaunchSettings
 from horovod_spark_runner.settings.prediction import PredictionSettings
 from horovod_spark_runner.settings.table import Settings, default_of, kind_of, text_of
@@ -45,7 +46,7 @@ def own_fields(cls: type[Settings]) -> dict[str, Any]:
 
 TABLE = [
     pytest.param(field, id=f"{cls.__name__}.{name}")
-    for cls in (*OPTIONS, *EVERYDAY, HorovodRunner, PredictionSettings)
+    for cls in (*OPTIONS, *EVERYDAY, HorovodRunner, PredictionSettings, EstimatorSettings)
     for name, field in own_fields(cls).items()
 ]
 EVERYDAY_FIELDS = {
@@ -72,7 +73,7 @@ def test_every_class_of_options_is_public_and_on_the_page() -> None:
 
 def test_a_setting_has_one_name_and_one_home() -> None:
     homes: dict[str, list[str]] = {}
-    for cls in (*OPTIONS, *EVERYDAY, HorovodRunner, PredictionSettings):
+    for cls in (*OPTIONS, *EVERYDAY, HorovodRunner, PredictionSettings, EstimatorSettings):
         for name in own_fields(cls):
             homes.setdefault(name, []).append(cls.__name__)
     assert {name: found for name, found in homes.items() if len(found) > 1} == {}

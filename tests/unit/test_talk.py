@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 
@@ -37,10 +38,14 @@ KEY = b"k" * 32
 class World:
     """A driver and its slots."""
 
+    consoles: ClassVar[list[Console]] = []
+
     def __init__(self, server: ControlServer, slots: int, *, quiet: bool = False) -> None:
         options = LaunchSettings(slots)
         self.plan = SlotPlan("unit", KEY, server.address, options, slots, slots, b"", 0)
-        self.talk = Talk(self.plan, server, Console("run 1", quiet=quiet))
+        console = Console("run 1", quiet=quiet)
+        self.consoles.append(console)
+        self.talk = Talk(self.plan, server, console)
         self.links = [SlotLink(self.plan, slot) for slot in range(slots)]
 
     def say(self, slot: int, message: SlotReport | RankReport) -> None:
@@ -64,6 +69,9 @@ class World:
 def server() -> Iterator[ControlServer]:
     with ControlServer("127.0.0.1", KEY) as server:
         yield server
+    for console in World.consoles:  # lines of runs that go on say whose they are
+        console.close()
+    World.consoles.clear()
 
 
 def test_slots_are_told_their_ranks(
