@@ -189,7 +189,9 @@ class NumpyEngine:
     def trainee(self, spec: Any, world: Any, synchroniser: Any) -> LineTrainee:
         return LineTrainee(spec, synchroniser)
 
-    def adopt(self, directory: Any, model: Any, inputs: Any, custom_objects: Any) -> None:
+    def adopt(
+        self, directory: Any, model: Any, inputs: Any, custom_objects: Any, signature: str = ""
+    ) -> None:
         raise NotImplementedError("lines are trained here only")
 
     def parts(self, model: Any, source: Any, saved: Any, custom_objects: Any) -> bytes:

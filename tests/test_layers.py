@@ -67,6 +67,7 @@ ALLOWED = {
     "training.keras.collectives": LIGHT | {"horovod", "tensorflow"},
     "training.keras.custom_objects": LIGHT | {"keras"},
     "training.keras.exchange": LIGHT | {"horovod", "keras", "tensorflow"},
+    "training.keras.graph": LIGHT | {"tensorflow"},
     "training.keras.generators": LIGHT | {"keras", "tensorflow"},
     "training.keras.keras_state": LIGHT | {"keras"},
     "training.keras.loading": LIGHT | {"tensorflow"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +62,11 @@ class ServedModel:
                 enough.
             OSError: storage fails.
         """
-        recipe = self._shipped.recipe()
-        held = engine_named(recipe.engine).held(recipe.own)
+
+        def held() -> Mapping[str, bytes]:
+            recipe = self._shipped.recipe()
+            return engine_named(recipe.engine).held(recipe.own)
+
         copy_model(self._known.stored, directory, held)
 
     def predictor(self, spark: SparkSession, settings: PredictionSettings) -> Predictor:

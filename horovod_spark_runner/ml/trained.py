@@ -68,14 +68,18 @@ def read_trained_model(
 
 
 def adopt_keras_model(
-    model: Any, feature_cols: ColumnNames | None, custom_objects: Mapping[str, Any] | None
+    model: Any,
+    feature_cols: ColumnNames | None,
+    custom_objects: Mapping[str, Any] | None = None,
+    signature: str = "",
 ) -> TrainedModel:
-    """Return a Keras model that was trained elsewhere.
+    """Return a Keras model, or a SavedModel, that was trained elsewhere.
 
     Args:
-        model: the model, or the path or URL of its ``.keras`` file.
+        model: the model, or the path or URL of its ``.keras`` file or SavedModel.
         feature_cols: the columns of its inputs.
         custom_objects: the model's own classes and functions by name.
+        signature: what is called of a SavedModel; ``""`` for a Keras model.
 
     Raises:
         ModelError: it cannot be predicted with.
@@ -85,7 +89,9 @@ def adopt_keras_model(
     inputs = None if feature_cols is None else bind_columns(feature_cols, "feature_cols")
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(folder)
-        saved = engine_named(KERAS).adopt(directory, model, inputs, objects)
+        saved = engine_named(KERAS).adopt(directory, model, inputs, objects, signature)
+        if signature:
+            return read_finished_run(directory)
         return read_trained_model(directory, ModelSource(custom_objects=objects), saved, {})
 
 

@@ -13,7 +13,7 @@ from pyspark.ml.util import MLReadable, MLWritable
 from ..errors import InvalidInputError
 from ..rundir.directory import RunDirectory
 from ..settings.data import Transform
-from ..settings.kinds import ColumnNames
+from ..settings.kinds import ColumnNames, check_place
 from ..settings.prediction import (
     ClassCol,
     HandleInvalid,
@@ -152,6 +152,35 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
             InvalidInputError: another argument cannot be right.
         """
         return cls(ServedModel(adopt_keras_model(model, feature_cols, custom_objects)))
+
+    @classmethod
+    def from_saved_model(
+        cls,
+        path: str | os.PathLike[str],
+        feature_cols: ColumnNames | None = None,
+        *,
+        signature: str = "serving_default",
+    ) -> TFTransformer:
+        """Return the transformer of a SavedModel, as TensorFlow and ``model.export`` write it.
+
+        TensorFlow is imported by this call. A SavedModel is a program: take only those you trust.
+        Its outputs have their names in the signature. There is no `summary`, and `getModel`
+        returns what ``tf.saved_model.load`` does.
+
+        Args:
+            path: folder or URL.
+            feature_cols: columns of the signature's inputs: a dictionary by their names, or a list
+                of one; by default ``features`` for one input, else the inputs' names.
+            signature: what is called of it.
+
+        Raises:
+            ModelError: there is no SavedModel or signature, or columns do not fit its inputs.
+            InvalidInputError: another argument cannot be right.
+        """
+        check_place("path", path)
+        if not isinstance(signature, str) or not signature:
+            raise InvalidInputError(f"signature must be a name, got {signature!r}")
+        return cls(ServedModel(adopt_keras_model(path, feature_cols, signature=signature)))
 
     @property
     def output_names(self) -> list[str]:

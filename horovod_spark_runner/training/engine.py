@@ -97,6 +97,7 @@ class Engine(Protocol):
         model: Any,
         inputs: Binding | None,
         custom_objects: Mapping[str, Any],
+        signature: str = "",
     ) -> Any:
         """Write a model that was trained elsewhere as a training leaves it. On the driver.
 
@@ -105,6 +106,8 @@ class Engine(Protocol):
             model: the model, or the place of its file.
             inputs: the columns of its inputs; ``None`` for the names by convention.
             custom_objects: the user's own classes and functions by name.
+            signature: what to call of a format that offers several things to call; ``""`` for the
+                engine's own format.
 
         Returns:
             What `Trainee.save` does.

@@ -235,30 +235,35 @@ def with_checkpoint(model: StoredModel, step: int) -> StoredModel:
     return replace(model, signature=signature, weights=bytes(dump_arrays(weights)))
 
 
-def copy_model(model: StoredModel, target: RunDirectory, held: Mapping[str, bytes]) -> None:
+def copy_model(
+    model: StoredModel, target: RunDirectory, held: Callable[[], Mapping[str, bytes]]
+) -> None:
     """Write the files of a trained model to another directory.
 
     Args:
         model: where they lie, or lay once.
         target: the directory.
-        held: files in memory that suffice to make the model again without the others.
+        held: returns files in memory that suffice to make the model again without the others; is
+            called only where the files are no longer there.
 
     Raises:
-        RunDirectoryError: files are no longer there as they were, and ``held`` does not suffice.
+        RunDirectoryError: files are no longer there as they were, and ``held`` has none.
         OSError: storage fails.
     """
     writer = ModelWriter(target)
+    in_memory: Mapping[str, bytes] | None = None
     for name, wanted in model.sums.items():
         try:
             writer.copy(model, name)
         except ValueError as error:
-            if not held:
+            in_memory = held() if in_memory is None else in_memory
+            if not in_memory:
                 raise RunDirectoryError(
                     f"the model that was read from {model.directory.location} is no longer there: "
                     f"{error}. It was deleted, or trained on since; read it again"
                 ) from error
-            if name in held and sum_of(held[name]) == wanted:
-                writer.write(name, held[name])
+            if name in in_memory and sum_of(in_memory[name]) == wanted:
+                writer.write(name, in_memory[name])
     present = {entry.name for entry in target.model.list()} - {target.signature.name}
     writer.finish(model.signature, present)
 

@@ -471,6 +471,43 @@ def test_a_keras_model_that_was_trained_elsewhere(spark: Any, frame: Any, tmp_pa
     check(TFTransformer.load(str(tmp_path / "stage")).transform(frame))
 
 
+def test_a_saved_model_that_another_program_wrote(frame: Any, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    summing().export(str(tmp_path / "exported"), verbose=False)
+
+    class Own(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None, 3], name="v")])
+        def twice(self, v: Any) -> dict[str, Any]:
+            return {"twice": v * 2, "first": v[:, 0]}
+
+    module = Own()
+    tf.saved_model.save(module, str(tmp_path / "own"), {"double": module.twice})
+    exported = TFTransformer.from_saved_model(tmp_path / "exported")
+    check(exported.setPredictionCol("p").transform(frame), "p")
+    own = TFTransformer.from_saved_model(tmp_path / "own", ["x"], signature="double")
+    own.save(str(tmp_path / "stage"))
+    for name in ("exported", "own"):
+        shutil.rmtree(tmp_path / name)
+    for transformer in (own, TFTransformer.load(str(tmp_path / "stage"))):
+        assert transformer.output_names == ["first", "twice"]
+        for row in transformer.transform(frame).collect():
+            assert (row.first, row.twice) == (row.x[0], [2 * one for one in row.x])
+    assert "double" in own.getModel().signatures
+
+
+def test_saved_models_that_cannot_be_taken(tmp_path: Path) -> None:
+    summing().export(str(tmp_path / "exported"), verbose=False)
+    for place, columns, signature, message in (
+        (tmp_path, None, "serving_default", "holds no SavedModel"),
+        (tmp_path / "exported", None, "predict", "no signature 'predict'; it has .*serving_def"),
+        (tmp_path / "exported", ["x", "n"], "serving_default", "say which column feeds each"),
+        (tmp_path / "exported", {"x": "x"}, "serving_default", "takes 'n', 'x'"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            TFTransformer.from_saved_model(place, columns, signature=signature)
+
+
 def test_vectors_and_joined_columns_of_a_keras_model(spark: Any) -> None:
     import keras
     from pyspark.ml.feature import VectorAssembler

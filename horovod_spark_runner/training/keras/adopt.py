@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -11,11 +11,14 @@ import keras
 from ...data.manifest import TEXT, Column, Manifest
 from ...errors import ModelError
 from ...rundir.directory import RunDirectory
+from ...storage.filesystem import Location
 from ..spec import FEATURES, Binding
+from ..trained_model import ModelWriter, Signature
 from .artifact import ModelInputs, load_archive, save_model
 from .binding import InputBinding, input_structure, match_inputs
-from .outputs import fixed_batch, repeat_rows
-from .saved import SavedModel
+from .graph import Graph, pack
+from .outputs import fixed_batch, output_specs, repeat_rows
+from .saved import PACKED_FILE, KerasFacts, SavedModel
 from .source import read_archive
 
 # dtype of an input -> dtype of its column, where Spark has it not.
@@ -75,11 +78,48 @@ def adopt_model(
     return saved
 
 
+def adopt_graph(
+    directory: RunDirectory, folder: Location, inputs: Binding | None, signature: str
+) -> SavedModel:
+    """Write the SavedModel in ``folder`` to ``directory``; see `Engine.adopt`.
+
+    Raises:
+        ModelError: there is none, or no such signature; or the columns do not fit its inputs.
+    """
+    packed = pack(folder)
+    graph = Graph(packed, signature)
+    names = sorted(graph.takes)
+    if inputs is None:
+        inputs = Binding(names if len(names) > 1 else [FEATURES], tuple(names))
+    elif inputs.names is None and len(names) == len(inputs.slots) == 1:
+        inputs = Binding(inputs.slots, tuple(names))
+    if sorted(inputs.names or ()) != names or any(len(slot) > 1 for slot in inputs.slots):
+        raise ModelError(
+            f"signature {signature!r} of the SavedModel takes {', '.join(map(repr, names))}; say "
+            f"which column feeds each, feature_cols={{{names[0]!r}: …}}"
+        )
+    tensors = [graph.takes[name] for name in inputs.names or ()]
+    columns = _fitting(inputs, list(zip(tensors, inputs.slots, strict=True)))
+    bind = InputBinding(graph, inputs, Manifest("", (), columns, (), ""))
+    example = bind({column.name: column.blank() for column in columns})
+    writer = ModelWriter(directory)
+    writer.write(PACKED_FILE, packed)
+    facts = KerasFacts(graph=signature, self_contained=True, keras=keras.__version__)
+    outputs = tuple(output_specs(graph, example))
+    writer.finish(Signature(inputs, columns, outputs, own=facts.to_fields()))
+    return SavedModel("graph")
+
+
 def _columns(model: Any, inputs: Binding) -> tuple[Column, ...]:
-    """Return the columns that fit the model's inputs."""
+    """Return the columns that fit a Keras model's inputs."""
+    return _fitting(inputs, match_inputs(model, inputs))
+
+
+def _fitting(inputs: Binding, matched: Sequence[tuple[Any, Sequence[str]]]) -> tuple[Column, ...]:
+    """Return the columns that fit tensors, each of which some columns feed."""
     columns: dict[str, Column] = {}
-    for tensor, names in match_inputs(model, inputs):
-        dtype = keras.backend.standardize_dtype(tensor.dtype)
+    for tensor, names in matched:
+        dtype = tensor.dtype if isinstance(tensor.dtype, str) else tensor.dtype.name
         dtype = _COLUMN_DTYPES.get(dtype, dtype)
         shape = tuple(tensor.shape[1:])
         if dtype not in _PLAIN or None in shape:

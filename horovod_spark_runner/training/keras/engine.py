@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from ...errors import EnvironmentProblem
 from ...quiet import quiet_imports
 from ...rundir.directory import RunDirectory
+from ...storage.filesystem import Location
 from ..engine import Engine
 from ..spec import Binding, ModelNames, ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
 from ..trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel
-from .saved import ARCHIVE_FILE, KerasParts, SavedModel, keras_parts
+from .saved import ARCHIVE_FILE, PACKED_FILE, KerasParts, SavedModel, keras_parts
 from .source import check_given_callbacks, model_source
 
 if TYPE_CHECKING:
@@ -83,9 +84,12 @@ class KerasEngine:
         model: Any,
         inputs: Binding | None,
         custom_objects: Mapping[str, Any],
+        signature: str = "",
     ) -> SavedModel:
         with quiet_imports():
-            from .adopt import adopt_model
+            from .adopt import adopt_graph, adopt_model
+        if signature:
+            return adopt_graph(directory, Location(model), inputs, signature)
         return adopt_model(directory, model, inputs, custom_objects)
 
     def load(self, recipe: Recipe) -> Model:
@@ -99,6 +103,8 @@ class KerasEngine:
         return made_model(recipe)
 
     def held(self, parts: KerasParts) -> Mapping[str, bytes]:
+        if parts.packed is not None:
+            return {PACKED_FILE: parts.packed}
         if parts.archive is None:
             return {}
         weights = {} if parts.weights is None else {WEIGHTS_FILE: parts.weights}

@@ -15,6 +15,7 @@ from ...storage.arrays import load_arrays
 from ..trained_model import Model, Recipe
 from .artifact import load_archive
 from .binding import InputBinding
+from .graph import Graph
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .model import build_model, finalize_layers
 from .outputs import build_by_call, call_model, output_specs, pick
@@ -46,10 +47,11 @@ def load_model(recipe: Recipe) -> Model:
 
 
 def made_model(recipe: Recipe) -> Any:
-    """Return the Keras model, not compiled; see `Engine.model`."""
+    """Return the Keras model, not compiled, or what TensorFlow loads; see `Engine.model`."""
     # Also what the process had set before, which a fresh state takes away.
     with using_keras_state(keras_state()), fresh_keras_state():
-        return _made(recipe)[0]
+        model = _made(recipe)[0]
+        return model.loaded if isinstance(model, Graph) else model
 
 
 def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
@@ -72,6 +74,9 @@ def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
 def _made(recipe: Recipe) -> tuple[Any, InputBinding]:
     """Return the model with its weights, and what gives it its inputs."""
     parts: KerasParts = recipe.own
+    if parts.packed is not None:
+        graph = Graph(parts.packed, parts.graph)
+        return graph, _binding(graph, recipe)
     model = _from_archive(parts) if parts.archive is not None else _from_source(parts)
     bind = _binding(model, recipe)
     if parts.weights is not None:

@@ -16,7 +16,10 @@ from .archive import LAMBDA, CustomPart, custom_parts, read_config
 
 ARCHIVE_FILE = "model.keras"
 SAMPLE_FILE = "sample.npz"
-FILES = (ARCHIVE_FILE, WEIGHTS_FILE, SAMPLE_FILE)
+PACKED_FILE = "saved_model.zip"
+FILES = (ARCHIVE_FILE, WEIGHTS_FILE, SAMPLE_FILE, PACKED_FILE)
+# What every SavedModel has.
+GRAPH_FILE = "saved_model.pb"
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class SavedModel:
 
     Attributes:
         loads: ``"archive"`` if its archive suffices, ``"objects"`` if it does together with
-            ``objects``, ``"source"`` if it must be built and given its weights.
+            ``objects``, ``"source"`` if it must be built and given its weights, ``"graph"`` for
+            TensorFlow's own format, which suffices.
         objects: pickled dictionary of the user's classes and functions that the archive names.
             They travel in memory only: nothing that is read from storage is unpickled.
     """
@@ -45,6 +49,8 @@ class KerasFacts:
         run_eagerly: whether it was compiled to run without a graph.
         state: Keras' global settings it was trained under, by name.
         keras: version of Keras.
+        graph: the signature that is called of a SavedModel, which then is all there is; ``""`` for
+            Keras' own files.
     """
 
     archive: bool = False
@@ -53,6 +59,7 @@ class KerasFacts:
     run_eagerly: bool = False
     state: Mapping[str, str] | None = None
     keras: str = ""
+    graph: str = ""
 
     def to_fields(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,6 +84,8 @@ class KerasParts:
         sample: what the trained model gave, by which what ``source`` builds is checked.
         state: Keras' global settings it was trained under.
         eager: call it without making a graph of it.
+        packed: a SavedModel's files, if it is one.
+        graph: the signature that is called of it.
     """
 
     archive: bytes | None = field(default=None, repr=False)
@@ -86,6 +95,8 @@ class KerasParts:
     sample: bytes | None = field(default=None, repr=False)
     state: Mapping[str, str] | None = None
     eager: bool = False
+    packed: bytes | None = field(default=None, repr=False)
+    graph: str = ""
 
 
 def keras_parts(
@@ -98,6 +109,8 @@ def keras_parts(
     facts = facts_of(model)
     state, eager = facts.state, facts.run_eagerly
     reweighted = model.signature.reweighted
+    if facts.graph and source is None:
+        return KerasParts(packed=model.read(PACKED_FILE), graph=facts.graph)
     if saved is not None and saved.loads in ("archive", "objects"):
         archive = model.read(ARCHIVE_FILE)
         return KerasParts(archive=archive, objects=saved.objects, state=state, eager=eager)

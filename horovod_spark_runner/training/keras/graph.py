@@ -1,0 +1,77 @@
+"""A SavedModel: a graph that another program has exported, called through one of its signatures."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from ...errors import ModelError
+from ...storage.filesystem import Location
+from .saved import GRAPH_FILE
+
+
+def pack(folder: Location) -> bytes:
+    """Return a SavedModel's files as one archive.
+
+    Raises:
+        ModelError: there is no SavedModel.
+    """
+    files = folder.files() if folder.is_folder else []
+    if not any(file.name == GRAPH_FILE for file in files):
+        raise ModelError(f"{folder} holds no SavedModel: {GRAPH_FILE} is missing")
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w", allowZip64=True) as archive:
+        for file in files:
+            archive.writestr(file.name, folder.join(file.name).read_bytes())
+    return whole.getvalue()
+
+
+class Graph:
+    """One signature of a SavedModel, called as a Keras model is.
+
+    Args:
+        packed: what `pack` returned.
+        signature: the signature's name.
+
+    Attributes:
+        loaded: what TensorFlow loads of it.
+        takes: what the signature takes, by name.
+
+    Raises:
+        ModelError: there is no such signature, or it takes nothing, or a fixed number of rows.
+    """
+
+    def __init__(self, packed: bytes, signature: str) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+                archive.extractall(Path(folder))
+            self.loaded = tf.saved_model.load(folder)
+        known = sorted(self.loaded.signatures)
+        if signature not in known:
+            has = ", ".join(known) or "none"
+            raise ModelError(f"the SavedModel has no signature {signature!r}; it has {has}")
+        self._call = self.loaded.signatures[signature]
+        self.takes: Mapping[str, Any] = self._call.structured_input_signature[1]
+        if not self.takes:
+            raise ModelError(f"signature {signature!r} of the SavedModel takes no inputs")
+        fixed = [n for n, spec in self.takes.items() if not spec.shape.rank or spec.shape[0]]
+        if fixed:
+            raise ModelError(
+                f"signature {signature!r} of the SavedModel takes {fixed[0]!r} of shape "
+                f"{self.takes[fixed[0]].shape}; it must take any number of rows"
+            )
+
+    def predict_step(self, data: tuple[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the outputs by name."""
+        (inputs,) = data
+        shaped = {
+            name: tf.reshape(tf.cast(inputs[name], spec.dtype), [-1, *spec.shape[1:]])
+            for name, spec in self.takes.items()
+        }
+        return dict(sorted(self._call(**shaped).items()))
