@@ -56,14 +56,16 @@ def _have_made(archive: Path) -> None:
         old.unlink()
     aside = archive.with_suffix(".new")
     settings = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
-    subprocess.run(
+    made = subprocess.run(
         [sys.executable, "-m", "tests.java", str(aside)],
-        check=True,
+        check=False,
         capture_output=True,
+        text=True,
         cwd=ROOT,
         env={**settings, "JDK_JAVA_OPTIONS": FAST, "PYSPARK_PYTHON": sys.executable},
         timeout=240,
     )
+    assert aside.exists(), f"no archive of Spark's classes: {made.stderr[-2000:]}"
     aside.rename(archive)
 
 
