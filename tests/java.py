@@ -1,6 +1,6 @@
-"""An archive of the classes that Spark loads, from which its JVMs start in half the time.
+"""An archive of the classes that Spark loads, from which its JVMs start with less work.
 
-The tests start some two hundred JVMs. Java keeps what it has parsed and checked of the classes of
+The tests start many short-lived JVMs. Java keeps what it has parsed and checked of the classes of
 one in a file that the others map (class data sharing); one that it does not fit goes without.
 ``python -m tests.java FILE`` makes it of what a session loads.
 """
