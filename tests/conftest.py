@@ -15,11 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from . import required
+from . import java, required
 from .leftovers import MARK, await_nothing_left, inventory
 
-# Spark's many short-lived JVMs start in half the time without the second compiler.
-FAST_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # A proxy of the machine's is not the way to the tests' own servers.
 LOCAL = "localhost,127.0.0.1,::1"
 
@@ -36,11 +34,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Mark what the tests start, and give it a temporary folder of its own."""
+def marked(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Mark what the tests start, and give it a temporary folder and settings of its own."""
     tmp_path_factory.getbasetemp()  # pytest's stays where it is, to be looked at
+    cache = request.config.cache
+    uses_spark = any(item.get_closest_marker("spark") for item in request.session.items)
+    options = java.options(cache.mkdir("java")) if cache and uses_spark else java.FAST
     folder = tempfile.mkdtemp(prefix="t-", dir="/tmp")  # short: it holds sockets
-    os.environ.update({MARK: uuid.uuid4().hex, "TMPDIR": folder, "JDK_JAVA_OPTIONS": FAST_JAVA})
+    os.environ.update({MARK: uuid.uuid4().hex, "TMPDIR": folder, "JDK_JAVA_OPTIONS": options})
     os.environ.update({"NO_PROXY": LOCAL, "no_proxy": LOCAL})
     tempfile.tempdir = None  # this process's, too
     yield

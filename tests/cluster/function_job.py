@@ -1,10 +1,11 @@
-"""Runs a small Horovod function on the master given; prints what became of it as JSON.
+"""Runs small Horovod functions on the master given; prints what became of each, as one JSON list.
 
-Usage: function_job.py MASTER WHAT WORKERS [KEY=VALUE ...]
+Usage: function_job.py MASTER REQUEST ... [KEY=VALUE ...]
 
 MASTER is a Spark master, or ``connect:`` and a Spark Connect remote.
-A KEY that begins with ``runner.`` is an argument of HorovodRunner, any other a setting of Spark. A
-WHAT that ends in ``_by_spark`` lets the slots find each other through Spark, not the driver.
+A REQUEST is a JSON object: ``what``, the function, and arguments of HorovodRunner. A function that
+ends in ``_by_spark`` lets the slots find each other through Spark, not the driver. A KEY is a
+setting of Spark.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import socket
 import sys
 import time
 from typing import Any
+from unittest import mock
 
 from sessions import make_session
 
@@ -77,24 +79,40 @@ def light_failure() -> None:
     world.Barrier()
 
 
-def main() -> None:
-    master, what, workers, *settings = sys.argv[1:]
-    ours = [setting for setting in settings if setting.startswith("runner.")]
-    given = (setting.removeprefix("runner.").partition("=") for setting in ours)
-    arguments: dict[str, Any] = {key: json.loads(value) for key, _, value in given}
-    spark = make_session(master, [s for s in settings if s not in ours], "OFF")
+def answer_to(what: str, **arguments: Any) -> dict[str, Any]:
+    """Return what became of a function."""
     began = time.time()
-    if what.endswith("_by_spark"):
-        rendezvous.GATHER_AFTER = 1.0
-        rendezvous.Rendezvous._arrange = lambda self: None  # type: ignore[method-assign]
     try:
-        run = HorovodRunner(int(workers), **arguments).run(
-            globals()[what.removesuffix("_by_spark")]
-        )
+        run = HorovodRunner(**arguments).run(globals()[what])
         answer: dict[str, Any] = {"results": run.results, "timings": run.timings}
     except Exception as error:
         answer = {"error": type(error).__name__, "message": str(error)}
-    print(json.dumps({**answer, "ended": time.time(), "took": time.time() - began}), flush=True)
+    return {**answer, "ended": time.time(), "took": time.time() - began}
+
+
+def arrange_nothing(self: rendezvous.Rendezvous) -> None:
+    """Leave it to Spark."""
+
+
+def through_spark(what: str, **arguments: Any) -> dict[str, Any]:
+    """Return what became of a function whose slots do not learn their ranks from the driver."""
+    with (
+        mock.patch.object(rendezvous, "GATHER_AFTER", 1.0),
+        mock.patch.object(rendezvous.Rendezvous, "_arrange", arrange_nothing),
+    ):
+        return answer_to(what, **arguments)
+
+
+def main() -> None:
+    master, *given = sys.argv[1:]
+    requests = [json.loads(text) for text in given if text.startswith("{")]
+    spark = make_session(master, [text for text in given if not text.startswith("{")], "OFF")
+    answers = []
+    for request in requests:
+        what = request.pop("what")
+        ask = through_spark if what.endswith("_by_spark") else answer_to
+        answers.append(ask(what.removesuffix("_by_spark"), **request))
+    print(json.dumps(answers), flush=True)
     spark.stop()
 
 

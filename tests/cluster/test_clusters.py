@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,13 @@ def run_job(
     )
 
 
-def run_function(master: str, what: str, workers: int, *settings: str) -> dict[str, Any]:
+def run_functions(
+    master: str, requests: Sequence[dict[str, Any]], *settings: str
+) -> list[dict[str, Any]]:
+    """Return what became of each of the functions, all in one session; see `function_job`."""
+    texts = [json.dumps(request) for request in requests]
     run = subprocess.run(
-        [sys.executable, str(HERE / "function_job.py"), master, what, str(workers), *settings],
+        [sys.executable, str(HERE / "function_job.py"), master, *texts, *settings],
         capture_output=True,
         text=True,
         timeout=240,
@@ -41,8 +45,8 @@ def run_function(master: str, what: str, workers: int, *settings: str) -> dict[s
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
     )
     assert run.returncode == 0, run.stderr[-4000:]
-    result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return result
+    answers: list[dict[str, Any]] = json.loads(run.stdout.splitlines()[-1])
+    return answers
 
 
 def result_of(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -59,10 +63,10 @@ def check(result: dict[str, Any]) -> None:
     assert result["accuracy"] > 0.7
 
 
-@pytest.fixture
-def standalone(tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A master and two workers of one core each, on this machine."""
-    place = str(tmp_path / "cluster")
+    place = str(tmp_path_factory.mktemp("standalone") / "cluster")
     started = subprocess.run(
         [str(STANDALONE), "start", place, "2", "1", "1g"],
         capture_output=True,
@@ -106,35 +110,34 @@ def test_spark_connect(tmp_path: Path) -> None:
     check(result_of(run_job("connect:local[2]", tmp_path / "run")))
 
 
-def test_a_function_on_spark_connect() -> None:
-    answer = run_function("connect:local[2]", "where", 2)
-    assert [(r["rank"], r["size"], r["sum"]) for r in answer["results"]] == [
-        (0, 2, 1.0),
-        (1, 2, 1.0),
-    ]
-
-
-def test_too_few_slots_on_spark_connect() -> None:
-    answer = run_function("connect:local[2]", "where", 3)
-    assert answer["error"] == "NotEnoughSlotsError"
-    assert "asked for 3 slots with 1 core each, found 2" in answer["message"]
+def test_functions_on_spark_connect() -> None:
+    ran, too_many = run_functions(
+        "connect:local[2]",
+        [{"what": "where", "num_workers": 2}, {"what": "where", "num_workers": 3}],
+    )
+    assert [(r["rank"], r["size"], r["sum"]) for r in ran["results"]] == [(0, 2, 1.0), (1, 2, 1.0)]
+    assert too_many["error"] == "NotEnoughSlotsError"
+    assert "asked for 3 slots with 1 core each, found 2" in too_many["message"]
 
 
 def test_resources_of_one_stage(standalone: str) -> None:
-    ours = ("spark.executor.memory=512m", 'runner.resources={"cpus": 1}')
-    answer = run_function(standalone, "where", 2, *ours, "spark.driver.host=127.0.0.1")
-    assert [r["rank"] for r in answer["results"]] == [0, 1]
-    ours = ("spark.executor.memory=512m", 'runner.resources={"cpus": 2}')
-    answer = run_function(standalone, "where", 2, *ours, "spark.driver.host=127.0.0.1")
-    assert answer["error"] == "NotEnoughSlotsError", answer
-    assert "asked for 2 slots with 2 cores each, found 0" in answer["message"]
+    one, two = run_functions(
+        standalone,
+        [{"what": "where", "num_workers": 2, "resources": {"cpus": cpus}} for cpus in (1, 2)],
+        "spark.executor.memory=512m",
+        "spark.driver.host=127.0.0.1",
+    )
+    assert [r["rank"] for r in one["results"]] == [0, 1]
+    assert two["error"] == "NotEnoughSlotsError", two
+    assert "asked for 2 slots with 2 cores each, found 0" in two["message"]
 
 
 def test_encrypted_spark_is_not_undermined(standalone: str) -> None:
     encrypted = ("spark.network.crypto.enabled=true", "spark.authenticate=true")
     secret = ("spark.authenticate.secret=only-for-this-test", "spark.driver.host=127.0.0.1")
-    answer = run_function("local-cluster[2,1,1024]", "where", 2, *encrypted, *secret)
+    where = [{"what": "where", "num_workers": 2}]
+    (answer,) = run_functions("local-cluster[2,1,1024]", where, *encrypted, *secret)
     assert "results" in answer  # all on this machine
-    answer = run_function(standalone, "where", 2, "spark.ssl.enabled=true")
+    (answer,) = run_functions(standalone, where, "spark.ssl.enabled=true")
     assert answer["error"] == "EnvironmentProblem"
     assert "allow_unencrypted=True" in answer["message"]

@@ -25,9 +25,10 @@ JOB = str(Path(__file__).with_name("function_job.py"))
 class Driver:
     """A driver in a process group of its own, whose ranks are in an endless loop."""
 
-    def __init__(self, master: str, ranks: int = 2, *settings: str) -> None:
+    def __init__(self, master: str, ranks: int) -> None:
+        request = json.dumps({"what": "forever", "num_workers": ranks})
         self.process = subprocess.Popen(
-            [sys.executable, JOB, master, "forever", str(ranks), *settings],
+            [sys.executable, JOB, master, request],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -62,8 +63,8 @@ class Driver:
         self.process.wait()
 
 
-def run(master: str, fault: Callable[[Driver], None], *settings: str) -> tuple[Driver, str, str]:
-    driver = Driver(master, 2, *settings)
+def run(master: str, fault: Callable[[Driver], None]) -> tuple[Driver, str, str]:
+    driver = Driver(master, 2)
     try:
         driver.await_loop()
         fault(driver)
@@ -106,7 +107,7 @@ def test_a_lost_executor() -> None:
     began = time.time()
     _, out, err = run("local-cluster[2,1,1024]", kill_executor)
     assert out, err
-    answer = json.loads(out.splitlines()[-1])
+    (answer,) = json.loads(out.splitlines()[-1])
     assert answer["error"] == "RankFailedError", answer
     assert "its Spark task was killed or lost" in answer["message"]
     assert "in the loop" in answer["message"]

@@ -23,24 +23,21 @@ NODES = ("hsr-a", "hsr-b")
 class Cluster(HostCluster):
     """Runs functions on both hosts."""
 
-    def arguments(self, what: str, workers: int, *settings: str) -> list[str]:
+    def arguments(self, *requests: dict[str, Any]) -> list[str]:
         return [
             sys.executable,
             str(HERE / "function_job.py"),
             self.master,
-            what,
-            str(workers),
+            *map(json.dumps, requests),
             f"spark.driver.host={self.hosts.spark_address(NODES[0])}",
             "spark.executor.memory=512m",
-            *settings,
         ]
 
-    def run(self, what: str, workers: int, *settings: str) -> dict[str, Any]:
-        arguments = self.arguments(what, workers, *settings)
-        done = self.hosts.run(NODES[0], arguments, self.env)
+    def run(self, *requests: dict[str, Any]) -> list[dict[str, Any]]:
+        done = self.hosts.run(NODES[0], self.arguments(*requests), self.env)
         assert done.returncode == 0, done.stderr[-4000:]
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return answer
+        answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+        return answers
 
 
 @pytest.fixture
@@ -61,25 +58,29 @@ def check_world(results: list[dict[str, Any]], ranks: int) -> None:
 
 
 def test_ranks_on_two_hosts(cluster: Cluster) -> None:
-    for ranks in (2, 3, 4):
-        answer = cluster.run("where", ranks)
+    sizes = (2, 3, 4)
+    *answers, through_spark = cluster.run(
+        *({"what": "where", "num_workers": ranks} for ranks in sizes),
+        {"what": "where_by_spark", "num_workers": 3},
+    )
+    for ranks, answer in zip(sizes, answers, strict=True):
         check_world(answer["results"], ranks)
         assert "all_gather" not in answer["timings"]
-    answer = cluster.run("where_by_spark", 3)
-    check_world(answer["results"], 3)
-    assert answer["timings"]["all_gather"] > 0
+    check_world(through_spark["results"], 3)
+    assert through_spark["timings"]["all_gather"] > 0
 
 
 def test_ranks_on_hosts_with_ipv6_only(tmp_path: Path) -> None:
     with Hosts(tmp_path / "hosts", NODES, ipv6=True) as hosts:
-        answer = Cluster(hosts, NODES, tmp_path).run("where", 2)
+        (answer,) = Cluster(hosts, NODES, tmp_path).run({"what": "where", "num_workers": 2})
     check_world(answer["results"], 2)
     assert "all_gather" not in answer["timings"]
     assert {result["interface"] for result in answer["results"]} == {"=eth0"}
 
 
 def test_a_host_that_vanishes_without_a_word(cluster: Cluster) -> None:
-    job = cluster.popen(cluster.arguments("forever", 2, "runner.heartbeat_timeout=15"))
+    request = {"what": "forever", "num_workers": 2, "heartbeat_timeout": 15}
+    job = cluster.popen(cluster.arguments(request))
     assert job.stderr is not None
     lines: list[str] = []
     while sum("in the loop" in line for line in lines) < 2:
@@ -87,7 +88,7 @@ def test_a_host_that_vanishes_without_a_word(cluster: Cluster) -> None:
     cluster.hosts.unplug(NODES[1])
     cut = time.time()
     out, err = job.communicate(timeout=120)
-    answer = json.loads(out.splitlines()[-1])
+    (answer,) = json.loads(out.splitlines()[-1])
     assert answer["error"] == "RankFailedError", err
     assert "on hsr-b failed: no sign of life for 15 s" in answer["message"]
     # Detection takes the timeout and one heartbeat; then it is to be over soon.

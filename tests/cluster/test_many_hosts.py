@@ -22,28 +22,29 @@ RANKS = 32
 JOB = str(Path(__file__).with_name("function_job.py"))
 
 
-def run(cluster: HostCluster, what: str) -> dict[str, Any]:
+def run(cluster: HostCluster, *functions: str) -> list[dict[str, Any]]:
     address = cluster.hosts.address(cluster.driver)
     settings = [f"spark.driver.host={address}", "spark.executor.memory=512m"]
     # A light function, on machines with fewer cores than hosts.
-    settings += ["runner.start_timeout=120", "runner.worker_idle_timeout=0"]
-    arguments = [sys.executable, JOB, cluster.master, what, str(RANKS), *settings]
-    out, err = cluster.popen(arguments).communicate(timeout=280)
+    options = {"num_workers": RANKS, "start_timeout": 120, "worker_idle_timeout": 0}
+    requests = [json.dumps({"what": what, **options}) for what in functions]
+    command = [sys.executable, JOB, cluster.master, *requests, *settings]
+    out, err = cluster.popen(command).communicate(timeout=280)
     assert out, err[-4000:]
-    answer: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return answer
+    answers: list[dict[str, Any]] = json.loads(out.splitlines()[-1])
+    return answers
 
 
 @pytest.mark.timeout(600)
 def test_thirty_two_ranks_on_eight_hosts(tmp_path: Path) -> None:
     with Hosts(tmp_path / "hosts", NAMES) as hosts:
         cluster = HostCluster(hosts, NAMES, tmp_path, cores=RANKS // len(NAMES))
-        results = run(cluster, "light")["results"]
+        ran, failed = run(cluster, "light", "light_failure")
+        results = ran["results"]
         assert [r["rank"] for r in results] == list(range(RANKS))
         assert {(r["size"], r["sum"]) for r in results} == {(RANKS, sum(range(RANKS)))}
         assert set(Counter(r["host"] for r in results).values()) == {RANKS // len(NAMES)}
 
-        failed = run(cluster, "light_failure")
         assert failed["error"] == "RankFailedError", failed
         assert re.match(r"rank 17 on hsr-\d failed: ValueError", failed["message"])
         moment = re.search(r"ValueError: at ([\d.]+)", failed["message"])

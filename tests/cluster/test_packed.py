@@ -24,7 +24,8 @@ BIN = Path(sys.prefix) / "bin"
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[str]:
     """A worker whose environment leads to no Python packages."""
-    bare = {name: os.environ[name] for name in ("HOME", "JAVA_HOME") if name in os.environ}
+    kept = ("HOME", "JAVA_HOME", "JDK_JAVA_OPTIONS")
+    bare = {name: os.environ[name] for name in kept if name in os.environ}
     bare |= {"PATH": "/usr/local/bin:/usr/bin:/bin", "HSR_VENV": sys.prefix}
     place = str(tmp_path / "cluster")
     done = subprocess.run(

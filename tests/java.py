@@ -1,0 +1,108 @@
+"""An archive of the classes that Spark loads, from which its JVMs start with less work.
+
+The tests start many short-lived JVMs. Java keeps what it has parsed and checked of the classes of
+one in a file that the others map (class data sharing); one that it does not fit goes without.
+``python -m tests.java FILE`` makes it of what a session loads.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.spark_home import SPARK_HOME
+
+ROOT = Path(__file__).parents[1]
+# Spark's many short-lived JVMs start in half the time without the second compiler.
+FAST = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+MASTERS = ("local[2]", "local-cluster[2,1,1024]")
+
+
+def options(cache: Path) -> str:
+    """Return the options of Java for the tests' JVMs.
+
+    Args:
+        cache: folder in which the archive is kept for the next time.
+    """
+    archive = cache / f"spark-{_key()}.jsa"
+    if not archive.exists():
+        with (cache / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not archive.exists():
+                _have_made(archive)
+    # Java would tell of every other program's classes that these are none of them.
+    return f"{FAST} -XX:SharedArchiveFile={archive} -Xlog:cds=off -Xlog:cds+dynamic=off"
+
+
+def _key() -> str:
+    """Return what stands for this Java and this Spark."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else "java"
+    version = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
+    jars = SPARK_HOME / "jars"
+    facts = [FAST, version, str(jars), jars.stat().st_mtime_ns]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def _have_made(archive: Path) -> None:
+    for old in archive.parent.glob("*.jsa"):  # it is large
+        old.unlink()
+    aside = archive.with_suffix(".new")
+    settings = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
+    made = subprocess.run(
+        [sys.executable, "-m", "tests.java", str(aside)],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**settings, "JDK_JAVA_OPTIONS": FAST, "PYSPARK_PYTHON": sys.executable},
+        timeout=240,
+    )
+    assert aside.exists(), f"no archive of Spark's classes: {made.stderr[-2000:]}"
+    aside.rename(archive)
+
+
+def main() -> None:
+    """Use a session on each kind of master, in one JVM, and have that one leave the archive."""
+    from pyspark.sql import SparkSession
+
+    (target,) = sys.argv[1:]
+    builder = SparkSession.builder.config("spark.ui.enabled", "false")
+    builder = builder.config("spark.driver.host", "127.0.0.1")
+    builder = builder.config("spark.driver.extraJavaOptions", f"-XX:ArchiveClassesAtExit={target}")
+    for master in MASTERS:
+        session = builder.master(master).getOrCreate()
+        gateway = session.sparkContext._gateway
+        with tempfile.TemporaryDirectory() as folder:
+            _use(session, folder)
+        session.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait()
+
+
+def _use(session: Any, folder: str) -> None:
+    """Do what the tests do: write and read Parquet, compute in Python, in barrier stages, too."""
+
+    def same(batches: Iterable[Any]) -> Iterable[Any]:
+        yield from batches
+
+    rows = session.range(0, 200, 1, 2)
+    rows = rows.selectExpr("id", "array(float(id), 1.0f) as x", "cast(id % 10 as int) as y")
+    rows.mapInArrow(same, rows.schema).write.parquet(f"{folder}/rows")
+    read = session.read.parquet(f"{folder}/rows").repartition(2)
+    read.groupBy("y").count().orderBy("y").collect()
+    read.selectExpr("avg(array_position(x, array_max(x)))", "count(distinct y)").first()
+    session.range(0, 2, 1, 2).mapInArrow(same, "id long", barrier=True).collect()
+    session.createDataFrame([([1.0, 2.0], 1)], "x array<float>, y int").toPandas()
+
+
+if __name__ == "__main__":
+    main()
