@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .ml.transformer import TFTransformer
-from .run.columns import ColumnNames
 from .run.pipeline import train_request
 from .run.request import Resume, TrainingRequest, check_request
 from .settings.data import DataOptions
@@ -22,6 +21,7 @@ from .settings.training import (
     LrScaling,
     RestartOptions,
 )
+from .training.columns import ColumnNames
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -23,7 +23,7 @@ from ..errors import DataError, ModelError
 from ..training.spec import OutputSpec
 from ..training.trained_model import Model, Recipe
 from .loading import describe_outputs, load_model
-from .rows import describe_fault, valid_rows, with_nulls
+from .rows import valid_in_all, with_nulls
 
 # Models a Python worker keeps loaded.
 _CACHE_SIZE = 4
@@ -91,20 +91,8 @@ class Predictor:
 
     def _valid(self, arrays: tuple[pa.Array, ...]) -> np.ndarray | None:
         """Return which rows are valid; ``None`` if all are."""
-        valid: np.ndarray | None = None
-        for array, column in zip(arrays, self.columns, strict=True):
-            mask = valid_rows(array, column)
-            if mask is None:
-                continue
-            if self.handle_invalid == ERROR:
-                row = int(np.argmin(mask))
-                raise DataError(
-                    f"{describe_fault(array, column, row)} in row {row} of a batch of {len(array)} "
-                    "(counted from 0); handle_invalid='skip' leaves such rows out, 'keep' gives "
-                    "them null as prediction"
-                )
-            valid = mask if valid is None else valid & mask
-        return valid
+        advice = "handle_invalid='skip' leaves such rows out, 'keep' gives them null as prediction"
+        return valid_in_all(arrays, self.columns, advice if self.handle_invalid == ERROR else None)
 
     def _predict(self, model: Model, arrays: tuple[pa.Array, ...]) -> pa.Array:
         values = {
@@ -129,7 +117,7 @@ class Predictor:
 
     def _model(self) -> Model:
         if self.digest not in _models:
-            _prepare_process()
+            prepare_process()
             recipe = replace(self.load(), outputs=self.outputs)
             _models[self.digest] = _decoding(recipe, load_model(recipe))
             if len(_models) > _CACHE_SIZE:
@@ -159,7 +147,7 @@ def describing(load: Callable[[], Recipe]) -> Callable[[Iterator[Any]], Iterator
 
     def describe(batches: Iterator[Any]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
-            _prepare_process()
+            prepare_process()
             try:
                 told: list[Any] = [*describe_outputs(load()), ""]
             except ModelError as error:
@@ -213,7 +201,7 @@ def array_of(values: np.ndarray, spec: OutputSpec) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), flat)
 
 
-def _prepare_process() -> None:
+def prepare_process() -> None:
     """Keep the framework to this task's cores and devices; before it is imported."""
     from pyspark import TaskContext
 

@@ -18,7 +18,9 @@ from ..settings.data import Transform
 from ..settings.kinds import check_choice, check_count
 from ..spark.session import use_own_python
 from ..storage.filesystem import Location
+from ..training.columns import ColumnNames
 from ..training.trained_model import Recipe, output_from
+from .evaluate import EvaluationRequest, evaluate
 from .frame import with_predictions
 from .inference import ERROR, HANDLE_INVALID, Predictor, describing
 from .naming import PredictionCol, check_prediction_col
@@ -137,21 +139,76 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         """The names of the model's outputs, in its order."""
         return [output.name for output in self._model.recipe.outputs]
 
+    def evaluate(
+        self,
+        dataset: DataFrame,
+        metrics: Any = None,
+        *,
+        label_cols: ColumnNames | str | None = None,
+        sample_weight_col: str | bool | None = None,
+        handle_invalid: str | None = None,
+    ) -> dict[str, Any]:
+        """Return losses and metrics over all rows of a DataFrame, in one pass over Spark tasks.
+
+        They are what ``model.evaluate`` gives in one process: every task adds up what the metrics
+        keep, and the results follow from the sums over all rows. What has no exact value in that
+        way (a loss that depends on which rows are in a batch together, a metric that keeps
+        something else than sums) is refused by name.
+
+        Args:
+            dataset: has the feature columns, and those the outputs are compared with.
+            metrics: ``None`` (default) for the loss and metrics the model was compiled with. Else
+                a list of names of Keras' metrics, objects of ``keras.metrics``, functions of
+                labels and predictions, Spark ML's metrics (``"spark:areaUnderROC"``, or an
+                evaluator of ``pyspark.ml.evaluation``), and ``"compiled"`` for the model's own; or,
+                for several outputs, Keras' by output, as ``Model.compile`` takes them.
+            label_cols: the label columns, where they are not called as in training: a list, or a
+                dictionary by the outputs' names.
+            sample_weight_col: the column of sample weights; by default that of the training,
+                ``False`` for none. It weighs ``metrics`` that are given here; those the model was
+                compiled with as ``Model.compile`` was told.
+            handle_invalid: ``"error"`` or ``"skip"`` for rows with a null, or an array of another
+                size, in any of these columns; by default the transformer's.
+
+        Returns:
+            The results by name: numbers, and lists of numbers where a metric gives several.
+
+        Raises:
+            InvalidInputError: an argument cannot be right, or names no metric; it lists those.
+            DataError: columns do not fit the model's, a row cannot be evaluated, or there is none.
+            ModelError: a loss or metric has no exact value, or the model is not compiled.
+        """
+        spark = self._ready(dataset, "evaluate")
+        request = EvaluationRequest(
+            metrics,
+            label_cols,
+            sample_weight_col,
+            self.handle_invalid if handle_invalid is None else handle_invalid,
+            self.batch_size,
+        )
+        load = self._shipped.loader(spark)
+        return evaluate(dataset, self._model.recipe, self._shipped.digest, load, request)
+
     def _check_settings(self) -> None:
         check_prediction_col(self.prediction_col)
         check_choice("handle_invalid", self.handle_invalid, HANDLE_INVALID)
         check_count("batch_size", self.batch_size)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        spark = self._ready(dataset, "transform")
+        return with_predictions(dataset, self._predictor(spark), self.prediction_col)
+
+    def _ready(self, dataset: DataFrame, method: str) -> SparkSession:
+        """Return the session of a DataFrame, the model being one that can be called in it."""
         self._check_settings()
-        spark = getattr(dataset, "sparkSession", None)
+        spark: SparkSession | None = getattr(dataset, "sparkSession", None)
         if spark is None:
-            raise InvalidInputError(f"transform takes a Spark DataFrame, got {dataset!r:.200}")
+            raise InvalidInputError(f"{method} takes a Spark DataFrame, got {dataset!r:.200}")
         use_own_python(spark)
         if self._model.learn_outputs:
             self._learn_outputs(spark)
         check_callable(self._model)
-        return with_predictions(dataset, self._predictor(spark), self.prediction_col)
+        return spark
 
     def _learn_outputs(self, spark: SparkSession) -> None:
         """Let a worker build the model and tell what it gives; the driver loads no framework."""

@@ -37,10 +37,10 @@ from ..spark.memory import check_memory_limit
 from ..spark.session import runs_on_this_machine
 from ..storage.filesystem import Location
 from ..training.changes import settings_to_go_on_with
+from ..training.columns import ColumnNames, bind_columns, by_convention, recorded_columns
 from ..training.engine import engine_named, engine_of
 from ..training.spec import Binding, ModelSource, WarmStart
 from ..training.warm_start import read_warm_start
-from .columns import ColumnNames, bind_columns, by_convention, recorded_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

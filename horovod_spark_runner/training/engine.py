@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import InvalidInputError
+from .evaluation import Evaluator, Question
 from .spec import KERAS, ModelSource, TrainingSpec
 from .sync.synchroniser import Collectives, Synchroniser
 from .trained_model import Model, Recipe, StoredModel
@@ -118,6 +119,27 @@ class Engine(Protocol):
 
         Raises:
             ModelError: it is not the model that was trained.
+        """
+        ...
+
+    # -- its evaluation ------------------------------------------------------------------------
+
+    def portable_metrics(self, given: Any) -> Any:
+        """Return ``metrics`` of `TFTransformer.evaluate` in a form that can be pickled.
+
+        On the driver, where the framework is loaded only if it made a metric that was given.
+
+        Raises:
+            InvalidInputError: something is no metric.
+        """
+        ...
+
+    def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
+        """Return what evaluates the model. In a Python worker of Spark's.
+
+        Raises:
+            ModelError: the model cannot be evaluated exactly; the message names the metric or loss.
+            InvalidInputError: a metric is not known, or does not fit the model.
         """
         ...
 

@@ -21,10 +21,10 @@ from horovod_spark_runner.ml.trained import (
     read_finished_run,
     read_trained_model,
 )
-from horovod_spark_runner.run.columns import bind_columns
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.settings.training import Allreduce, CheckpointOptions, FitOptions
 from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.training.columns import bind_columns
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.spec import ModelSource, TrainingSpec
 

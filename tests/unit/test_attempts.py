@@ -240,7 +240,7 @@ def test_an_attempt_that_went_on_from_earlier_than_thought_says_so(
 
 
 def test_columns_are_recorded_as_they_were_given() -> None:
-    from horovod_spark_runner.run.columns import bind_columns, recorded_columns
+    from horovod_spark_runner.training.columns import bind_columns, recorded_columns
 
     for given in (
         ["x", "y"],

@@ -17,7 +17,7 @@ from ...rundir.directory import RunDirectory
 from ...serialize import dumps
 from ...storage.arrays import dump_arrays
 from ..spec import KERAS, OutputSpec, TrainingSpec
-from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature
+from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature, Targets
 from .archive import custom_parts, read_config, with_named_lambdas
 from .custom_objects import find_objects, name_lambdas, only_keras, revivable
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
@@ -97,9 +97,21 @@ def _save(directory: RunDirectory, model: Any, spec: TrainingSpec, example: Any)
         problem=problem,
         batch_size=fixed_batch(model),
         own=facts.to_fields(),
+        targets=_targets(spec),
     )
     files.finish(signature, FILES)
     return saved
+
+
+def _targets(spec: TrainingSpec) -> Targets:
+    weight = () if spec.weight is None else (spec.weight,)
+    names = dict.fromkeys((*spec.outputs.columns, *weight))
+    return Targets(
+        spec.outputs,
+        tuple(spec.train.column(name) for name in names),
+        spec.weight,
+        tuple(sorted(set(spec.transforms) & set(names))),
+    )
 
 
 def load_archive(archive: bytes, objects: Mapping[str, Any] | None) -> Any:

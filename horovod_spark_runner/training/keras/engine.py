@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ...errors import EnvironmentProblem
 from ...quiet import quiet_imports
 from ..engine import Engine
+from ..evaluation import Evaluator, Question
 from ..spec import ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
 from ..trained_model import Model, Recipe, StoredModel
+from .given_metrics import portable_metrics
 from .saved import KerasParts, keras_parts
 from .source import check_given_callbacks, model_source
 
@@ -80,6 +82,14 @@ class KerasEngine:
         with quiet_imports():
             from .loading import describe_outputs
         return describe_outputs(recipe)
+
+    def portable_metrics(self, given: Any) -> Any:
+        return portable_metrics(given)
+
+    def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
+        with quiet_imports():
+            from .evaluator import KerasEvaluator
+        return KerasEvaluator(recipe, question)
 
 
 def wrong_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:

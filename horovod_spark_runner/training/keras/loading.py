@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -26,10 +27,7 @@ def load_model(recipe: Recipe) -> Model:
     """Return the function from feature columns to outputs; see `Engine.load`."""
     parts: KerasParts = recipe.own
     with fresh_keras_state():
-        model = _from_archive(parts) if parts.archive is not None else _from_source(parts)
-        bind = _binding(model, recipe)
-        if parts.weights is not None:
-            _give_weights(model, recipe, bind)
+        model, bind = make_model(recipe)
 
     def call(inputs: Any) -> Any:
         return call_model(model, inputs)
@@ -43,6 +41,20 @@ def load_model(recipe: Recipe) -> Model:
         return [_to_numpy(pick(given, output.path)) for output in recipe.outputs]
 
     return predict
+
+
+def make_model(recipe: Recipe) -> tuple[Any, InputBinding]:
+    """Return the trained model, and what makes its inputs of columns.
+
+    Raises:
+        ModelError: what was built is not the model that was trained.
+    """
+    parts: KerasParts = recipe.own
+    model = _from_archive(parts) if parts.archive is not None else _from_source(parts)
+    bind = _binding(model, recipe)
+    if parts.weights is not None:
+        _give_weights(model, recipe, bind)
+    return model, bind
 
 
 def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
@@ -81,10 +93,24 @@ def _from_source(parts: KerasParts) -> Any:
 def _give_weights(model: Any, recipe: Recipe, bind: InputBinding) -> None:
     parts: KerasParts = recipe.own
     arrays = load_arrays(parts.weights or b"")
-    values = [arrays[name] for name in sorted(arrays)]
+    set_weights(model, [arrays[name] for name in sorted(arrays)], recipe, bind)
+    if parts.sample is not None:
+        example = bind({column.name: column.blank() for column in recipe.columns})
+        with using_keras_state(parts.state):
+            check_sample(model, example, parts.sample)
+
+
+def set_weights(
+    model: Any, values: Sequence[np.ndarray], recipe: Recipe, bind: InputBinding
+) -> None:
+    """Give a model that was just built the weights of the trained one.
+
+    Raises:
+        ModelError: they are not those of such a model.
+    """
     if not model.built or len(model.weights) != len(values):
         blank = {c.name: c.blank().repeat(recipe.batch_size or 1, 0) for c in recipe.columns}
-        with using_keras_state(parts.state):
+        with using_keras_state(recipe.own.state):
             build_by_call(model, bind(blank))
     trained, built = ([tuple(array.shape) for array in w] for w in (values, model.weights))
     if trained != built:
@@ -97,10 +123,6 @@ def _give_weights(model: Any, recipe: Recipe, bind: InputBinding) -> None:
         raise ModelError(f"model_fn builds another model than was trained: {found}")
     model.set_weights(values)
     finalize_layers(model)
-    if parts.sample is not None:
-        example = bind({column.name: column.blank() for column in recipe.columns})
-        with using_keras_state(parts.state):
-            check_sample(model, example, parts.sample)
 
 
 def _to_numpy(value: Any) -> np.ndarray:

@@ -23,7 +23,8 @@ from .callbacks import Callbacks, check_callbacks, overrides
 from .changes import compare_models
 from .generators import generators, separate_generators
 from .initial_weights import load_initial_weights
-from .metrics import epoch_logs, metric_variables
+from .metric_state import merge_of, metric_variables
+from .metrics import epoch_logs
 from .model import finalize_layers
 from .optimizers import LearningRates
 from .probe import Probe
@@ -130,8 +131,7 @@ class KerasTrainee(Trainee):
         return metric_variables(self.model)
 
     def metric_merges(self) -> list[str]:
-        ways = [variable.aggregation for variable in self.metric_variables()]
-        return [way if way in ("sum", "mean") else "first" for way in ways]
+        return [merge_of(variable) for variable in self.metric_variables()]
 
     def metric_names(self) -> list[str]:
         return [metric.name for metric in self.model.metrics]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..data.prepare.schema import quote_all
 from ..errors import DataError, InvalidInputError
-from ..training.spec import Binding
+from .spec import Binding
 
 # By input or output: a column, several that are joined, or (labels only) none.
 ColumnNames = Sequence[str | Sequence[str] | None] | Mapping[str, str | Sequence[str] | None]
