@@ -181,11 +181,10 @@ class KerasEvaluator:
 
     @property
     def _metrics(self) -> list[Any]:
-        own = list(self._model.metrics) if self._compiled else []
-        own = [
-            inner for m in own for inner in (m.metrics if isinstance(m, CompileMetrics) else [m])
-        ]
-        return own + ([] if self._given is None else list(self._given.metrics))
+        found = [] if self._given is None else list(self._given.metrics)
+        for metric in self._model.metrics if self._compiled else ():
+            found.extend(metric.metrics if isinstance(metric, CompileMetrics) else [metric])
+        return found
 
     def _results(self) -> dict[str, Any]:
         """Return the results of the model's own metrics that its step tells."""
