@@ -68,6 +68,16 @@ def spec_of(
     return TrainingSpec(**given)
 
 
+def curves_in(folder: Path) -> dict[str, list[tuple[int, np.float32]]]:
+    """Return the points of event files as TensorBoard itself reads them: step and value."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(p.step, np.float32(p.value)) for p in events.Scalars(tag)] for tag in tags}
+
+
 def variables_of(model: Any) -> Any:
     """Return the variables that a training of ``model`` goes on from."""
     from horovod_spark_runner.training.keras.optimizers import find_optimizers

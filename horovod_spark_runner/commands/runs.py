@@ -62,6 +62,7 @@ class RunSummary:
         attempts: oldest first.
         program: the script that started it; empty if unknown.
         model: `WHOLE`, or why the trained model cannot be used; empty if there is none yet.
+        events: where its event files are; empty if there are none.
     """
 
     place: str
@@ -73,6 +74,7 @@ class RunSummary:
     attempts: tuple[Attempt, ...]
     program: str
     model: str
+    events: str = ""
 
     @property
     def newest(self) -> CheckpointLine | None:
@@ -112,6 +114,7 @@ def read_run(directory: RunDirectory, now: float) -> RunSummary:
         attempts=tuple(attempts),
         program=str(settings.get("program", "")),
         model=_model_state(directory),
+        events=str(directory.events) if directory.events.exists() else "",
     )
 
 
@@ -191,6 +194,8 @@ def describe_run(run: RunSummary) -> str:
         within = f" + {line.epoch_step} steps" if line.epoch_step else ""
         best = "  best" if line.best else ""
         lines.append(f"  {line.name}  epoch {line.epoch}{within}  {_metrics(line.metrics)}{best}")
+    if run.events:
+        lines.append(f"curves      tensorboard --logdir {shlex.quote(run.events)}")
     if run.model:
         lines.append("model       " + ("" if run.model == WHOLE else "damaged: ") + run.model)
     if run.attempts:

@@ -26,7 +26,7 @@ from .initial_weights import load_initial_weights
 from .metric_state import merge_of, metric_variables
 from .metrics import epoch_logs
 from .model import finalize_layers
-from .optimizers import LearningRates
+from .optimizers import LearningRates, leaf_optimizers
 from .probe import Probe
 from .saved import SavedModel
 from .variables import KerasVariables
@@ -113,6 +113,13 @@ class KerasTrainee(Trainee):
 
     def rates(self, scaling: str) -> LearningRates:
         return LearningRates(self._built.optimizers, scaling)
+
+    def learning_rates(self) -> dict[str, float]:
+        optimizers = leaf_optimizers(self._built.optimizers)
+        rates = [float(optimizer.learning_rate) for optimizer in optimizers]
+        if len(rates) == 1:
+            return {"learning_rate": rates[0]}
+        return {f"learning_rate/{number}": rate for number, rate in enumerate(rates)}
 
     def load_initial_weights(self, start: WarmStart) -> None:
         load_initial_weights(self.model, start)
