@@ -249,6 +249,9 @@ class Location:
 
     def append_bytes(self, data: bytes) -> None:
         """Append to a local file, which is made if it is not there."""
+        answered(lambda _: self._append(data), self._text)
+
+    def _append(self, data: bytes) -> None:
         with open(self._text, "ab") as stream:
             stream.write(data)
 
