@@ -14,7 +14,12 @@ from horovod_spark_runner.training.hooks import Hooks
 from horovod_spark_runner.training.spec import ModelNames, ModelSource, OutputSpec
 from horovod_spark_runner.training.state import TrainingVariables
 from horovod_spark_runner.training.sync.synchroniser import Equality
-from horovod_spark_runner.training.trained_model import WEIGHTS_FILE, ModelWriter, Signature
+from horovod_spark_runner.training.trained_model import (
+    WEIGHTS_FILE,
+    ModelWriter,
+    Signature,
+    Targets,
+)
 from horovod_spark_runner.training.trainee import Trainee
 
 NAME = "tests.numpy_engine"
@@ -159,7 +164,10 @@ class LineTrainee(Trainee):
         writer = ModelWriter(directory)
         writer.write(WEIGHTS_FILE, dump_arrays({"00000": self.variables.weights.value}))
         columns = tuple(train.column(name) for name in inputs.columns)
-        writer.finish(Signature(inputs, columns, (OUTPUT,), NAME, ("weights",)))
+        labels = self.spec.outputs
+        targets = Targets(labels, tuple(train.column(name) for name in labels.columns))
+        signature = Signature(inputs, columns, (OUTPUT,), NAME, ("weights",), targets=targets)
+        writer.finish(signature)
 
 
 def inputs_of(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarray:
@@ -210,6 +218,41 @@ class NumpyEngine:
 
     def describe_outputs(self, recipe: Any) -> tuple[list[dict[str, Any]], str]:
         return [asdict(OUTPUT)], ""
+
+    def portable_metrics(self, given: Any) -> Any:
+        return given
+
+    def evaluator(self, recipe: Any, question: Any) -> LineEvaluator:
+        return LineEvaluator(self.load(recipe), question.targets.outputs.columns[0])
+
+
+class LineEvaluator:
+    """The mean of squared errors."""
+
+    def __init__(self, predict: Any, label: str) -> None:
+        self.predict, self.label = predict, label
+        self.begin()
+
+    def names(self) -> list[str]:
+        return ["loss"]
+
+    def begin(self) -> None:
+        self.sums = np.zeros(2)
+
+    def update(self, features: Any, labels: Any) -> np.ndarray:
+        output: np.ndarray = self.predict(features)[0]
+        errors = output - labels[self.label]
+        self.sums += [errors @ errors, len(errors)]
+        return output
+
+    def take_sums(self) -> list[np.ndarray]:
+        sums = self.sums
+        self.begin()
+        return [sums]
+
+    def results(self, sums: Sequence[np.ndarray]) -> dict[str, Any]:
+        total, rows = sums[0]
+        return {"loss": total / rows}
 
 
 ENGINE: Engine = NumpyEngine()

@@ -35,13 +35,19 @@ def assert_same_weights(run_dir: Path, expected: Path, atol: float = 0.0) -> Non
     assert_same_arrays(run_dir / weights, expected / weights, atol)
 
 
-def spec_of(columns: Sequence[Column], **fields: Any) -> TrainingSpec:
+LABEL = Column("y", "float32")
+
+
+def spec_of(
+    columns: Sequence[Column], labels: Sequence[Column] = (LABEL,), **fields: Any
+) -> TrainingSpec:
     """Return the spec of a training on ``columns``, each for the input of that name or order."""
-    manifest = Manifest("", (), tuple(columns), (), "")
+    known = {column.name: column for column in (*columns, *labels)}
+    manifest = Manifest("", (), tuple(known.values()), (), "")
     given: dict[str, Any] = {
         "model": ModelSource(),
         "inputs": Binding(tuple(column.name for column in columns)),
-        "outputs": Binding(("y",)),
+        "outputs": Binding(tuple(column.name for column in labels)),
         "weight": None,
         "fit": FitOptions(batch_size=4, epochs=1),
         "sync": Allreduce(),
@@ -60,6 +66,16 @@ def spec_of(columns: Sequence[Column], **fields: Any) -> TrainingSpec:
         **fields,
     }
     return TrainingSpec(**given)
+
+
+def curves_in(folder: Path) -> dict[str, list[tuple[int, np.float32]]]:
+    """Return the points of event files as TensorBoard itself reads them: step and value."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(p.step, np.float32(p.value)) for p in events.Scalars(tag)] for tag in tags}
 
 
 def variables_of(model: Any) -> Any:

@@ -63,6 +63,7 @@ class RunSummary:
         program: the script that started it; empty if unknown.
         model: `WHOLE`, as far as it was read, or why the trained model cannot be used; empty if
             there is none yet.
+        events: where its event files are; empty if there are none.
     """
 
     place: str
@@ -74,6 +75,7 @@ class RunSummary:
     attempts: tuple[Attempt, ...]
     program: str
     model: str
+    events: str = ""
 
     @property
     def newest(self) -> CheckpointLine | None:
@@ -119,6 +121,7 @@ def read_run(directory: RunDirectory, now: float, *, verify: bool) -> RunSummary
         attempts=tuple(attempts),
         program=str(settings.get("program", "")),
         model=_model_state(directory, verify),
+        events=str(directory.events) if directory.events.exists() else "",
     )
 
 
@@ -201,6 +204,8 @@ def describe_run(run: RunSummary) -> str:
         within = f" + {line.epoch_step} steps" if line.epoch_step else ""
         best = "  best" if line.best else ""
         lines.append(f"  {line.name}  epoch {line.epoch}{within}  {_metrics(line.metrics)}{best}")
+    if run.events:
+        lines.append(f"curves      tensorboard --logdir {shlex.quote(run.events)}")
     if run.model:
         lines.append("model       " + ("" if run.model == WHOLE else "damaged: ") + run.model)
     if run.attempts:

@@ -23,7 +23,7 @@ from ..spark.python_worker import keep_to_task
 from ..training.spec import OutputSpec
 from ..training.trained_model import Model, Recipe
 from .loading import describe_outputs, load_model
-from .rows import describe_fault, valid_rows, with_nulls
+from .rows import valid_in_all, with_nulls
 
 # Models a Python worker keeps loaded.
 _CACHE_SIZE = 4
@@ -92,22 +92,10 @@ class Predictor:
 
     def _valid(self, arrays: tuple[pa.Array, ...]) -> np.ndarray | None:
         """Return which rows are valid; ``None`` if all are."""
-        valid: np.ndarray | None = None
         names = self.names or tuple(column.name for column in self.columns)
-        for array, column, name in zip(arrays, self.columns, names, strict=True):
-            mask = valid_rows(array, column)
-            if mask is None:
-                continue
-            if self.handle_invalid == ERROR:
-                row = int(np.argmin(mask))
-                fault = describe_fault(array, replace(column, name=name), row)
-                raise DataError(
-                    f"{fault} in row {row} of a batch of {len(array)} (counted from 0); "
-                    "handle_invalid='skip' leaves such rows out, 'keep' gives them null as "
-                    "prediction"
-                )
-            valid = mask if valid is None else valid & mask
-        return valid
+        columns = [replace(c, name=name) for c, name in zip(self.columns, names, strict=True)]
+        advice = "handle_invalid='skip' leaves such rows out, 'keep' gives them null as prediction"
+        return valid_in_all(arrays, columns, advice if self.handle_invalid == ERROR else None)
 
     def _predict(self, model: Model, arrays: tuple[pa.Array, ...]) -> pa.Array:
         values = {

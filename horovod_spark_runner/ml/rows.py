@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..data.manifest import Column
+from ..errors import DataError
 
 
 def valid_rows(array: pa.Array, column: Column) -> np.ndarray | None:
@@ -34,6 +37,37 @@ def valid_rows(array: pa.Array, column: Column) -> np.ndarray | None:
         return None
     given = _to_numpy(valid)
     return None if bool(np.all(given)) else given
+
+
+def valid_in_all(
+    arrays: Sequence[pa.Array], columns: Sequence[Column], advice: str | None
+) -> np.ndarray | None:
+    """Tell which rows hold a value in every column.
+
+    Args:
+        arrays: the rows, by column.
+        columns: what the model was trained on.
+        advice: what else may become of rows without, for the error; ``None`` if they are no error.
+
+    Returns:
+        A boolean per row; ``None`` if all are valid.
+
+    Raises:
+        DataError: a row is not valid, and that is an error.
+    """
+    valid: np.ndarray | None = None
+    for array, column in zip(arrays, columns, strict=True):
+        mask = valid_rows(array, column)
+        if mask is None:
+            continue
+        if advice is not None:
+            row = int(np.argmin(mask))
+            raise DataError(
+                f"{describe_fault(array, column, row)} in row {row} of a batch of {len(array)} "
+                f"(counted from 0); {advice}"
+            )
+        valid = mask if valid is None else valid & mask
+    return valid
 
 
 def describe_fault(array: pa.Array, column: Column, row: int) -> str:

@@ -181,4 +181,5 @@ def _recipe(model: StoredModel, engine: str, transforms: Mapping[str, Transform]
         outputs=signature.outputs or (),
         transforms=dict(transforms),
         batch_size=signature.batch_size,
+        targets=signature.targets,
     )

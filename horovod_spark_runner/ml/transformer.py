@@ -23,6 +23,7 @@ from ..settings.prediction import (
 )
 from ..spark.session import use_own_python
 from ..storage.filesystem import Location
+from .evaluate import EvaluationRequest, evaluate
 from .frame import with_predictions
 from .params import PredictionParams, prediction_settings, set_params
 from .persistence import StageReader, StageWriter, UserCode, loading_with
@@ -31,7 +32,7 @@ from .summary import TrainingSummary
 from .trained import adopt_keras_model, read_finished_run
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: ignore[misc]
@@ -258,13 +259,67 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
         """
         return loading_with(UserCode(custom_objects, model_fn, transforms))
 
+    def evaluate(
+        self,
+        dataset: DataFrame,
+        metrics: Any = None,
+        *,
+        label_cols: ColumnNames | str | None = None,
+        sample_weight_col: str | bool | None = None,
+        handle_invalid: str | None = None,
+    ) -> dict[str, Any]:
+        """Return losses and metrics over all rows of a DataFrame, in one pass over Spark tasks.
+
+        They are what ``model.evaluate`` gives in one process: every task adds up what the metrics
+        keep, and the results follow from the sums over all rows. What has no exact value in that
+        way (a loss that depends on which rows are in a batch together, a metric that keeps
+        something else than sums) is refused by name.
+
+        Args:
+            dataset: has the feature columns, and those the outputs are compared with.
+            metrics: ``None`` (default) for the loss and metrics the model was compiled with. Else
+                a list of names of Keras' metrics, objects of ``keras.metrics``, functions of
+                labels and predictions, Spark ML's metrics (``"spark:areaUnderROC"``, or an
+                evaluator of ``pyspark.ml.evaluation``), and ``"compiled"`` for the model's own; or,
+                for several outputs, Keras' by output, as ``Model.compile`` takes them.
+            label_cols: the label columns, where they are not called as in training: a list, or a
+                dictionary by the outputs' names.
+            sample_weight_col: the column of sample weights; by default that of the training,
+                ``False`` for none. It weighs ``metrics`` that are given here; those the model was
+                compiled with as ``Model.compile`` was told.
+            handle_invalid: ``"error"`` or ``"skip"`` for rows with a null, or an array of another
+                size, in any of these columns; by default the transformer's.
+
+        Returns:
+            The results by name: numbers, and lists of numbers where a metric gives several.
+
+        Raises:
+            InvalidInputError: an argument cannot be right, or names no metric; it lists those.
+            DataError: columns do not fit the model's, a row cannot be evaluated, or there is none.
+            ModelError: a loss or metric has no exact value, or the model is not compiled.
+        """
+        settings = prediction_settings(self)
+        predictor = self._model.predictor(_session(dataset, "evaluate"), settings)
+        request = EvaluationRequest(
+            metrics,
+            label_cols,
+            sample_weight_col,
+            settings.handle_invalid if handle_invalid is None else handle_invalid,
+        )
+        return evaluate(dataset, self._model.known.recipe, predictor, request)
+
     def _transform(self, dataset: DataFrame) -> DataFrame:
         settings = prediction_settings(self)
-        spark = getattr(dataset, "sparkSession", None)
-        if spark is None:
-            raise InvalidInputError(f"transform takes a Spark DataFrame, got {dataset!r:.200}")
-        use_own_python(spark)
-        return with_predictions(dataset, self._model.predictor(spark, settings), settings)
+        predictor = self._model.predictor(_session(dataset, "transform"), settings)
+        return with_predictions(dataset, predictor, settings)
+
+
+def _session(dataset: DataFrame, method: str) -> SparkSession:
+    spark: SparkSession | None = getattr(dataset, "sparkSession", None)
+    if spark is None:
+        raise InvalidInputError(f"{method} takes a Spark DataFrame, got {dataset!r:.200}")
+    use_own_python(spark)
+    return spark
 
 
 def _made(model: ServedModel, summary: TrainingSummary | None) -> TFTransformer:

@@ -39,10 +39,10 @@ from ..spark.memory import check_memory_limit
 from ..spark.session import runs_on_this_machine
 from ..storage.filesystem import Location
 from ..training.changes import settings_to_go_on_with
+from ..training.columns import by_convention, by_name, recorded_columns
 from ..training.engine import engine_named, engine_of
 from ..training.spec import FEATURES, Binding, ModelSource, WarmStart, bind_columns
 from ..training.warm_start import read_warm_start
-from .columns import by_convention, by_name, recorded_columns
 from .names import names_of_model
 
 if TYPE_CHECKING:

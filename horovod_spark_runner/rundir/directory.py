@@ -12,6 +12,7 @@
         logs/rank-00000.log         all output of each rank
         checkpoints/step-00000042/  variables.npz, ranks.npz, checkpoint.json (written last)
         metrics.jsonl               one line per epoch
+        events/train, validation    event files, for TensorBoard
         model/                      model.keras, weights.npz, sample.npz, signature.json (the last)
 """
 
@@ -77,6 +78,10 @@ class RunDirectory:
     @property
     def metrics(self) -> Location:
         return self.location.join("metrics.jsonl")
+
+    @property
+    def events(self) -> Location:
+        return self.location.join("events")
 
     @property
     def model(self) -> Location:

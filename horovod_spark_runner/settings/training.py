@@ -184,6 +184,12 @@ class CheckpointOptions(Settings):
         '``"raise"`` (default) ends the training when a checkpoint cannot be written; ``"warn"`` '
         "goes on to the next one.",
     )
+    event_files: bool = setting(
+        True,
+        FLAG,
+        "write the metrics of every epoch, learning rate and samples per second for TensorBoard "
+        "to ``events/`` in the run directory (default).",
+    )
 
     @property
     def best_is_highest(self) -> bool:

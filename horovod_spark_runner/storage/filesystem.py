@@ -247,6 +247,14 @@ class Location:
                 aside.delete_file()
             raise
 
+    def append_bytes(self, data: bytes) -> None:
+        """Append to a local file, which is made if it is not there."""
+        answered(lambda _: self._append(data), self._text)
+
+    def _append(self, data: bytes) -> None:
+        with open(self._text, "ab") as stream:
+            stream.write(data)
+
     def write_unseen(self, data: bytes | memoryview) -> None:
         """Write a whole file that nobody looks for yet; a local one has then reached the disk."""
         answered(lambda headway: self._write(memoryview(data).cast("B"), headway), self._text)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import InvalidInputError
 from ..rundir.directory import RunDirectory
+from .evaluation import Evaluator, Question
 from .spec import KERAS, Binding, ModelNames, ModelSource, TrainingSpec
 from .sync.synchroniser import Collectives, Synchroniser
 from .trained_model import Model, Recipe, StoredModel
@@ -170,6 +171,27 @@ class Engine(Protocol):
 
         Raises:
             ModelError: it is not the model that was trained.
+        """
+        ...
+
+    # -- its evaluation ------------------------------------------------------------------------
+
+    def portable_metrics(self, given: Any) -> Any:
+        """Return ``metrics`` of `TFTransformer.evaluate` in a form that can be pickled.
+
+        On the driver, where the framework is loaded only if it made a metric that was given.
+
+        Raises:
+            InvalidInputError: something is no metric.
+        """
+        ...
+
+    def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
+        """Return what evaluates the model. In a Python worker of Spark's.
+
+        Raises:
+            ModelError: the model cannot be evaluated exactly; the message names the metric or loss.
+            InvalidInputError: a metric is not known, or does not fit the model.
         """
         ...
 

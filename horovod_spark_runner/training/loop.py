@@ -24,6 +24,7 @@ from .agreement import PREEMPT, SAVE, STOP, Agreement
 from .divergence import check_ranks_agree
 from .engine import engine_named
 from .epochs import Epochs, Step
+from .event_files import EventFiles
 from .keeper import Keeper
 from .learning_rate import LearningRate
 from .logs import numbers, plain
@@ -107,6 +108,9 @@ class Training:
         self._validation = (
             None if spec.validation is None else self._read(spec.validation, training=False)
         )
+        self._events: EventFiles | None = None
+        if self._rank == 0 and spec.checkpoints.event_files:
+            self._events = EventFiles(RunDirectory(spec.run_dir), spec.lock_token)
         self._progress = Progress()
         self._reporter = ProgressReporter(self._rank, spec.fit.epochs)
         self._preempted = False
@@ -164,6 +168,8 @@ class Training:
 
     def close(self) -> None:
         self._keeper.close()
+        if self._events is not None:
+            self._events.close()
         for reader in self._readers:
             reader.close()
 
@@ -263,6 +269,7 @@ class Training:
         results = self._trainee.results("train", *last)
         if self._validation is not None and self._spec.fit.validates(progress.epoch):
             results.update(self._evaluate(self._validation))
+        rates = {} if self._events is None else self._trainee.learning_rates()
         logs = self._hooks.epoch_end(progress.epoch, results)
         self._agree()
         self._check_agreement(f"at the end of epoch {progress.epoch + 1}")
@@ -271,6 +278,9 @@ class Training:
         progress.epoch_step = 0
         rate = self._world.allreduce(progress.rows - rows_before) / max(seconds, 1e-9)
         self._reporter.epoch(progress, steps, rate)
+        if self._events is not None:
+            facts = {**rates, "samples_per_second": rate}
+            self._events.epoch(progress.epoch - 1, progress.history[-1], facts)
         self._save()
         return results
 

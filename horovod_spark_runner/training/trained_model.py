@@ -7,7 +7,7 @@ of itself. It is written last: until then, and if a writer is killed, files and 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,23 @@ Model = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
 
 
 @dataclass(frozen=True)
+class Targets:
+    """What a model's outputs were compared with when it was trained.
+
+    Attributes:
+        outputs: which label column is compared with which output.
+        columns: the label columns, and that of sample weights, as they were trained on.
+        weight: the column of sample weights.
+        transforms: label columns that were trained with a transform.
+    """
+
+    outputs: Binding
+    columns: tuple[Column, ...]
+    weight: str | None = None
+    transforms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Signature:
     """What is known of a trained model without loading it.
 
@@ -47,6 +64,7 @@ class Signature:
         problem: why it cannot be called, or made again without the user's code; ``""`` if it can.
         batch_size: rows it has to be called with; ``None`` for any number.
         own: what its engine has to know besides, as JSON.
+        targets: what its outputs were compared with, where that was recorded.
     """
 
     inputs: Binding
@@ -59,6 +77,7 @@ class Signature:
     problem: str = ""
     batch_size: int | None = None
     own: Mapping[str, Any] = field(default_factory=dict)
+    targets: Targets | None = None
 
     def to_fields(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,24 +90,37 @@ class Signature:
             ValueError: they are of none.
         """
         try:
-            names = fields["inputs"]["names"]
-            outputs = fields["outputs"]
+            outputs, targets = fields["outputs"], fields.get("targets")
             known = {
                 **{name: value for name, value in fields.items() if name in cls.__annotations__},
-                "inputs": Binding(
-                    tuple(tuple(slot) for slot in fields["inputs"]["slots"]),
-                    None if names is None else tuple(names),
-                ),
-                "columns": tuple(
-                    Column(**{**c, "shape": tuple(c["shape"])}) for c in fields["columns"]
-                ),
+                "inputs": _binding_from(fields["inputs"]),
+                "columns": _columns_from(fields["columns"]),
                 "outputs": None if outputs is None else tuple(output_from(o) for o in outputs),
                 "weights": tuple(fields.get("weights", ())),
                 "transforms": tuple(fields.get("transforms", ())),
+                "targets": None if targets is None else _targets_from(targets),
             }
             return cls(**known)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a model's signature: {error!r}") from error
+
+
+def _binding_from(fields: Mapping[str, Any]) -> Binding:
+    names = fields["names"]
+    return Binding(fields["slots"], None if names is None else tuple(names))
+
+
+def _columns_from(fields: Iterable[Mapping[str, Any]]) -> tuple[Column, ...]:
+    return tuple(Column(**{**column, "shape": tuple(column["shape"])}) for column in fields)
+
+
+def _targets_from(fields: Mapping[str, Any]) -> Targets:
+    return Targets(
+        _binding_from(fields["outputs"]),
+        _columns_from(fields["columns"]),
+        fields["weight"],
+        tuple(fields["transforms"]),
+    )
 
 
 def output_from(fields: Mapping[str, Any]) -> OutputSpec:
@@ -280,6 +312,7 @@ class Recipe:
         transforms: what to do with a column's values, by its name.
         batch_size: rows it has to be called with; ``None`` for any number.
         own: what the engine makes it from; can be pickled.
+        targets: what its outputs were compared with, where that was recorded.
     """
 
     engine: str
@@ -289,3 +322,4 @@ class Recipe:
     transforms: Mapping[str, Transform] = field(default_factory=dict)
     batch_size: int | None = None
     own: Any = field(default=None, repr=False)
+    targets: Targets | None = None

@@ -124,6 +124,10 @@ class Trainee(ABC):
         """
         return ModelChanges(other_model(then, now), record=dict(now))
 
+    def learning_rates(self) -> dict[str, float]:
+        """Return the learning rates as they are now, by the names to show them under."""
+        return {}
+
     def load_initial_weights(self, start: WarmStart) -> None:
         """Take over weights to begin with, on rank 0.
 

@@ -73,6 +73,8 @@ def test_another_engine_trains_resumes_and_predicts(points: Any, tmp_path: Path)
     whole = train(points, tmp_path / "whole")
     losses = [logs["val_loss"] for logs in whole.summary.history]
     assert losses[-1] < 0.2 * losses[0]
+    errors = predictions(whole, points) - np.array([row.y for row in points.orderBy("y").collect()])
+    assert whole.evaluate(points) == {"loss": pytest.approx(np.mean(errors**2), rel=1e-6)}
     run = train(
         points,
         tmp_path / "run",

@@ -28,7 +28,7 @@ from horovod_spark_runner.settings.training import CheckpointOptions
 from horovod_spark_runner.storage.filesystem import Location
 from tests.faults.injection import Fault
 from tests.faults.training import make_frame, train
-from tests.runs import save_run
+from tests.runs import curves_in, save_run
 
 SECRET = "not-to-be-found-in-files"
 # Where nobody listens: what goes through a proxy instead of straight to the server fails.
@@ -157,6 +157,12 @@ def test_a_run_in_an_object_store_survives_a_kill(
     assert run.summary.attempts[1].first_step in (28, 32)
     loaded = TFTransformer.from_run(place)
     assert loaded.summary.history == run.summary.history
+    (events,) = RunDirectory(place).events.join("train").list()
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / events.name).write_bytes(events.read_bytes())
+    curve = enumerate(run.summary.history)
+    losses = [(number, np.float32(logs["loss"])) for number, logs in curve]
+    assert curves_in(tmp_path / "train")["loss"] == losses
     for path in list_all(Location(place)):
         assert SECRET.encode() not in path.read_bytes()
     assert not RunDirectory(place).lock.exists()

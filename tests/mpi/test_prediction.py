@@ -21,6 +21,43 @@ def softmax(values: np.ndarray) -> np.ndarray:
     return shares
 
 
+def test_validation_gives_what_evaluating_gives(digits_df: Any, tmp_path: Path) -> None:
+    """With a loss, a metric and sample weights of the user's own module, by their defaults."""
+
+    def model_fn() -> Any:
+        import keras
+
+        def surprise(y_true: Any, y_pred: Any) -> Any:
+            return keras.losses.sparse_categorical_crossentropy(y_true, y_pred) ** 2
+
+        regularizer = keras.regularizers.L2(0.01)
+        layer = keras.layers.Dense(10, "softmax", kernel_regularizer=regularizer)
+        model = keras.Sequential([keras.Input((64,)), layer])
+        top = keras.metrics.SparseTopKCategoricalAccuracy(3, name="top3")
+        iou = keras.metrics.MeanIoU(10, sparse_y_pred=False, name="iou")
+        model.compile("adam", surprise, metrics=[top, iou], weighted_metrics=["acc"])
+        return model
+
+    frame = digits_df.filter("id < 300").selectExpr("*", "id % 3 as weight", "id % 4 = 0 as held")
+    transformer = run_training(
+        frame,
+        model_fn,
+        feature_cols=["image"],
+        label_cols=["digit"],
+        sample_weight_col="weight",
+        validation="held",
+        num_workers=2,
+        epochs=2,
+        batch_size=16,
+        run_dir=str(tmp_path / "run"),
+        stream_logs=False,
+    )
+    last = transformer.history[-1]
+    expected = {n.removeprefix("val_"): v for n, v in last.items() if n.startswith("val_")}
+    assert set(expected) == {"loss", "top3", "iou", "acc"}
+    assert transformer.evaluate(frame.filter("held")) == pytest.approx(expected, abs=1e-6)
+
+
 def test_model_fn_is_not_called_to_predict(digits_df: Any, tmp_path: Path) -> None:
     """It asks Horovod for its size, reads a file that is gone later, and has parts of its own."""
     token = tmp_path / "token"

@@ -18,7 +18,7 @@ from horovod_spark_runner import (
 )
 from tests import trainings
 from tests.faults.injection import Fault, callbacks_for
-from tests.runs import assert_same_weights
+from tests.runs import assert_same_weights, curves_in
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
@@ -118,6 +118,18 @@ def test_a_killed_run_ends_as_an_undisturbed_one(small: Any, tmp_path: Path) -> 
     steps = sorted(int(p.name[5:]) for p in (tmp_path / "whole" / "checkpoints").iterdir())
     assert kept == sorted({f"step-{steps[n]:08d}" for n in (best, len(steps) - 1)})
     assert not (tmp_path / "run" / "lock.json").exists()
+    for part, prefix in (("train", ""), ("validation", "val_")):
+        curves = curves_in(tmp_path / "run" / "events" / part)
+        for name in ("loss", "accuracy"):
+            points = [(n, np.float32(logs[prefix + name])) for n, logs in enumerate(whole.history)]
+            assert curves.pop(name) == points
+        if part == "train":
+            assert all(rate > 0 for _, rate in curves.pop("samples_per_second"))
+            rates = curves.pop("learning_rate")
+            decayed = [0.02 * 0.9 ** (epoch * steps[0] / 10) for epoch in range(1, 1 + len(rates))]
+            assert [value for _, value in rates] == pytest.approx(decayed, rel=1e-5)
+            assert curves.pop("drawn")
+        assert curves == {}
 
 
 def test_arrays_that_are_damaged_cost_one_checkpoint(

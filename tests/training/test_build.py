@@ -15,8 +15,9 @@ from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.training.keras.batches import class_weights
 from horovod_spark_runner.training.keras.binding import input_structure
-from horovod_spark_runner.training.keras.build import BuiltModel, call_outputs
+from horovod_spark_runner.training.keras.build import BuiltModel
 from horovod_spark_runner.training.keras.collectives import TensorCollectives
+from horovod_spark_runner.training.keras.outputs import call_outputs
 from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
 from tests.runs import source, spec_of

@@ -11,9 +11,9 @@ import pytest
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.training.keras.binding import InputBinding, bind_outputs
-from horovod_spark_runner.training.keras.build import call_outputs
 from horovod_spark_runner.training.keras.model import build_model, check_trainable
 from horovod_spark_runner.training.keras.optimizers import check_optimizers, find_optimizers
+from horovod_spark_runner.training.keras.outputs import call_outputs
 from horovod_spark_runner.training.keras.source import model_source
 from horovod_spark_runner.training.spec import Binding, ModelSource
 

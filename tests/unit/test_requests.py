@@ -10,7 +10,6 @@ import pytest
 
 from horovod_spark_runner import api, run_training
 from horovod_spark_runner.errors import DataError, InvalidInputError
-from horovod_spark_runner.run.columns import by_convention, by_name
 from horovod_spark_runner.run.request import TrainingRequest
 from horovod_spark_runner.settings.data import DataOptions
 from horovod_spark_runner.settings.launching import LaunchOptions
@@ -21,6 +20,7 @@ from horovod_spark_runner.settings.training import (
     InitialWeights,
     RestartOptions,
 )
+from horovod_spark_runner.training.columns import by_convention, by_name
 from horovod_spark_runner.training.keras.source import check_given_callbacks
 from horovod_spark_runner.training.spec import ModelNames, check_objects
 

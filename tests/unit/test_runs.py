@@ -44,8 +44,10 @@ def test_show_tells_all_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
         tmp_path / "run", "rank killed or lost", "running", checkpoints=best, program="/a b/t.py"
     )
     (tmp_path / "run/checkpoints/step-00000010/variables.npz").write_bytes(b"x")
+    run.events.make_folder()
     assert main(["runs", "show", str(tmp_path / "run")]) == 0
     text = capsys.readouterr().out
+    assert f"curves      tensorboard --logdir {tmp_path}/run/events\n" in text
     assert "state       interrupted\n" in text
     assert "progress    2 and 4 steps/5 epochs, 2 ranks" in text
     assert "step-00000024  epoch 2 + 4 steps  val_loss=0.25\n" in text

@@ -46,12 +46,27 @@ def read_config(archive: bytes) -> dict[str, Any]:
     Raises:
         ValueError: it is no ``.keras`` archive.
     """
+    return {**_config_of(archive), "compile_config": None}
+
+
+def _config_of(archive: bytes) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as file:
-            config = json.loads(file.read(CONFIG_FILE))
+            config: dict[str, Any] = json.loads(file.read(CONFIG_FILE))
     except (zipfile.BadZipFile, KeyError) as error:
         raise ValueError(f"not a Keras archive: {error}") from error
-    return {**config, "compile_config": None}
+    return config
+
+
+def read_compile_config(archive: bytes) -> dict[str, Any]:
+    """Return with which losses and metrics the archive's model was compiled; empty if with none.
+
+    Raises:
+        ValueError: it is no ``.keras`` archive.
+    """
+    found = _config_of(archive).get("compile_config") or {}
+    names = ("loss", "loss_weights", "metrics", "weighted_metrics")
+    return {name: found[name] for name in names if name in found}
 
 
 def custom_parts(config: Mapping[str, Any]) -> list[CustomPart]:

@@ -19,7 +19,7 @@ from ...rundir.directory import RunDirectory
 from ...serialize import dumps
 from ...storage.arrays import dump_arrays
 from ..spec import KERAS, Binding, OutputSpec, TrainingSpec
-from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature
+from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature, Targets
 from .archive import custom_parts, read_config, with_named_lambdas
 from .custom_objects import find_objects, name_lambdas, only_keras, revivable
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
@@ -46,12 +46,14 @@ class ModelInputs:
         columns: the feature columns.
         transforms: those of them that were trained with a transform.
         custom_objects: classes and functions by name that the model itself was made with.
+        targets: what its outputs were compared with, if that is known.
     """
 
     inputs: Binding
     columns: tuple[Column, ...]
     transforms: tuple[str, ...]
     custom_objects: Mapping[str, Any]
+    targets: Targets | None = None
 
     @classmethod
     def of_training(cls, spec: TrainingSpec) -> ModelInputs:
@@ -62,6 +64,7 @@ class ModelInputs:
             columns=tuple(spec.train.column(name) for name in names),
             transforms=tuple(sorted(set(spec.transforms) & set(names))),
             custom_objects=spec.model.custom_objects,
+            targets=_targets(spec),
         )
 
 
@@ -131,9 +134,21 @@ def _save(
         problem=problem,
         batch_size=fixed_batch(model),
         own=facts.to_fields(),
+        targets=inputs.targets,
     )
     files.finish(signature, FILES)
     return saved
+
+
+def _targets(spec: TrainingSpec) -> Targets:
+    weight = () if spec.weight is None else (spec.weight,)
+    names = dict.fromkeys((*spec.outputs.columns, *weight))
+    return Targets(
+        spec.outputs,
+        tuple(spec.train.column(name) for name in names),
+        spec.weight,
+        tuple(sorted(set(spec.transforms) & set(names))),
+    )
 
 
 def load_archive(archive: bytes, objects: Mapping[str, Any] | None) -> keras.Model:

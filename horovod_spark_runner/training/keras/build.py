@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import keras
 import tensorflow as tf
 from mpi4py import MPI
 
@@ -20,6 +17,7 @@ from .model import (
     switch_off_jit,
 )
 from .optimizers import check_optimizers, find_optimizers
+from .outputs import call_outputs
 from .step import Steps
 from .tensors import as_tensor
 
@@ -70,18 +68,3 @@ class BuiltModel:
         check_optimizers(self.optimizers)
         if world.Get_size() > 1:
             check_losses(self.model)
-
-
-def call_outputs(model: keras.Model, example: Any) -> Any | None:
-    """Return what a model's call gives in training, as tensors, or ``None`` if it has no call."""
-    outputs = getattr(model, "outputs", None)
-    if outputs:
-        return outputs[0] if isinstance(model, keras.Sequential) else model.output
-    if type(model).call is keras.Model.call:
-        return None
-    arguments = {"training": True} if model._call_has_training_arg else {}
-    if model.run_eagerly:
-        return model(example, **arguments)
-    kind = tf.nest.map_structure(lambda v: tf.TensorSpec((None, *v.shape[1:]), v.dtype), example)
-    traced = tf.function(lambda x: model(x, **arguments), autograph=False)
-    return traced.get_concrete_function(kind).structured_outputs

@@ -10,9 +10,11 @@ from ...quiet import quiet_imports
 from ...rundir.directory import RunDirectory
 from ...storage.filesystem import Location
 from ..engine import Engine
+from ..evaluation import Evaluator, Question
 from ..spec import Binding, ModelNames, ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
 from ..trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel
+from .given_metrics import portable_metrics
 from .saved import ARCHIVE_FILE, PACKED_FILE, KerasParts, SavedModel, keras_parts
 from .source import check_given_callbacks, model_source
 
@@ -114,6 +116,14 @@ class KerasEngine:
         with quiet_imports():
             from .loading import describe_outputs
         return describe_outputs(recipe)
+
+    def portable_metrics(self, given: Any) -> Any:
+        return portable_metrics(given)
+
+    def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:
+        with quiet_imports():
+            from .evaluator import KerasEvaluator
+        return KerasEvaluator(recipe, question)
 
 
 def wrong_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ def load_model(recipe: Recipe) -> Model:
     """Return the function from feature columns to outputs; see `Engine.load`."""
     parts: KerasParts = recipe.own
     with fresh_keras_state():
-        model, bind = _made(recipe)
+        model, bind = make_model(recipe)
 
     def call(inputs: Any) -> Any:
         return call_model(model, inputs)
@@ -50,8 +51,25 @@ def made_model(recipe: Recipe) -> Any:
     """Return the Keras model, not compiled, or what TensorFlow loads; see `Engine.model`."""
     # Also what the process had set before, which a fresh state takes away.
     with using_keras_state(keras_state()), fresh_keras_state():
-        model = _made(recipe)[0]
+        model = make_model(recipe)[0]
         return model.loaded if isinstance(model, Graph) else model
+
+
+def make_model(recipe: Recipe) -> tuple[Any, InputBinding]:
+    """Return the trained model, and what makes its inputs of columns.
+
+    Raises:
+        ModelError: what was built is not the model that was trained.
+    """
+    parts: KerasParts = recipe.own
+    if parts.packed is not None:
+        graph = Graph(parts.packed, parts.graph)
+        return graph, _binding(graph, recipe)
+    model = _from_archive(parts) if parts.archive is not None else _from_source(parts)
+    bind = _binding(model, recipe)
+    if parts.weights is not None:
+        _give_weights(model, recipe, bind)
+    return model, bind
 
 
 def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
@@ -69,19 +87,6 @@ def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
             raise
         except Exception as error:  # the user's own call may fail in any way
             return [], f"{type(error).__name__}: {error}"
-
-
-def _made(recipe: Recipe) -> tuple[Any, InputBinding]:
-    """Return the model with its weights, and what gives it its inputs."""
-    parts: KerasParts = recipe.own
-    if parts.packed is not None:
-        graph = Graph(parts.packed, parts.graph)
-        return graph, _binding(graph, recipe)
-    model = _from_archive(parts) if parts.archive is not None else _from_source(parts)
-    bind = _binding(model, recipe)
-    if parts.weights is not None:
-        _give_weights(model, recipe, bind)
-    return model, bind
 
 
 def _binding(model: keras.Model, recipe: Recipe) -> InputBinding:
@@ -103,10 +108,24 @@ def _from_source(parts: KerasParts) -> keras.Model:
 def _give_weights(model: keras.Model, recipe: Recipe, bind: InputBinding) -> None:
     parts: KerasParts = recipe.own
     arrays = load_arrays(parts.weights or b"")
-    values = [arrays[name] for name in sorted(arrays)]
+    set_weights(model, [arrays[name] for name in sorted(arrays)], recipe, bind)
+    if parts.sample is not None:
+        example = bind({column.name: column.blank() for column in recipe.columns})
+        with using_keras_state(parts.state):
+            check_sample(model, example, parts.sample)
+
+
+def set_weights(
+    model: Any, values: Sequence[np.ndarray], recipe: Recipe, bind: InputBinding
+) -> None:
+    """Give a model that was just built the weights of the trained one.
+
+    Raises:
+        ModelError: they are not those of such a model.
+    """
     if not model.built or len(model.weights) != len(values):
         blank = {c.name: c.blank().repeat(recipe.batch_size or 1, 0) for c in recipe.columns}
-        with using_keras_state(parts.state):
+        with using_keras_state(recipe.own.state):
             build_by_call(model, bind(blank))
     trained, built = ([tuple(array.shape) for array in w] for w in (values, model.weights))
     if trained != built:
@@ -116,14 +135,10 @@ def _give_weights(model: keras.Model, recipe: Recipe, bind: InputBinding) -> Non
             if place is None
             else f"weight {place} of shape {built[place]}, the trained one has {trained[place]}"
         )
-        made = "model_fn builds" if parts.archive is None else "its archive gives"
+        made = "model_fn builds" if recipe.own.archive is None else "its archive gives"
         raise ModelError(f"{made} another model than was trained: {found}")
     model.set_weights(values)
     finalize_layers(model)
-    if parts.sample is not None:
-        example = bind({column.name: column.blank() for column in recipe.columns})
-        with using_keras_state(parts.state):
-            check_sample(model, example, parts.sample)
 
 
 def _to_numpy(value: tf.Tensor | tf.SparseTensor) -> np.ndarray:

@@ -18,13 +18,8 @@ import tensorflow as tf
 
 from ..logs import flat
 from .collectives import Part, sum_over_ranks
+from .metric_state import FIRST, MEAN, merge_of, metric_variables
 from .scope import Scope, classes_with, in_condition, replaced
-
-
-def metric_variables(model: keras.Model) -> list[keras.Variable]:
-    """Return the variables in which the model's metrics keep their sums."""
-    found = {id(v): v for metric in model.metrics for v in metric.variables}
-    return list(found.values())
 
 
 def epoch_logs(model: keras.Model, logs: Any, names: set[str], fraction: float) -> dict[str, Any]:
@@ -217,10 +212,10 @@ def _combined(variables: Sequence[keras.Variable], name: str) -> list[tf.Tensor]
     terms = []
     for variable in variables:
         value = tf.convert_to_tensor(variable)
-        keep = first or variable.aggregation in ("sum", "mean")
+        keep = first or merge_of(variable) != FIRST
         terms.append(value if keep else tf.zeros_like(value))
     summed = sum_over_ranks(terms, name)
     return [
-        value / tf.cast(hvd.size(), value.dtype) if variable.aggregation == "mean" else value
+        value / tf.cast(hvd.size(), value.dtype) if merge_of(variable) == MEAN else value
         for variable, value in zip(variables, summed, strict=True)
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from ...errors import ModelError
 from ..spec import OutputSpec
@@ -24,6 +25,21 @@ def build_by_call(model: keras.Model, inputs: Any) -> None:
     """Let a model make the weights it has when it was trained, by a call as in training."""
     arguments = {"training": True} if model._call_has_training_arg else {}
     model(inputs, **arguments)
+
+
+def call_outputs(model: Any, example: Any) -> Any | None:
+    """Return what a model's call gives in training, as tensors, or ``None`` if it has no call."""
+    outputs = getattr(model, "outputs", None)
+    if outputs:
+        return outputs[0] if isinstance(model, keras.Sequential) else model.output
+    if type(model).call is keras.Model.call:
+        return None
+    arguments = {"training": True} if model._call_has_training_arg else {}
+    if model.run_eagerly:
+        return model(example, **arguments)
+    kind = tf.nest.map_structure(lambda v: tf.TensorSpec((None, *v.shape[1:]), v.dtype), example)
+    traced = tf.function(lambda x: model(x, **arguments), autograph=False)
+    return traced.get_concrete_function(kind).structured_outputs
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...errors import ModelError
 from ...launch.worker.reporting import notify
-from .metrics import metric_variables
+from .metric_state import SUM, merge_of, metric_variables, variables_of
 from .outputs import unchanged
 
 _RTOL, _ATOL = 1e-3, 1e-5
@@ -29,10 +29,17 @@ class Probe:
     Args:
         model: the model, all its metrics and losses built.
         data: one batch, as its steps take it.
+        metrics: compiled metrics to try in place of the model's losses and metrics.
+        exact: try also what is Keras' own, and refuse what is neither a mean nor a sum.
     """
 
-    def __init__(self, model: keras.Model, data: Any) -> None:
+    def __init__(
+        self, model: keras.Model, data: Any, *, metrics: Any | None = None, exact: bool = False
+    ) -> None:
         self._model = model
+        self._exact = exact
+        self._alone = metrics is not None
+        self._metrics: Any = metrics or getattr(model, "_compile_metrics", None)
         self._said: set[str] = set()
         self._x, self._y, _ = keras.utils.unpack_x_y_sample_weight(data)
         rows = len(keras.tree.flatten(self._x)[0])
@@ -46,30 +53,29 @@ class Probe:
         """Check metrics and losses of the user's own.
 
         Raises:
-            ModelError: a metric keeps something else than sums, or a loss is a sum over rows.
+            ModelError: a metric keeps something else than sums, or a loss is a sum over rows; if
+                all is to be exact, also a loss or metric that is no mean over rows.
         """
-        metrics = [m for m in getattr(self._metrics, "metrics", ()) if _is_own_metric(m)]
-        losses = self._own_losses()
+        given = getattr(self._metrics, "metrics", ())
+        metrics = [m for m in given if self._exact or _is_own_metric(m)]
+        losses = [] if self._alone else self._losses()
         if self._share == 0.0 or not (metrics or losses or self._model.losses):
             return
-        with unchanged(self._model, metric_variables(self._model)):
+        with unchanged(self._model, [*metric_variables(self._model), *variables_of(given)]):
             outputs, added = zip(*(self._call(part) for part in self._parts), strict=True)
             self._check_losses(losses, outputs)
-            self._check_added(added)
+            if not self._alone:
+                self._check_added(added)
             if self._y is not None and _have_rows(outputs[-1], self._parts[-1].stop):
                 displaced = self._displaced(outputs)
                 self._check_losses(losses, displaced)
                 for whole in (outputs[-1], displaced[-1]):
                     self._check_metrics(metrics, whole)
 
-    @property
-    def _metrics(self) -> Any:
-        return getattr(self._model, "_compile_metrics", None)
-
-    def _own_losses(self) -> list[Any]:
+    def _losses(self) -> list[Any]:
         compiled = getattr(self._model, "_compile_loss", None)
         flat = getattr(compiled, "_flat_losses", None) or ()
-        return [loss for loss in flat if _is_own_loss(loss.loss)]
+        return [loss for loss in flat if self._exact or _is_own_loss(loss.loss)]
 
     def _call(self, part: slice) -> tuple[Any, list[float]]:
         outputs = self._model(_rows(self._x, part), training=False)
@@ -101,22 +107,22 @@ class Probe:
         for metric, in_turn, at_once in zip(own, results, whole, strict=True):
             pairs = zip(keras.tree.flatten(in_turn), keras.tree.flatten(at_once), strict=True)
             if not all(_close(a, b) for a, b in pairs):
-                self._say(
-                    f"metric {metric.name!r} of model {self._model.name!r} is no mean over the "
-                    "rows of a batch: every rank computes it from its own rows, and the mean of "
-                    "that is told, which is another number than that of the global batch"
-                )
+                self._say(f"metric {metric.name!r} of model {self._model.name!r}", "told")
 
-    @staticmethod
-    def _check_sums(own: Sequence[Any], first: Any, second: Any, both: Any) -> None:
+    def _check_sums(self, own: Sequence[Any], first: Any, second: Any, both: Any) -> None:
+        advice = "Keep sums, or ask for other metrics by name, metrics=[…]"
+        if not self._exact:
+            advice = (
+                "Keep sums, give the variable another aggregation ('mean', 'only_first_replica'), "
+                "or train with num_workers=1"
+            )
         for metric, one, other, whole in zip(own, first, second, both, strict=True):
             for variable, a, b, c in zip(metric.variables, one, other, whole, strict=True):
-                if variable.aggregation == "sum" and not _close(a + b, c):
+                if merge_of(variable) == SUM and not _close(a + b, c):
                     raise ModelError(
                         f"metric {metric.name!r} ({type(metric).__name__}) cannot be computed over "
-                        f"several ranks: its variable {variable.name!r} is not a sum over rows "
-                        "(a maximum or a running value, say). Keep sums, give the variable another "
-                        "aggregation ('mean', 'only_first_replica'), or train with num_workers=1"
+                        f"several processes: its variable {variable.name!r} is not a sum over rows "
+                        f"(a maximum or a running value, say). {advice}"
                     )
 
     def _check_losses(self, own: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -147,13 +153,19 @@ class Probe:
                 "depends on how many ranks share them; let it return the mean over rows, or the "
                 "values of all rows (keras.losses.Loss with reduction='sum' is a sum that is known)"
             )
-        self._say(
-            f"{title} of model {self._model.name!r} is no mean over the rows of a batch: every "
-            "rank computes it from its own rows, and the mean of that is trained, which is another "
-            "number than that of the global batch"
-        )
+        self._say(f"{title} of model {self._model.name!r}", "trained")
 
-    def _say(self, text: str) -> None:
+    def _say(self, what: str, done: str) -> None:
+        what = f"{what} is no mean over the rows of a batch"
+        if self._exact:
+            raise ModelError(
+                f"{what}: its value depends on which rows are in a batch together, so that it has "
+                "no exact value over all rows; ask for other metrics by name, metrics=[…]"
+            )
+        text = (
+            f"{what}: every rank computes it from its own rows, and the mean of that is {done}, "
+            "which is another number than that of the global batch"
+        )
         if text not in self._said:
             self._said.add(text)
             notify(text, warn=True)

@@ -12,7 +12,7 @@ from ...rundir.directory import RunDirectory
 from ...serialize import dumps
 from ..spec import ModelSource
 from ..trained_model import WEIGHTS_FILE, WITH_MODEL_FN, StoredModel
-from .archive import LAMBDA, CustomPart, custom_parts, read_config
+from .archive import LAMBDA, CustomPart, custom_parts, read_compile_config, read_config
 
 ARCHIVE_FILE = "model.keras"
 SAMPLE_FILE = "sample.npz"
@@ -86,6 +86,8 @@ class KerasParts:
         eager: call it without making a graph of it.
         packed: a SavedModel's files, if it is one.
         graph: the signature that is called of it.
+        compiled_by: pickled `ModelSource` that knows the user's losses and metrics, where the
+            archive names such or its class compiles itself; for evaluation only.
     """
 
     archive: bytes | None = field(default=None, repr=False)
@@ -97,6 +99,7 @@ class KerasParts:
     eager: bool = False
     packed: bytes | None = field(default=None, repr=False)
     graph: str = ""
+    compiled_by: bytes | None = field(default=None, repr=False)
 
 
 def keras_parts(
@@ -113,7 +116,16 @@ def keras_parts(
         return KerasParts(packed=model.read(PACKED_FILE), graph=facts.graph)
     if saved is not None and saved.loads in ("archive", "objects"):
         archive = model.read(ARCHIVE_FILE)
-        return KerasParts(archive=archive, objects=saved.objects, state=state, eager=eager)
+        compiled_by = None
+        if source is not None and (saved.objects is not None or _compile_parts(archive)):
+            compiled_by = dumps(source)
+        return KerasParts(
+            archive=archive,
+            objects=saved.objects,
+            state=state,
+            eager=eager,
+            compiled_by=compiled_by,
+        )
     if source is not None:
         return KerasParts(
             source=source,
@@ -141,7 +153,19 @@ def keras_parts(
     if not facts.self_contained:
         objects = dumps(_needed_objects(directory, archive, custom_objects))
     weights = model.read(WEIGHTS_FILE) if reweighted else None
-    return KerasParts(archive=archive, objects=objects, weights=weights, state=state, eager=eager)
+    compiled_by = dumps(ModelSource(custom_objects=custom_objects)) if custom_objects else None
+    return KerasParts(
+        archive=archive,
+        objects=objects,
+        weights=weights,
+        state=state,
+        eager=eager,
+        compiled_by=compiled_by,
+    )
+
+
+def _compile_parts(archive: bytes) -> list[CustomPart]:
+    return custom_parts(read_compile_config(archive))
 
 
 def _needed_objects(

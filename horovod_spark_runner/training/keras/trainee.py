@@ -23,9 +23,10 @@ from .callbacks import Callbacks, check_callbacks, overrides
 from .changes import compare_models
 from .generators import generators, separate_generators
 from .initial_weights import load_initial_weights
-from .metrics import epoch_logs, metric_variables
+from .metric_state import merge_of, metric_variables
+from .metrics import epoch_logs
 from .model import finalize_layers
-from .optimizers import LearningRates
+from .optimizers import LearningRates, leaf_optimizers
 from .probe import Probe
 from .saved import SavedModel
 from .variables import KerasVariables
@@ -115,6 +116,13 @@ class KerasTrainee(Trainee):
     def rates(self, scaling: str) -> LearningRates:
         return LearningRates(self._built.optimizers, scaling)
 
+    def learning_rates(self) -> dict[str, float]:
+        optimizers = leaf_optimizers(self._built.optimizers)
+        rates = [float(optimizer.learning_rate) for optimizer in optimizers]
+        if len(rates) == 1:
+            return {"learning_rate": rates[0]}
+        return {f"learning_rate/{number}": rate for number, rate in enumerate(rates)}
+
     def load_initial_weights(self, start: WarmStart) -> None:
         load_initial_weights(self.model, start)
 
@@ -132,8 +140,7 @@ class KerasTrainee(Trainee):
         return metric_variables(self.model)
 
     def metric_merges(self) -> list[str]:
-        ways = [variable.aggregation for variable in self.metric_variables()]
-        return [way if way in ("sum", "mean") else "first" for way in ways]
+        return [merge_of(variable) for variable in self.metric_variables()]
 
     def metric_names(self) -> list[str]:
         return [metric.name for metric in self.model.metrics]

@@ -8,7 +8,7 @@ from typing import Any
 from ..data.prepare.schema import quote_all
 from ..errors import DataError
 from ..settings.kinds import ColumnNames
-from ..training.spec import FEATURES, Binding, ModelNames
+from .spec import FEATURES, Binding, ModelNames
 
 # What Spark ML calls the labels.
 LABEL = "label"

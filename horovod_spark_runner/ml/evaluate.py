@@ -1,0 +1,190 @@
+"""Evaluating a trained model on a DataFrame: one pass over its rows in Spark tasks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import errors
+from ..data.prepare.columns import sources_of_features
+from ..errors import DataError, HorovodSparkError, InvalidInputError, ModelError
+from ..serialize import check_picklable, dumps
+from ..settings.kinds import ColumnNames, check_choice
+from ..spark.session import is_case_sensitive
+from ..training.engine import engine_named
+from ..training.evaluation import Question
+from ..training.trained_model import Recipe
+from .evaluating import ROW_SCHEMA, SCHEMA, Evaluation
+from .features import check_once, feature_argument
+from .inference import ERROR, SKIP, Predictor
+from .spark_metrics import SparkMetric, check_fit, evaluate_rows, spark_metric
+from .targets import choose_targets, target_arguments
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# What stands for the model's own loss and metrics among others.
+COMPILED = "compiled"
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """What `TFTransformer.evaluate` was asked for; see there."""
+
+    metrics: Any
+    label_cols: ColumnNames | str | None
+    sample_weight_col: str | bool | None
+    handle_invalid: str
+
+
+@dataclass(frozen=True)
+class _Metrics:
+    """The metrics asked for, by who computes them."""
+
+    compiled: bool
+    others: Any
+    spark: tuple[SparkMetric, ...]
+
+
+def evaluate(
+    frame: DataFrame,
+    recipe: Recipe,
+    predictor: Predictor,
+    request: EvaluationRequest,
+) -> dict[str, Any]:
+    """Return a model's losses and metrics over all rows of ``frame``.
+
+    Args:
+        frame: feature and label columns, and sample weights.
+        recipe: what the driver knows of the model.
+        predictor: what predicts on such a DataFrame.
+        request: what is asked for.
+
+    Raises:
+        InvalidInputError: an argument cannot be right, or names no metric.
+        DataError: the columns do not fit the model's, a row cannot be evaluated, or there is none.
+        ModelError: a loss or metric has no exact value over parts of the rows.
+    """
+    check_choice("handle_invalid", request.handle_invalid, (ERROR, SKIP))
+    if recipe.targets is None:
+        raise InvalidInputError(
+            f"it is not known what the outputs of a model of engine {recipe.engine!r} are compared "
+            "with, so that it cannot be evaluated"
+        )
+    metrics = _sorted_out(request.metrics, recipe)
+    targets, names = choose_targets(recipe.targets, request.label_cols, request.sample_weight_col)
+    check_fit(metrics.spark, recipe.outputs, targets.outputs)
+    check_once(predictor.names, frame.columns, is_case_sensitive(frame.sparkSession))
+    sources = sources_of_features(frame, predictor.names)
+    arguments = [
+        *(feature_argument(s, c) for s, c in zip(sources, recipe.columns, strict=True)),
+        *target_arguments(frame, targets.columns, names, targets.weight),
+    ]
+    evaluation = Evaluation(
+        digest=predictor.digest,
+        load=predictor.load,
+        columns=recipe.columns,
+        targets=targets.columns,
+        question=dumps(Question(targets, metrics.compiled, metrics.others)),
+        batch_size=predictor.batch_size,
+        skip=request.handle_invalid == SKIP,
+        weight=targets.weight,
+        label=targets.outputs.slots[0][0] if metrics.spark else None,
+    )
+    rows = frame.select(*(a.alias(f"c{number}") for number, a in enumerate(arguments)))
+    try:
+        _ask_first(frame, evaluation)
+        return _one_pass(rows, evaluation, recipe, metrics.spark)
+    except HorovodSparkError:
+        raise
+    except Exception as error:
+        _raise_own(error)
+        raise
+
+
+def _sorted_out(given: Any, recipe: Recipe) -> _Metrics:
+    """Return the metrics by who computes them.
+
+    Raises:
+        InvalidInputError: something is no metric.
+    """
+    if given is None:
+        return _Metrics(True, None, ())
+    if isinstance(given, Mapping):
+        items: list[Any] = [given]
+    else:
+        items = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not items:
+        raise InvalidInputError(
+            "metrics names none; None asks for the model's own loss and metrics"
+        )
+    compiled = any(isinstance(item, str) and item == COMPILED for item in items)
+    items = [item for item in items if not (isinstance(item, str) and item == COMPILED)]
+    found = [(item, spark_metric(item)) for item in items]
+    spark = tuple(metric for _, metric in found if metric is not None)
+    others = [item for item, metric in found if metric is None]
+    names = [metric.name for metric in spark]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidInputError(f"metrics asks for {', '.join(twice)} more than once")
+    if not others:
+        return _Metrics(compiled, None, spark)
+    portable = engine_named(recipe.engine).portable_metrics(
+        others[0] if isinstance(given, Mapping) else others
+    )
+    check_picklable({"metrics": portable})
+    return _Metrics(compiled, portable, spark)
+
+
+def _ask_first(frame: DataFrame, evaluation: Evaluation) -> None:
+    """Let a worker load the model and the metrics, before any row is read.
+
+    Raises:
+        HorovodSparkError: of the kind that it found.
+    """
+    row = frame.sparkSession.range(0, 1, 1, 1).mapInArrow(evaluation.describe, "text string")
+    first = row.first()
+    told = json.loads(first.text) if first is not None else {"error": ""}
+    if told["error"]:
+        raise getattr(errors, told["error"], ModelError)(told["message"])
+
+
+def _one_pass(
+    rows: DataFrame, evaluation: Evaluation, recipe: Recipe, spark: tuple[SparkMetric, ...]
+) -> dict[str, Any]:
+    schema = f"{SCHEMA}, {ROW_SCHEMA}" if spark else SCHEMA
+    told = rows.mapInArrow(evaluation.add_up, schema)
+    if not spark:
+        return _conclude(told, evaluation)
+    # The model sees each row once; Spark's evaluators read what it gave.
+    told = told.persist()
+    try:
+        results = _conclude(told.filter("sums is not null"), evaluation)
+        each = told.filter("output is not null").select("output", "label", "weight")
+        return {**results, **evaluate_rows(each, recipe.outputs[0], spark)}
+    finally:
+        told.unpersist()
+
+
+def _conclude(told: DataFrame, evaluation: Evaluation) -> dict[str, Any]:
+    sums = told.select("task", "rows", "skipped", "sums").repartition(1)
+    first = sums.mapInArrow(evaluation.conclude, "text string").first()
+    found: dict[str, Any] = {"rows": 0, "skipped": 0}
+    if first is not None:
+        found = json.loads(first.text)
+    if not found["rows"]:
+        skipped = found["skipped"]
+        hint = f"; {skipped} with invalid values were skipped" if skipped else ""
+        raise DataError(f"the DataFrame has no rows to evaluate on{hint}")
+    results: dict[str, Any] = found["results"]
+    return results
+
+
+def _raise_own(error: Exception) -> None:
+    """Raise the error of ours that ended a Spark task, as which it left the worker."""
+    found = re.findall(r"^horovod_spark_runner\.errors\.(\w+): (.*)$", str(error), re.MULTILINE)
+    for name, text in found[-1:]:
+        raise getattr(errors, name, ModelError)(text) from error

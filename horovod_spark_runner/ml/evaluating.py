@@ -1,0 +1,222 @@
+"""Evaluating inside Spark's Python workers: every task gives sums, one task their results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+
+from ..data.manifest import Column
+from ..data.prepare.schema import quote_all
+from ..data.read.arrow_to_numpy import column_to_numpy
+from ..data.read.decode import RowDecoder, UndecodableRow
+from ..errors import DataError, HorovodSparkError
+from ..settings.data import Transform
+from ..spark.python_worker import keep_to_task
+from ..storage.arrays import Arrays, dump_arrays, load_arrays
+from ..training.engine import engine_named
+from ..training.evaluation import Evaluator, Question
+from ..training.trained_model import Recipe
+from .rows import valid_in_all
+
+# What a task tells: of all its rows (``sums``), and of each, where Spark evaluates them, too.
+SCHEMA = "task int, rows bigint, skipped bigint, sums binary"
+ROW_SCHEMA = "output array<double>, label array<double>, weight double"
+_FIELDS = pa.schema(
+    [("task", pa.int32()), ("rows", pa.int64()), ("skipped", pa.int64()), ("sums", pa.binary())]
+)
+_ROW_FIELDS = pa.schema(
+    [
+        *_FIELDS,
+        ("output", pa.list_(pa.float64())),
+        ("label", pa.list_(pa.float64())),
+        ("weight", pa.float64()),
+    ]
+)
+Batches = Iterator[pa.RecordBatch]
+_ADVICE = "handle_invalid='skip' leaves such rows out of the evaluation"
+# The evaluator a worker has used last, by the hash of its model and question.
+_kept: tuple[str, Evaluator, Mapping[str, Transform]] | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the tasks of an evaluation need to know.
+
+    Attributes:
+        digest: identity of the model and its weights.
+        load: gives the model's recipe.
+        columns: the feature columns; first in every batch.
+        targets: the columns after them: labels and sample weights.
+        question: the pickled `Question`.
+        batch_size: rows per call of the model.
+        skip: whether rows with invalid values are left out.
+        weight: the column of sample weights, if there is one.
+        label: the label column, where each row's output, label and weight are wanted, too.
+    """
+
+    digest: str
+    load: Callable[[], Recipe] = field(repr=False)
+    columns: tuple[Column, ...]
+    targets: tuple[Column, ...]
+    question: bytes = field(repr=False)
+    batch_size: int
+    skip: bool
+    weight: str | None = None
+    label: str | None = None
+
+    def describe(self, batches: Batches) -> Batches:
+        """Tell what can go wrong with the question, before any row is read, as JSON."""
+        for _ in batches:
+            told = {"error": "", "message": ""}
+            try:
+                self._loaded()
+            except HorovodSparkError as error:
+                told = {"error": type(error).__name__, "message": str(error)}
+            yield pa.RecordBatch.from_pydict({"text": [json.dumps(told)]})
+
+    def add_up(self, batches: Batches) -> Batches:
+        """Give the sums over a task's rows, and each row's output where wanted."""
+        from pyspark import TaskContext
+
+        evaluator, transforms = self._loaded()
+        evaluator.begin()
+        features = RowDecoder(self.columns, transforms, allow_nan=True)
+        labels = RowDecoder(self.targets, transforms, allow_nan=True)
+        sums: list[np.ndarray] = []
+        rows = skipped = 0
+        for batch in batches:
+            valid = valid_in_all(
+                batch.columns, (*self.columns, *self.targets), None if self.skip else _ADVICE
+            )
+            kept = batch if valid is None else batch.filter(pa.array(valid))
+            skipped += batch.num_rows - kept.num_rows
+            if not kept.num_rows:
+                continue
+            try:
+                x, y = self._arrays(kept, features, labels)
+            except UndecodableRow as error:
+                row = error.row if valid is None else int(np.flatnonzero(valid)[error.row])
+                place = f"row {row} of a batch of {batch.num_rows} (counted from 0)"
+                raise DataError(f"{place}: {error.cause}") from error.cause
+            outputs = [evaluator.update(a, b) for a, b in self._slices(x, y, kept.num_rows)]
+            rows += kept.num_rows
+            added = evaluator.take_sums()
+            sums = added if not sums else [s + a for s, a in zip(sums, added, strict=True)]
+            if self.label is not None:
+                yield self._each(np.concatenate(outputs), y)
+        if rows or skipped:
+            context = TaskContext.get()
+            task = 0 if context is None else context.partitionId()
+            data = dump_arrays({f"{n:05d}": array for n, array in enumerate(sums)})
+            yield _told([task], [rows], [skipped], [bytes(data)], each=self.label is not None)
+
+    def conclude(self, batches: Batches) -> Batches:
+        """Give the results that follow from the sums of all tasks, as JSON."""
+        parts: list[tuple[int, list[np.ndarray]]] = []
+        rows = skipped = 0
+        for batch in batches:
+            for part in batch.to_pylist():
+                rows, skipped = rows + part["rows"], skipped + part["skipped"]
+                arrays = load_arrays(part["sums"])
+                if part["rows"]:
+                    parts.append((part["task"], [arrays[name] for name in sorted(arrays)]))
+        results: dict[str, Any] = {}
+        if parts:
+            # In one order, whichever task was first: the last bits are the same every time.
+            ordered = [sums for _, sums in sorted(parts, key=lambda part: part[0])]
+            total = [np.sum(arrays, axis=0) for arrays in zip(*ordered, strict=True)]
+            results = self._loaded()[0].results(total)
+        told = {"rows": rows, "skipped": skipped, "results": results}
+        yield pa.RecordBatch.from_pydict({"text": [json.dumps(told)]})
+
+    def _arrays(
+        self, batch: pa.RecordBatch, features: RowDecoder, labels: RowDecoder
+    ) -> tuple[Arrays, Arrays]:
+        found: list[Arrays] = []
+        begin = 0
+        for columns, decode in ((self.columns, features), (self.targets, labels)):
+            arrays = batch.columns[begin : begin + len(columns)]
+            begin += len(columns)
+            found.append(
+                decode(
+                    {
+                        column.name: column_to_numpy(pa.chunked_array([array]), column)
+                        for column, array in zip(columns, arrays, strict=True)
+                    }
+                )
+            )
+        x, y = found
+        if self.weight is not None and (negative := np.flatnonzero(y[self.weight] < 0)).size:
+            cause = DataError(f"a sample weight is negative: {y[self.weight][negative[0]]}")
+            raise UndecodableRow(int(negative[0]), cause)
+        return x, y
+
+    def _slices(self, x: Arrays, y: Arrays, rows: int) -> Iterator[tuple[Arrays, Arrays]]:
+        for begin in range(0, rows, self.batch_size):
+            some = slice(begin, begin + self.batch_size)
+            yield {n: v[some] for n, v in x.items()}, {n: v[some] for n, v in y.items()}
+
+    def _each(self, outputs: np.ndarray, labels: Arrays) -> pa.RecordBatch:
+        rows = len(outputs)
+        assert self.label is not None
+        weight = np.ones(rows) if self.weight is None else labels[self.weight]
+        nothing = {name: pa.nulls(rows, kind) for name, kind in _named(_FIELDS)}
+        return pa.RecordBatch.from_pydict(
+            {
+                **nothing,
+                "output": _lists(outputs),
+                "label": _lists(labels[self.label]),
+                "weight": pa.array(weight.reshape(-1), pa.float64()),
+            },
+            _ROW_FIELDS,
+        )
+
+    def _loaded(self) -> tuple[Evaluator, Mapping[str, Transform]]:
+        global _kept
+        key = hashlib.sha256(self.digest.encode() + self.question).hexdigest()
+        if _kept is None or _kept[0] != key:
+            keep_to_task()
+            recipe = self.load()
+            question: Question = cloudpickle.loads(self.question)
+            missing = [n for n in question.targets.transforms if n not in recipe.transforms]
+            if missing:
+                raise DataError(
+                    f"the model was trained with transforms of label column {quote_all(missing)}; "
+                    "functions are not kept in storage: give them, from_run(…, transforms={…})"
+                )
+            evaluator = engine_named(recipe.engine).evaluator(recipe, question)
+            _kept = key, evaluator, recipe.transforms
+        return _kept[1], _kept[2]
+
+
+def _told(
+    task: Sequence[int],
+    rows: Sequence[int],
+    skipped: Sequence[int],
+    sums: Sequence[bytes],
+    *,
+    each: bool,
+) -> pa.RecordBatch:
+    values = {"task": task, "rows": rows, "skipped": skipped, "sums": sums}
+    if not each:
+        return pa.RecordBatch.from_pydict(values, _FIELDS)
+    nothing = {name: pa.nulls(len(task), kind) for name, kind in _named(_ROW_FIELDS)}
+    return pa.RecordBatch.from_pydict({**nothing, **values}, _ROW_FIELDS)
+
+
+def _named(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
+    return [(one.name, one.type) for one in schema]
+
+
+def _lists(values: np.ndarray) -> pa.Array:
+    rows = len(values)
+    flat = pa.array(np.ascontiguousarray(values, np.float64).reshape(-1))
+    offsets = np.arange(rows + 1, dtype=np.int32) * (values.size // rows)
+    return pa.ListArray.from_arrays(pa.array(offsets), flat)

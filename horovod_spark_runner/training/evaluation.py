@@ -1,0 +1,65 @@
+"""What evaluating a trained model asks of a framework. Knows none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..storage.arrays import Arrays
+from .trained_model import Targets
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be found out about a model.
+
+    Attributes:
+        targets: what its outputs are compared with.
+        compiled: whether its own loss and metrics are asked for.
+        metrics: others, as `Engine.portable_metrics` gave them; ``None`` for none.
+    """
+
+    targets: Targets
+    compiled: bool = True
+    metrics: Any = field(default=None, repr=False)
+
+
+class Evaluator(Protocol):
+    """A model with the sums of its metrics, in a Python worker of Spark's."""
+
+    def names(self) -> list[str]:
+        """Return what `results` will be called."""
+        ...
+
+    def begin(self) -> None:
+        """Begin with other rows."""
+        ...
+
+    def update(self, features: Arrays, labels: Arrays) -> np.ndarray:
+        """Take in rows.
+
+        Args:
+            features: the feature columns.
+            labels: the columns of `Question.targets`.
+
+        Returns:
+            The model's first output for each row.
+
+        Raises:
+            ModelError: the rows show that a result would not be exact.
+        """
+        ...
+
+    def take_sums(self) -> list[np.ndarray]:
+        """Return what the rows since the last call have added, to be added up with others'."""
+        ...
+
+    def results(self, sums: Sequence[np.ndarray]) -> dict[str, Any]:
+        """Return the results that follow from the sums over all rows, by name.
+
+        Numbers, and lists of numbers where a metric gives several.
+        """
+        ...

@@ -1,0 +1,306 @@
+"""A trained Keras model and its metrics, evaluated on parts of the rows."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.trainers.compile_utils import CompileMetrics
+
+from ...data.manifest import Manifest
+from ...errors import InvalidInputError, ModelError
+from ...storage.arrays import Arrays
+from ..evaluation import Question
+from ..logs import flat, plain
+from ..trained_model import Recipe
+from .binding import bind_outputs
+from .compiled import make_compiled
+from .given_metrics import make_metrics
+from .keras_state import fresh_keras_state, using_keras_state
+from .loading import make_model
+from .metric_state import SUM, merge_of, variables_of
+from .outputs import call_model, call_outputs, output_leaves
+from .probe import Probe
+from .scope import replaced
+
+
+class KerasEvaluator:
+    """See `Evaluator`.
+
+    ``test_step`` updates the model's own metrics as ``Model.evaluate`` has it do. What they keep
+    are sums over rows, which are taken out as float64 after every batch of Spark's: so no sum grows
+    to where float32 loses rows.
+
+    Args:
+        recipe: how the model is made.
+        question: what is asked of it.
+
+    Raises:
+        ModelError: the model cannot be evaluated exactly; the message names the metric or loss.
+        InvalidInputError: a metric is not known, or does not fit the model.
+    """
+
+    def __init__(self, recipe: Recipe, question: Question) -> None:
+        self._state = recipe.own.state
+        self._compiled = question.compiled
+        self._given: Any = None
+        self._logged: set[str] | None = None
+        self._untried = True
+        with fresh_keras_state():
+            make = make_compiled if question.compiled else make_model
+            self._model, self._inputs = make(recipe)
+            # An archive is loaded without it.
+            self._model.run_eagerly = recipe.own.eager
+            if recipe.batch_size is not None:
+                raise ModelError(
+                    f"model {self._model.name!r} takes batches of exactly {recipe.batch_size} "
+                    "rows, and rows that fill the last one would count; build it with "
+                    "keras.Input(shape=…) instead of batch_shape"
+                )
+            self._begin(recipe, question)
+
+    def _begin(self, recipe: Recipe, question: Question) -> None:
+        targets = question.targets
+        features = {column.name: column.blank() for column in recipe.columns}
+        labels = {column.name: column.blank() for column in targets.columns}
+        self._weight = targets.weight
+        with using_keras_state(self._state):
+            outputs = call_outputs(self._model, _tensors(self._inputs(features)))
+            manifest = Manifest("", (), targets.columns, (), "")
+            self._labels = bind_outputs(self._model, targets.outputs, manifest, outputs)
+            if question.metrics is not None:
+                self._given = self._compile(question.metrics, targets.outputs.slots)
+            self._step = self._make_step(self._data(features, labels))
+            self._check_logs()
+        self._variables = variables_of(self._metrics)
+        self._check_mergeable()
+        self._reset()
+        self._initial = [np.array(variable, np.float64) for variable in self._variables]
+
+    def _compile(self, portable: Any, labels: Sequence[Any]) -> Any:
+        if not any(labels):
+            raise InvalidInputError(
+                "metrics compare outputs with labels, but the model was trained without label "
+                "columns"
+            )
+        made = make_metrics(portable)
+        made = made if isinstance(made, (list, dict)) else [made]
+        names = getattr(self._model, "output_names", None)
+        plain_ones, weighted = (None, made) if self._weight is not None else (made, None)
+        return CompileMetrics(plain_ones, weighted, output_names=names)
+
+    def _make_step(self, data: Any) -> Callable[[Any], Any]:
+        """Return the step, all variables made."""
+        try:
+            if self._model.run_eagerly:
+                self._forward(data)
+                return self._forward
+            kind = tf.nest.map_structure(
+                lambda t: tf.TensorSpec((None, *t.shape[1:]), t.dtype), data
+            )
+            step: Any = tf.function(self._forward, autograph=False, input_signature=(kind,))
+            step.get_concrete_function()
+            return lambda values: step(values)
+        except (InvalidInputError, NotImplementedError):
+            raise
+        except Exception as error:  # a metric's or the user's own code may fail in any way
+            text = " ".join(str(error).split())[:500]
+            raise InvalidInputError(
+                f"model {self._model.name!r} cannot be evaluated by what was asked for: "
+                f"{type(error).__name__}: {text}"
+            ) from error
+
+    def _forward(self, data: Any) -> Any:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        seen: list[Any] = []
+        if self._compiled:
+            with self._exact_parts(tf.shape(keras.tree.flatten(x)[0])[0], seen):
+                logs = self._model.test_step(data)
+            self._logged = set(logs) if isinstance(logs, Mapping) else None
+        outputs = seen[-1] if seen else None
+        if outputs is None or type(self._model).predict_step is not keras.Model.predict_step:
+            outputs = call_model(self._model, x)
+        if self._given is not None:
+            self._given.update_state(y, seen[-1] if seen else outputs, weight)
+        return output_leaves(outputs)[0][1]
+
+    @contextlib.contextmanager
+    def _exact_parts(self, rows: Any, seen: list[Any]) -> Iterator[None]:
+        """Let parts of the rows add up to all, or refuse what does not; note what the model gave.
+
+        Args:
+            rows: of the batch.
+            seen: where to put what the model's metrics are computed from.
+        """
+        owner = next(c for c in type(self._model).__mro__ if "compute_metrics" in vars(c))
+
+        def noting(original: Any) -> Any:
+            @functools.wraps(original)
+            def compute_metrics(
+                model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
+            ) -> Any:
+                seen.append(y_pred)
+                return original(model, x, y, y_pred, sample_weight)
+
+            return compute_metrics
+
+        def by_rows(original: Any) -> Any:
+            @functools.wraps(original)
+            def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
+                if sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
+                    sample_weight = tf.cast(rows, tf.float32)
+                return original(metric, values, sample_weight)
+
+            return update_state
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(owner, "compute_metrics", noting))
+            stack.enter_context(replaced(keras.losses.Loss, "__call__", self._checking))
+            # Keras adds up the losses of several outputs in that way, too.
+            stack.enter_context(replaced(keras.metrics.Mean, "update_state", by_rows))
+            yield
+
+    def _checking(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def call(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            why = _depends_on_batch(loss, y_pred, sample_weight)
+            if why:
+                raise ModelError(
+                    f"loss {loss.name!r} of model {self._model.name!r} {why}: its value depends on "
+                    "which rows are in a batch together, so that it has no exact value over all "
+                    "rows; ask for metrics by name instead, metrics=[…] without 'compiled'"
+                )
+            return original(loss, y_true, y_pred, sample_weight)
+
+        return call
+
+    @property
+    def _metrics(self) -> list[Any]:
+        found = [] if self._given is None else list(self._given.metrics)
+        for metric in self._model.metrics if self._compiled else ():
+            found.extend(metric.metrics if isinstance(metric, CompileMetrics) else [metric])
+        return found
+
+    def _results(self) -> dict[str, Any]:
+        """Return the results of the model's own metrics that its step tells."""
+        if not self._compiled:
+            return {}
+        found = self._model.get_metrics_result()
+        return {name: found[name] for name in found if name in (self._logged or ())}
+
+    def _check_logs(self) -> None:
+        """Check that the model's own step tells results of metrics only.
+
+        Raises:
+            ModelError: it tells something else, of the last batch only.
+            InvalidInputError: two metrics have one name.
+        """
+        if self._compiled:
+            compiled = self._model._compile_metrics
+            if compiled is not None and not compiled.built:  # its own step leaves them out
+                self._model._compile_metrics = None
+            kept = set(self._model.get_metrics_result())
+            others = sorted((self._logged or set()) - kept)
+            if others or self._logged is None:
+                what = ", ".join(map(repr, others)) or "no dictionary"
+                raise ModelError(
+                    f"the test_step of model {self._model.name!r} returns {what}, which no metric "
+                    "keeps, so that there is no value of all rows; let a keras.metrics.Mean of the "
+                    "model keep it"
+                )
+        names = self.names()
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InvalidInputError(
+                f"several metrics are called {', '.join(map(repr, twice))}; give one of them "
+                "another name, name=…"
+            )
+
+    def _check_mergeable(self) -> None:
+        for metric in self._metrics:
+            for variable in metric.variables:
+                number = tf.as_dtype(variable.dtype)
+                if merge_of(variable) != SUM or not (number.is_floating or number.is_integer):
+                    raise ModelError(
+                        f"metric {metric.name!r} ({type(metric).__name__}) cannot be evaluated in "
+                        f"parts: its variable {variable.name!r} is no sum over rows (aggregation "
+                        f"{variable.aggregation!r}, type {variable.dtype}). Keep sums, or ask for "
+                        "other metrics by name, metrics=[…]"
+                    )
+
+    def _reset(self) -> None:
+        if self._compiled:
+            self._model.reset_metrics()
+        for metric in () if self._given is None else self._given.metrics:
+            metric.reset_state()
+
+    def _data(self, features: Arrays, labels: Arrays) -> Any:
+        x, y = self._inputs(features), self._labels(labels)
+        weight = None if self._weight is None else labels[self._weight]
+        return _tensors(keras.utils.pack_x_y_sample_weight(x, y, weight))
+
+    # -- what workers do -----------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        with using_keras_state(self._state):
+            own = list(flat(self._results()))
+            return own + ([] if self._given is None else list(flat(self._given.result())))
+
+    def begin(self) -> None:
+        self._untried = True
+        self._assign(self._initial)
+
+    def update(self, features: Arrays, labels: Arrays) -> np.ndarray:
+        with using_keras_state(self._state):
+            data = self._data(features, labels)
+            if self._untried and len(next(iter(features.values()))) > 1:
+                self._untried = False
+                self._probe(data)
+            output: np.ndarray = self._step(data).numpy()
+        return output
+
+    def _probe(self, data: Any) -> None:
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        if self._compiled:
+            Probe(self._model, (x, y), exact=True).run()
+        if self._given is not None:
+            Probe(self._model, (x, y), metrics=self._given, exact=True).run()
+
+    def take_sums(self) -> list[np.ndarray]:
+        pairs = zip(self._variables, self._initial, strict=True)
+        sums = [np.array(variable, np.float64) - initial for variable, initial in pairs]
+        self._assign(self._initial)
+        return sums
+
+    def results(self, sums: Sequence[np.ndarray]) -> dict[str, Any]:
+        with using_keras_state(self._state):
+            self._assign([i + s for i, s in zip(self._initial, sums, strict=True)])
+            found = plain(self._results())
+            if self._given is not None:
+                found.update(plain(self._given.result()))
+            self._assign(self._initial)
+        return found
+
+    def _assign(self, values: Sequence[np.ndarray]) -> None:
+        for variable, value in zip(self._variables, values, strict=True):
+            variable.assign(tf.cast(value, variable.dtype))
+
+
+def _tensors(values: Any) -> Any:
+    return tf.nest.map_structure(tf.convert_to_tensor, values)
+
+
+def _depends_on_batch(loss: Any, y_pred: Any, sample_weight: Any) -> str:
+    """Say why a loss is no mean over rows; ``""`` if it is one."""
+    if loss.reduction in (None, "none", "sum"):
+        return f"has reduction={loss.reduction!r}"
+    if getattr(y_pred, "_keras_mask", None) is not None:
+        return "is a mean over what is not masked"
+    if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
+        return "is a mean by sample weights (reduction='mean_with_sample_weight')"
+    return ""

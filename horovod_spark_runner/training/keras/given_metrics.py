@@ -1,0 +1,129 @@
+"""Metrics that are given to evaluate by: names, functions and objects, on their way to a worker.
+
+Loads no framework: who gives a Keras object has loaded it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import InvalidInputError
+
+# What Keras chooses a metric for by the shapes of labels and outputs.
+_BY_SHAPE = ("accuracy", "acc", "crossentropy", "ce")
+
+
+@dataclass(frozen=True)
+class MetricObject:
+    """A Keras metric without its variables.
+
+    Attributes:
+        name: its name.
+        kind: its class.
+        config: the arguments it is made with.
+        direct: whether they are those of its constructor, as functions of the user's own must be.
+    """
+
+    name: str
+    kind: type
+    config: Mapping[str, Any] = field(repr=False)
+    direct: bool = False
+
+    def make(self) -> Any:
+        """Return the metric.
+
+        Raises:
+            InvalidInputError: its configuration does not suffice.
+        """
+        try:
+            if self.direct:
+                return self.kind(**self.config)
+            return self.kind.from_config(dict(self.config))  # type: ignore[attr-defined]
+        except Exception as error:  # the user's own constructor may fail in any way
+            raise InvalidInputError(
+                f"metric {self.name!r} cannot be made again from its get_config(): "
+                f"{type(error).__name__}: {error}; let get_config() of {self.kind.__name__} return "
+                "all arguments of its constructor"
+            ) from error
+
+
+def portable_metrics(given: Any) -> Any:
+    """Return metrics as what can be pickled; see `Engine.portable_metrics`."""
+    if isinstance(given, str):
+        return given
+    if isinstance(given, Mapping):
+        return {str(output): portable_metrics(inner) for output, inner in given.items()}
+    if isinstance(given, Sequence):
+        return [portable_metrics(inner) for inner in given]
+    keras = sys.modules.get("keras")
+    if keras is not None and isinstance(given, keras.metrics.Metric):
+        return _portable(given, keras)
+    if callable(given) and not isinstance(given, type):
+        return given
+    hint = f"; give an object, {given.__name__}(…)" if isinstance(given, type) else ""
+    raise InvalidInputError(
+        f"{given!r:.200} is no metric{hint}. A metric is the name of one of Keras', an object of "
+        "keras.metrics, a function of labels and predictions, or 'spark:…'"
+    )
+
+
+def _portable(metric: Any, keras: Any) -> MetricObject:
+    # Its configuration would name the function, which only the user's own program knows.
+    if type(metric) is keras.metrics.MeanMetricWrapper:
+        arguments = {"fn": metric._fn, "name": metric.name, "dtype": metric.dtype}
+        return MetricObject(
+            metric.name, type(metric), {**arguments, **metric._fn_kwargs}, direct=True
+        )
+    try:
+        return MetricObject(metric.name, type(metric), metric.get_config())
+    except NotImplementedError as error:
+        raise InvalidInputError(
+            f"metric {metric.name!r} has no get_config(), by which it is made again on Spark's "
+            "workers"
+        ) from error
+
+
+def make_metrics(portable: Any) -> Any:
+    """Return what `portable_metrics` was given, as ``Model.compile`` takes it.
+
+    Raises:
+        InvalidInputError: a name is none of Keras', or an object cannot be made again.
+    """
+    if isinstance(portable, str):
+        _check_known(portable)
+        return portable
+    if isinstance(portable, Mapping):
+        return {output: make_metrics(inner) for output, inner in portable.items()}
+    if isinstance(portable, list):
+        return [make_metrics(inner) for inner in portable]
+    return portable.make() if isinstance(portable, MetricObject) else portable
+
+
+def _check_known(name: str) -> None:
+    import keras
+
+    if name in _BY_SHAPE:
+        return
+    try:
+        keras.metrics.get(name)
+    except TypeError as error:
+        raise InvalidInputError(
+            f"metric {name!r} takes arguments: give the object, keras.metrics.{name}(…)"
+        ) from error
+    except ValueError as error:
+        names = sorted({*_BY_SHAPE, *_public_names(keras)})
+        close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+        meant = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
+        raise InvalidInputError(
+            f"there is no metric {name!r}{meant}; Keras' metrics are {', '.join(names)}; Spark's "
+            "begin with 'spark:'"
+        ) from error
+
+
+def _public_names(keras: Any) -> list[str]:
+    none = ("Metric", "Mean", "Sum", "MeanMetricWrapper", "deserialize", "serialize", "get")
+    return [n for n in dir(keras.metrics) if not n.startswith("_") and n not in none]

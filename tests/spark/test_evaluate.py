@@ -1,0 +1,415 @@
+"""Evaluating on Spark's workers gives what Keras gives in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner import DataError, InvalidInputError, ModelError, TFTransformer
+from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.training.spec import Binding
+
+from ..runs import save_run
+
+pytestmark = pytest.mark.spark
+
+ROWS = 700
+X, ONE, KIND = Column("x", "float32", (4,)), Column("one", "float32", (1,)), Column("kind", "int32")
+REAL, WEIGHT = Column("real", "float32"), Column("w", "float32")
+
+
+@pytest.fixture(scope="module")
+def arrays() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(ROWS, 4)).astype(np.float32)
+    return {
+        "x": x,
+        "one": (x[:, :1] + rng.normal(size=(ROWS, 1)) > 0).astype(np.float32),
+        "kind": rng.integers(0, 3, ROWS).astype(np.int32),
+        "real": (x.sum(axis=1) + rng.normal(size=ROWS)).astype(np.float32),
+        "w": rng.integers(0, 4, ROWS).astype(np.float32),
+    }
+
+
+@pytest.fixture(scope="module")
+def frame(spark: Any, arrays: dict[str, np.ndarray]) -> Any:
+    rows = [
+        (row.tolist(), one.tolist(), int(kind), float(real), float(w))
+        for row, one, kind, real, w in zip(*arrays.values(), strict=True)
+    ]
+    schema = "x array<float>, one array<float>, kind int, real float, w float"
+    # Uneven partitions, one of them empty.
+    frame = spark.createDataFrame(rows, schema).repartitionByRange(2, "real")
+    return frame.unionAll(frame.filter("false")).cache()
+
+
+def saved(place: Path, model: Any, labels: list[Column], **fields: Any) -> TFTransformer:
+    save_run(place, model, [X], labels=labels, **fields)
+    return TFTransformer.from_run(str(place), predict_batch_size=64)
+
+
+def check(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(
+            found[name], np.asarray(value), rtol=1e-6, atol=1e-6, err_msg=name
+        )
+
+
+def classifier(outputs: int, **compiled: Any) -> Any:
+    import keras
+
+    keras.utils.set_random_seed(1)
+    x = keras.Input((4,), name="x")
+    hidden = keras.layers.Dense(8, "tanh", kernel_regularizer=keras.regularizers.L2(0.1))(x)
+    activation = "sigmoid" if outputs == 1 else "softmax"
+    model = keras.Model(x, keras.layers.Dense(outputs, activation)(hidden))
+    model.compile("sgd", **compiled)
+    return model
+
+
+def test_the_compiled_metrics_of_two_classes(
+    frame: Any, arrays: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    import keras
+
+    metrics = [
+        keras.metrics.AUC(name="auc"),
+        keras.metrics.AUC(curve="PR", name="pr"),
+        keras.metrics.PrecisionAtRecall(0.7, name="at_recall"),
+        keras.metrics.F1Score(threshold=0.5, name="f1"),
+        keras.metrics.BinaryIoU(name="iou"),
+        "accuracy",
+        "mae",
+    ]
+    weighted = [keras.metrics.AUC(name="weighted_auc"), "mse"]
+    model = classifier(1, loss="binary_crossentropy", metrics=metrics, weighted_metrics=weighted)
+    transformer = saved(tmp_path, model, [ONE])
+    one, x = arrays["one"], arrays["x"]
+    plain = model.evaluate(x, one, return_dict=True, verbose=0)
+    by_weight = model.evaluate(x, one, sample_weight=arrays["w"], return_dict=True, verbose=0)
+    assert plain["auc"] == plain["weighted_auc"] != by_weight["weighted_auc"]
+    check(transformer.evaluate(frame), plain)
+    check(transformer.evaluate(frame, sample_weight_col="w"), by_weight)
+    check(transformer.evaluate(frame.coalesce(1)), plain)
+
+
+def test_metrics_by_name_and_object(
+    frame: Any, arrays: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    import keras
+
+    def near(y_true: Any, y_pred: Any) -> Any:
+        return keras.ops.cast(keras.ops.max(y_pred, axis=-1) > 0.5, "float32")
+
+    class Confident(keras.metrics.Metric):
+        """The share of rows predicted with more than a given certainty."""
+
+        def __init__(self, above: float, name: str = "confident", **other: Any) -> None:
+            super().__init__(name=name, **other)
+            self.above = above
+            self.hits = self.add_weight((), "zeros", name="hits")
+            self.rows = self.add_weight((), "zeros", name="rows")
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            sure = keras.ops.cast(keras.ops.max(y_pred, axis=-1) > self.above, "float32")
+            weight = keras.ops.ones_like(sure) if sample_weight is None else sample_weight
+            self.hits.assign_add(keras.ops.sum(sure * weight))
+            self.rows.assign_add(keras.ops.sum(weight))
+
+        def result(self) -> Any:
+            return self.hits / self.rows
+
+        def reset_state(self) -> None:
+            self.hits.assign(0.0)
+            self.rows.assign(0.0)
+
+        def get_config(self) -> dict[str, Any]:
+            return {**super().get_config(), "above": self.above}
+
+    def metrics() -> list[Any]:
+        return [
+            "sparse_categorical_accuracy",
+            keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2"),
+            keras.metrics.MeanIoU(3, sparse_y_pred=False, name="mean_iou"),
+            keras.metrics.MeanMetricWrapper(near, name="wrapped"),
+            near,
+            Confident(0.6),
+        ]
+
+    loss = "sparse_categorical_crossentropy"
+    transformer = saved(tmp_path, classifier(3, loss=loss), [KIND])
+    compared = classifier(3, loss=loss, metrics=metrics())
+    kind, x = arrays["kind"], arrays["x"]
+    expected = compared.evaluate(x, kind, return_dict=True, verbose=0)
+    check(transformer.evaluate(frame, ["compiled", *metrics()]), expected)
+    del expected["loss"]
+    check(transformer.evaluate(frame, metrics()), expected)
+    check(transformer.evaluate(frame, "acc"), {"acc": expected["sparse_categorical_accuracy"]})
+    compared = classifier(3, loss=loss, weighted_metrics=metrics())
+    weights = {"sample_weight": arrays["w"]}
+    expected = compared.evaluate(x, kind, **weights, return_dict=True, verbose=0)
+    found = transformer.evaluate(frame, ["compiled", *metrics()], sample_weight_col="w")
+    check(found, expected)
+
+
+def two_outputs(**compiled: Any) -> Any:
+    import keras
+
+    keras.utils.set_random_seed(2)
+    x, w = keras.Input((4,), name="x"), keras.Input((1,), name="w")
+    hidden = keras.layers.Dense(6, "relu")(keras.layers.Concatenate()([x, w]))
+    outputs = {
+        "price": keras.layers.Dense(1, name="price")(hidden),
+        "class": keras.layers.Dense(3, "softmax", name="class")(hidden),
+    }
+    model = keras.Model({"x": x, "w": w}, outputs)
+    model.compile("sgd", **compiled)
+    return model
+
+
+def test_several_inputs_and_outputs(
+    frame: Any, arrays: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    losses = {"price": "mse", "class": "sparse_categorical_crossentropy"}
+    metrics = {"price": ["mae"], "class": ["accuracy"]}
+    compiled = {"loss": losses, "loss_weights": {"price": 0.5, "class": 2.0}}
+    labels = Binding(("real", "kind"), ("price", "class"))
+    save_run(
+        tmp_path,
+        two_outputs(**compiled, metrics=metrics),
+        [X, WEIGHT],
+        labels=[REAL, KIND],
+        outputs=labels,
+    )
+    transformer = TFTransformer.from_run(str(tmp_path), predict_batch_size=64)
+    x = {"x": arrays["x"], "w": arrays["w"]}
+    y = {"price": arrays["real"], "class": arrays["kind"]}
+    by_keras = two_outputs(**compiled, metrics=metrics).evaluate
+    by_keras = by_keras(x, y, batch_size=ROWS, return_dict=True, verbose=0)
+    assert len(by_keras) == 5
+    check(transformer.evaluate(frame), by_keras)
+    renamed = frame.withColumnRenamed("kind", "sort")
+    check(transformer.evaluate(renamed, label_cols={"class": "sort"}), by_keras)
+    check(transformer.evaluate(renamed, label_cols=["real", "sort"]), by_keras)
+    others = {"class": ["sparse_top_k_categorical_accuracy", "accuracy"]}
+    with pytest.raises(InvalidInputError, match="names 'sort', but .* are 'price', 'class'"):
+        transformer.evaluate(frame, label_cols={"sort": "kind"})
+    found = transformer.evaluate(frame, others)
+    assert found["class_accuracy"] == pytest.approx(by_keras["class_accuracy"], abs=1e-6)
+    assert found["class_sparse_top_k_categorical_accuracy"] == 1.0
+    with pytest.raises(InvalidInputError, match="needs a model with one output"):
+        transformer.evaluate(frame, "spark:rmse")
+
+
+def test_spark_evaluators_see_every_row_once(
+    frame: Any, arrays: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    from pyspark.ml import evaluation
+
+    two = saved(tmp_path / "two", classifier(1, loss="binary_crossentropy"), [ONE])
+    more = saved(tmp_path / "more", classifier(3, loss="sparse_categorical_crossentropy"), [KIND])
+    found = two.evaluate(frame, ["compiled", "AUC", "spark:areaUnderROC"])
+    assert list(found) == ["loss", "AUC", "spark:areaUnderROC"]
+    # Keras cuts the curve at 200 thresholds, Spark at 1000 rows.
+    assert found["spark:areaUnderROC"] == pytest.approx(found["AUC"], abs=0.01)
+    by_class = evaluation.MulticlassClassificationEvaluator(metricName="recallByLabel")
+    given = ["acc", "spark:accuracy", "spark:logLoss", by_class.setMetricLabel(2.0)]
+    found = more.evaluate(frame, given, sample_weight_col="w")
+    assert found["spark:accuracy"] == pytest.approx(found["acc"], abs=1e-6)
+    rows = more.transform(frame).select("prediction", "kind", "w").collect()
+    classes = np.array([np.argmax(row.prediction) for row in rows])
+    kinds, weights = (np.array([row[name] for row in rows]) for name in ("kind", "w"))
+    hit = (classes == kinds) * weights
+    assert found["spark:recallByLabel"] == pytest.approx(
+        hit[kinds == 2].sum() / weights[kinds == 2].sum()
+    )
+    chance = np.array([row.prediction[row.kind] for row in rows])
+    log_loss = -(np.log(chance) * weights).sum() / weights.sum()
+    assert found["spark:logLoss"] == pytest.approx(log_loss, abs=1e-6)
+    with pytest.raises(InvalidInputError, match="says no class: use 'spark:areaUnderROC'"):
+        two.evaluate(frame, "spark:accuracy")
+    with pytest.raises(InvalidInputError, match="did you mean 'spark:accuracy'.*spark:rmse"):
+        more.evaluate(frame, "spark:acuracy")
+    with pytest.raises(InvalidInputError, match="RankingEvaluator cannot evaluate"):
+        more.evaluate(frame, [evaluation.RankingEvaluator()])
+
+
+@pytest.fixture(scope="module")
+def regression(tmp_path_factory: pytest.TempPathFactory) -> TFTransformer:
+    import keras
+
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    return saved(tmp_path_factory.mktemp("regression"), model, [REAL])
+
+
+def test_rows_that_cannot_be_evaluated(regression: TFTransformer, frame: Any) -> None:
+    rows = frame.coalesce(1).limit(20)
+    holes = rows.unionAll(rows.limit(3).withColumn("real", frame["real"] + None))
+    with pytest.raises(DataError, match=r"column 'real' is null in row \d+ of a batch.*='skip'"):
+        regression.evaluate(holes)
+    check(regression.evaluate(holes, handle_invalid="skip"), regression.evaluate(rows))
+    with pytest.raises(DataError, match="has no rows to evaluate on$"):
+        regression.evaluate(frame.filter("false"))
+    with pytest.raises(DataError, match="no rows to evaluate on; 3 with invalid values were"):
+        regression.evaluate(holes.filter("real is null"), handle_invalid="skip")
+    with pytest.raises(DataError, match="sample weight is negative: -1.0"):
+        regression.evaluate(rows.selectExpr("*", "-1 as v"), sample_weight_col="v")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"metrics": "acuracy"}, "no metric 'acuracy' .did you mean 'accuracy'.*'spark:'"),
+        ({"metrics": ["MeanIoU"]}, "'MeanIoU' takes arguments: give the object"),
+        ({"metrics": []}, "metrics names none; None asks for the model's own"),
+        ({"metrics": [3]}, "3 is no metric"),
+        ({"metrics": ["mae", "compiled"]}, "several metrics are called 'mae'"),
+        ({"metrics": "MeanIoU", "handle_invalid": "keep"}, "handle_invalid"),
+        ({"label_cols": "target"}, "no column 'target', which the outputs.*it has 'x', 'one'"),
+        ({"label_cols": ["real", "one"]}, "gives .'real', 'one'.*was trained on .'real'."),
+        ({"label_cols": "x"}, "column 'x' is a array, but the model was trained on 'real'"),
+        ({"sample_weight_col": "x"}, "sample_weight_col 'x' must hold one number per row"),
+        ({"sample_weight_col": True}, "must be a column's name, None .*got True"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    regression: TFTransformer, frame: Any, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        regression.evaluate(frame, **arguments)
+
+
+def test_a_frame_that_is_none(regression: TFTransformer) -> None:
+    with pytest.raises(InvalidInputError, match="evaluate takes a Spark DataFrame, got 3"):
+        regression.evaluate(3)
+
+
+def refused(name: str) -> tuple[Callable[[], Any], str]:
+    """A compiled model whose loss or metrics have no exact value in parts, and why."""
+    import keras
+
+    class Largest(keras.metrics.Metric):
+        def __init__(self, **other: Any) -> None:
+            super().__init__(**other)
+            aggregation = "sum" if name == "maximum" else "mean"
+            self.most = self.add_variable((), "zeros", aggregation=aggregation, name="most")
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            self.most.assign(keras.ops.maximum(self.most, keras.ops.max(keras.ops.abs(y_true))))
+
+        def result(self) -> Any:
+            return self.most
+
+    def worst(y_true: Any, y_pred: Any) -> Any:
+        return keras.ops.max(keras.ops.abs(y_true - y_pred))
+
+    class Own(keras.Model):
+        def test_step(self, data: Any) -> Any:
+            x, y = data
+            return {"distance": keras.ops.mean(keras.ops.abs(self(x) - y[:, None]))}
+
+    losses: dict[str, Any] = {
+        "sum": keras.losses.MeanSquaredError(reduction="sum"),
+        "worst": worst,
+        "dice": keras.losses.Dice(),
+    }
+    metrics: dict[str, list[Any]] = {
+        "maximum": [Largest],
+        "mean": [Largest],
+        "largest": [worst],
+    }
+    messages = {
+        "sum": "loss 'mean_squared_error' of model .* has reduction='sum'",
+        "worst": "loss 'worst' .*no mean over the rows of a batch",
+        "dice": "loss 'dice' .*no mean over the rows of a batch",
+        "maximum": "metric 'largest' .Largest. cannot be computed.*'most' is not a sum",
+        "mean": "metric 'largest' .Largest. .*'most' is no sum .*aggregation 'mean'",
+        "largest": "metric 'worst' .*no mean over the rows of a batch",
+        "own step": "test_step of model .* returns 'distance', which no metric keeps",
+    }
+
+    def model_fn() -> Any:
+        keras.utils.set_random_seed(4)
+        x = keras.Input((4,))
+        made = (Own if name == "own step" else keras.Model)(x, keras.layers.Dense(1)(x))
+        kinds = [kind() if isinstance(kind, type) else kind for kind in metrics.get(name, [])]
+        made.compile("sgd", losses.get(name, "mse"), metrics=kinds)
+        return made
+
+    return model_fn, messages[name]
+
+
+CASES = ["sum", "worst", "dice", "maximum", "mean", "largest", "own step"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_not_exact_is_refused_by_name(name: str, frame: Any, tmp_path: Path) -> None:
+    model_fn, message = refused(name)
+    save_run(tmp_path, model_fn(), [X], labels=[REAL])
+    transformer = TFTransformer.from_run(str(tmp_path), model_fn=model_fn)
+    with pytest.raises(ModelError, match=message):
+        transformer.evaluate(frame.coalesce(1))
+
+
+def cubed(y_true: Any, y_pred: Any) -> Any:
+    from keras import ops
+
+    return ops.mean(ops.abs(y_true - y_pred) ** 3, axis=-1)
+
+
+def test_a_loss_of_the_users_own_is_asked_for(
+    frame: Any, arrays: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    import keras
+
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", cubed, metrics=[cubed])
+    place = str(tmp_path)
+    save_run(tmp_path, model, [X], labels=[ONE])
+    with pytest.raises(ModelError, match=r"not kept in storage: 'cubed'.*custom_objects=\{…\}"):
+        TFTransformer.from_run(place).evaluate(frame)
+    value = model.evaluate(arrays["x"], arrays["one"], return_dict=True, verbose=0)
+    transformer = TFTransformer.from_run(place, custom_objects={"cubed": cubed})
+    check(transformer.evaluate(frame), value)
+
+
+def test_a_step_of_the_users_own_counts_by_rows(
+    frame: Any, arrays: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    """Its mean of losses is that over rows, though the last batches have fewer."""
+    import keras
+
+    class Tracking(keras.Model):
+        def __init__(self, *args: Any, **other: Any) -> None:
+            super().__init__(*args, **other)
+            self.tracker = keras.metrics.Mean(name="mine")
+
+        @property
+        def metrics(self) -> list[Any]:
+            return [self.tracker]
+
+        def test_step(self, data: Any) -> Any:
+            x, y = data
+            self.tracker.update_state(self.compute_loss(x, y, self(x, training=False)))
+            return {"mine": self.tracker.result()}
+
+    def model_fn() -> Any:
+        keras.utils.set_random_seed(4)
+        x = keras.Input((4,))
+        model = Tracking(x, keras.layers.Dense(1)(x))
+        model.compile("sgd", cubed)
+        return model
+
+    model = model_fn()
+    save_run(tmp_path, model, [X], labels=[REAL])
+    transformer = TFTransformer.from_run(str(tmp_path), model_fn=model_fn, predict_batch_size=64)
+    by_hand = np.abs(model.predict(arrays["x"], verbose=0)[:, 0] - arrays["real"]) ** 3
+    assert transformer.evaluate(frame) == {"mine": pytest.approx(by_hand.mean(), rel=1e-6)}
