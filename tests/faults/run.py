@@ -108,7 +108,7 @@ def main() -> None:
             )
             assert_same_end(run_dir, undisturbed)
             await_nothing_left(15)
-            times.add(faults, notes, run.attempts)
+            times.add(faults, notes, run.summary.attempts)
             print(f"{begin + count} faults: the same end", flush=True)
     session.stop()
     shutil.rmtree(os.environ["TMPDIR"])

@@ -66,9 +66,9 @@ def check_end_after(faults: list[Fault], frame: Any, undisturbed: Path, folder: 
     run = train(frame, run_dir, faults, str(folder))
     assert_same_end(run_dir, undisturbed)
     assert len(list(folder.glob("step-*"))) == len(faults)
-    assert len(run.attempts) == len(faults) + 1
-    assert run.attempts[-1].ending == FINISHED
-    for fault, (hit, following) in zip(faults, pairwise(run.attempts), strict=True):
+    assert len(run.summary.attempts) == len(faults) + 1
+    assert run.summary.attempts[-1].ending == FINISHED
+    for fault, (hit, following) in zip(faults, pairwise(run.summary.attempts), strict=True):
         if hit.ending == PREEMPTED:
             at_epoch_end = fault.step % (STEPS // EPOCHS) == 0  # the ranks agree there, too
             assert following.first_step == fault.step + (not at_epoch_end)
@@ -93,12 +93,14 @@ def test_faults_that_only_show_by_silence(frame: Any, undisturbed: Path, tmp_pat
     run = train(frame, run_dir, faults, str(tmp_path), launch=silence)
     assert_same_end(run_dir, undisturbed)
     assert len(list(tmp_path.glob("step-*"))) == len(faults)
-    causes = [attempt.cause for attempt in run.attempts]
+    causes = [attempt.cause for attempt in run.summary.attempts]
     assert "no rank reported progress" in causes[0]
     assert "no sign of life for 15 s" in causes[1]
     assert "no rank reported progress" in causes[2]
     assert causes[3:] == [""]
-    for fault, attempt in zip(faults, run.attempts[1:], strict=False):  # the last does no harm
+    for fault, attempt in zip(
+        faults, run.summary.attempts[1:], strict=False
+    ):  # the last does no harm
         assert_little_is_lost(fault, attempt.first_step)
     assert_nothing_is_left(run_dir)
 

@@ -112,8 +112,11 @@ def test_faults_in_the_midst_of(
     run = train(frame, run_dir, faults, str(tmp_path), validate=True)
     # Every attempt was hit, and nothing was lost that had been saved.
     assert len(list(tmp_path.glob("attempt-*-reached"))) == len(faults)
-    assert [attempt.first_step for attempt in run.attempts] == [0, *(step for _, step in planned)]
-    assert run.attempts[-1].ending == FINISHED
+    assert [attempt.first_step for attempt in run.summary.attempts] == [
+        0,
+        *(step for _, step in planned),
+    ]
+    assert run.summary.attempts[-1].ending == FINISHED
     assert_all_is_well(run_dir, undisturbed)
 
 
@@ -192,7 +195,7 @@ def test_faults_while_ranks_are_launched(frame: Any, undisturbed: Path, tmp_path
         validate=True,
     )
     assert gate.killed == kinds
-    assert len(run.attempts) == len(kinds) + 1
+    assert len(run.summary.attempts) == len(kinds) + 1
     assert_all_is_well(run_dir, undisturbed)
 
 

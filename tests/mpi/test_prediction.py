@@ -52,7 +52,7 @@ def test_validation_gives_what_evaluating_gives(digits_df: Any, tmp_path: Path) 
         run_dir=str(tmp_path / "run"),
         stream_logs=False,
     )
-    last = transformer.history[-1]
+    last = transformer.summary.history[-1]
     expected = {n.removeprefix("val_"): v for n, v in last.items() if n.startswith("val_")}
     assert set(expected) == {"loss", "top3", "iou", "acc"}
     assert transformer.evaluate(frame.filter("held")) == pytest.approx(expected, abs=1e-6)

@@ -121,7 +121,9 @@ def test_a_killed_run_ends_as_an_undisturbed_one(small: Any, tmp_path: Path) -> 
     for part, prefix in (("train", ""), ("validation", "val_")):
         curves = curves_in(tmp_path / "run" / "events" / part)
         for name in ("loss", "accuracy"):
-            points = [(n, np.float32(logs[prefix + name])) for n, logs in enumerate(whole.history)]
+            points = [
+                (n, np.float32(logs[prefix + name])) for n, logs in enumerate(whole.summary.history)
+            ]
             assert curves.pop(name) == points
         if part == "train":
             assert all(rate > 0 for _, rate in curves.pop("samples_per_second"))

@@ -109,8 +109,8 @@ def test_a_training_here_is_the_training_there(points: Any, tmp_path: Path) -> N
     with one_rank_here():
         here = run(tmp_path / "here")
         longer = run(tmp_path / "here", epochs=3)
-    assert here.history == there.history == longer.history[:2]
-    assert len(longer.history) == 3
+    assert here.summary.history == there.summary.history == longer.summary.history[:2]
+    assert len(longer.summary.history) == 3
     run(tmp_path / "there", epochs=3)
     assert_same_weights(tmp_path / "here", tmp_path / "there")
 
@@ -137,9 +137,9 @@ def test_faults_happen_once_each(points: Any, tmp_path: Path) -> None:
         callbacks=with_faults(faults, tmp_path / "notes"),
         restarts=RestartOptions(max_restarts=2, backoff_seconds=0.1),
     )
-    endings = [attempt.ending for attempt in run.attempts]
+    endings = [attempt.ending for attempt in run.summary.attempts]
     assert endings == ["rank killed or lost", "preempted", "finished"]
-    assert len(run.history) == 3
+    assert len(run.summary.history) == 3
 
     def here(fault: Fault, notes: str) -> Any:
         callbacks = with_faults([fault], tmp_path / f"notes-{notes}")
@@ -153,7 +153,7 @@ def test_faults_happen_once_each(points: Any, tmp_path: Path) -> None:
         with pytest.raises(PreemptedError, match="saved a checkpoint of step 4 "):
             here(Fault(3, kind="terminate"), "ended")
     whole = with_small_model(tmp_path / "whole")
-    assert whole.history == run.history
+    assert whole.summary.history == run.summary.history
 
 
 @pytest.mark.parametrize(
