@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from horovod_spark_runner.training.hooks import Hooks
 from horovod_spark_runner.training.spec import ModelSource, OutputSpec
 from horovod_spark_runner.training.state import TrainingVariables
 from horovod_spark_runner.training.sync.synchroniser import Equality
-from horovod_spark_runner.training.trained_model import WEIGHTS_FILE, ModelWriter, Signature
+from horovod_spark_runner.training.trained_model import WEIGHTS_FILE, Model, ModelWriter, Signature
 from horovod_spark_runner.training.trainee import Trainee
 
 NAME = "tests.numpy_engine"
@@ -192,7 +193,8 @@ class NumpyEngine:
 
     def load(self, recipe: Any) -> Any:
         weights = load_arrays(recipe.own)["00000"]
-        return lambda arrays: [inputs_of(arrays, recipe.inputs.columns) @ weights]
+        prepare = functools.partial(inputs_of, names=recipe.inputs.columns)
+        return Model(prepare, lambda inputs: [inputs @ weights])
 
     def describe_outputs(self, recipe: Any) -> tuple[list[dict[str, Any]], str]:
         return [asdict(OUTPUT)], ""

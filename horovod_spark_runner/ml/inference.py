@@ -6,6 +6,7 @@ all calls of ``transform`` it serves.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections import OrderedDict
@@ -22,6 +23,8 @@ from ..data.read.decode import RowDecoder, UndecodableRow
 from ..errors import DataError, ModelError
 from ..training.spec import OutputSpec
 from ..training.trained_model import Model, Recipe
+from .ahead import Prepared
+from .batching import Batch, Piece, cut
 from .loading import describe_outputs, load_model
 from .rows import describe_fault, valid_rows, with_nulls
 
@@ -74,20 +77,14 @@ class Predictor:
     handle_invalid: str = ERROR
 
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        """Yield the predictions for all rows, in their order; in other batches than they came."""
         model = self._model()
-        for arrays in batches:
-            valid = self._valid(arrays)
-            try:
-                if valid is None:
-                    yield self._predict(model, arrays)
-                else:
-                    mask = pa.array(valid)
-                    rows = tuple(array.filter(mask) for array in arrays)
-                    yield with_nulls(self._predict(model, rows), valid)
-            except UndecodableRow as error:
-                row = error.row if valid is None else int(np.flatnonzero(valid)[error.row])
-                place = f"row {row} of a batch of {len(arrays[0])} (counted from 0)"
-                raise DataError(f"{place}: {error.cause}") from error.cause
+        pieces = (Piece(a, self._valid(a), 0, len(a[0])) for a in batches)
+        with Prepared(
+            functools.partial(self._prepare, model), ahead=_prepares_ahead(model)
+        ) as made:
+            for group in cut(pieces, self.batch_size):
+                yield _joined([self._predict(model, *pair) for pair in made.each(group)])
 
     def _valid(self, arrays: tuple[pa.Array, ...]) -> np.ndarray | None:
         """Return which rows are valid; ``None`` if all are."""
@@ -106,26 +103,33 @@ class Predictor:
             valid = mask if valid is None else valid & mask
         return valid
 
-    def _predict(self, model: Model, arrays: tuple[pa.Array, ...]) -> pa.Array:
+    def _prepare(self, model: Model, batch: Batch) -> Any:
+        """Return what the model computes with; ``None`` where there is no row for it."""
+        arrays = batch.arrays()
+        if not len(arrays[0]):
+            return None
         values = {
             column.name: column_to_numpy(pa.chunked_array([array]), column)
             for column, array in zip(self.columns, arrays, strict=True)
         }
-        rows = len(arrays[0])
-        parts: list[list[pa.Array]] = [[_nothing(output)] for output in self.outputs]
-        for begin in range(0, rows, self.batch_size):
-            some = {name: v[begin : begin + self.batch_size] for name, v in values.items()}
-            try:
-                given = model(some)
-            except UndecodableRow as error:
-                raise UndecodableRow(begin + error.row, error.cause) from None
-            for part, value, output in zip(parts, given, self.outputs, strict=True):
-                _check_rows(value, output, min(self.batch_size, rows - begin))
-                part.append(array_of(value, output))
-        outputs = [part[1] if len(part) == 2 else pa.concat_arrays(part) for part in parts]
-        if len(outputs) == 1:
-            return outputs[0]
-        return pa.StructArray.from_arrays(outputs, names=field_names(len(outputs)))
+        try:
+            return model.prepare(values)
+        except UndecodableRow as error:
+            raise DataError(f"{batch.place(error.row)}: {error.cause}") from error.cause
+
+    def _predict(self, model: Model, batch: Batch, prepared: Any) -> pa.Array:
+        valid = batch.valid
+        rows = batch.rows if valid is None else int(np.count_nonzero(valid))
+        outputs = [_nothing(output) for output in self.outputs]
+        if prepared is not None:
+            given = model.compute(prepared)
+            for value, output in zip(given, self.outputs, strict=True):
+                _check_rows(value, output, rows)
+            outputs = [array_of(v, output) for v, output in zip(given, self.outputs, strict=True)]
+        single = len(outputs) == 1
+        names = field_names(len(outputs))
+        array = outputs[0] if single else pa.StructArray.from_arrays(outputs, names=names)
+        return array if valid is None else with_nulls(array, valid)
 
     def _model(self) -> Model:
         if self.digest not in _models:
@@ -140,7 +144,21 @@ class Predictor:
 
 def _decoding(recipe: Recipe, model: Model) -> Model:
     decode = RowDecoder(recipe.columns, recipe.transforms, allow_nan=True)
-    return lambda values: model(decode(values))
+    decodes = bool(recipe.transforms) or any(column.is_encoded for column in recipe.columns)
+    return Model(lambda values: model.prepare(decode(values)), model.compute, slow=decodes)
+
+
+def _prepares_ahead(model: Model) -> bool:
+    """Tell whether to prepare a batch while the one before it is computed.
+
+    Where preparing is work, or computing leaves the processor idle; else it is one more thread on
+    the cores that are to compute.
+    """
+    return model.slow or bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _joined(arrays: list[pa.Array]) -> pa.Array:
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
 def _check_rows(value: np.ndarray, output: OutputSpec, rows: int) -> None:
@@ -222,5 +240,7 @@ def _prepare_process() -> None:
     for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         os.environ.setdefault(name, cpus)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # Workers may share a GPU, whose memory the first one would take whole.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     gpus = context.resources().get("gpu") if context is not None else None
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses) if gpus is not None else ""
