@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,10 @@ from ..rundir.attempt import Attempt
 from ..rundir.directory import RunDirectory
 from ..settings.data import Transform
 from ..settings.kinds import check_choice, check_count
-from ..spark.session import use_own_python
+from ..spark.session import active_session, use_own_python
 from ..storage.filesystem import Location
 from ..training.trained_model import Recipe, output_from
+from .files import FilesRequest, predict_files
 from .frame import with_predictions
 from .inference import ERROR, HANDLE_INVALID, Predictor, describing
 from .naming import PredictionCol, check_prediction_col
@@ -142,16 +144,58 @@ class TFTransformer(Transformer):  # type: ignore[misc]
         check_choice("handle_invalid", self.handle_invalid, HANDLE_INVALID)
         check_count("batch_size", self.batch_size)
 
+    def predict_files(
+        self,
+        source: str | os.PathLike[str],
+        destination: str | os.PathLike[str],
+        *,
+        columns: Sequence[str] | None = None,
+        mode: str = "error",
+    ) -> int:
+        """Predict on a folder of Parquet files, and write another folder of them.
+
+        Spark's tasks read and write the files themselves, so rows need not pass through the JVM.
+        Other columns are stored as they were, folders such as ``day=1`` stay, and the destination
+        holds every row once, also if tasks were repeated. It appears when all is done, with
+        ``_SUCCESS``.
+
+        Args:
+            source: the folder, or one file; files whose names begin with ``_`` or ``.`` are left
+                out.
+            destination: the folder to write, not within the source.
+            columns: the columns to keep beside the predictions; by default all.
+            mode: ``"error"`` (default) refuses a destination that holds files, ``"overwrite"``
+                replaces them at the end.
+
+        Returns:
+            The rows in the destination.
+
+        Raises:
+            DataError: there are no files, or a column is missing, does not fit the model, or
+                cannot be written as it was; the message names the file.
+            InvalidInputError: the destination holds files, or another argument cannot be right.
+            ModelError: the model cannot be called.
+        """
+        request = FilesRequest(
+            Location(source), Location(destination), columns, mode, self.prediction_col
+        )
+        spark = active_session()
+        self._make_ready(spark)
+        return predict_files(spark, request, self._predictor(spark), sys.stderr)
+
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        self._check_settings()
         spark = getattr(dataset, "sparkSession", None)
         if spark is None:
             raise InvalidInputError(f"transform takes a Spark DataFrame, got {dataset!r:.200}")
+        self._make_ready(spark)
+        return with_predictions(dataset, self._predictor(spark), self.prediction_col)
+
+    def _make_ready(self, spark: SparkSession) -> None:
+        self._check_settings()
         use_own_python(spark)
         if self._model.learn_outputs:
             self._learn_outputs(spark)
         check_callable(self._model)
-        return with_predictions(dataset, self._predictor(spark), self.prediction_col)
 
     def _learn_outputs(self, spark: SparkSession) -> None:
         """Let a worker build the model and tell what it gives; the driver loads no framework."""

@@ -95,8 +95,12 @@ def test_batches_are_made_across_arrow_batches(predictor: Any, sizes: list[int])
     calls: list[int] = []
     predict = predictor(batch_size=4)
     model = predict._model()
-    counted = replace(model, prepare=lambda v: (calls.append(len(v["n"])), model.prepare(v))[1])
-    inference._models[predict.digest] = counted
+
+    def counting(values: Any) -> Any:
+        calls.append(len(values["n"]))
+        return model.prepare(values)
+
+    inference._models[predict.digest] = replace(model, prepare=counting)
     rows: list[Any] = []
     for array in predict(arriving()):
         rows += array.to_pylist()
