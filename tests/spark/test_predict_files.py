@@ -75,9 +75,9 @@ def rows_of(frame: Any) -> list[str]:
 
 
 def left(place: Path) -> list[str]:
-    """Return what is in a folder besides Parquet files, Hadoop's sums and folders."""
-    found = [Path(p) for p in glob.glob(f"{place}/**", recursive=True, include_hidden=True)]
-    return sorted(p.name for p in found if p.is_file() and not p.name.endswith(".parquet"))
+    """Return what is in a folder besides Parquet files and folders."""
+    found = [path for path in place.rglob("*") if path.is_file()]
+    return sorted(path.name for path in found if path.suffix != ".parquet")
 
 
 @pytest.mark.parametrize("stamps", ["INT96", "TIMESTAMP_MICROS"])
@@ -214,7 +214,7 @@ def test_what_cannot_be_done_is_refused_on_the_driver(
         ({"mode": "append"}, InvalidInputError, "mode must be one of error, overwrite"),
     ):
         with pytest.raises(error, match=match):
-            transformer.predict_files(good, target, **options)  # type: ignore[arg-type]
+            transformer.predict_files(good, target, **options)
     for source, name, match in (
         ("select 1 as id", "less", "has no column 'x', which the model takes; it has 'id'"),
         ("select array(array(1f)) as x", "nested", "'x' holds list<.*which files cannot be"),

@@ -69,7 +69,8 @@ def fill(source: Location) -> int:
     for day in range(3):
         ids = np.arange(1000) + 1000 * day
         x = pa.ListArray.from_arrays(
-            pa.array(np.arange(0, 2001, 2, np.int32)), pa.array(np.repeat(ids, 2), pa.float32())
+            pa.array(np.arange(0, 2001, 2, dtype=np.int32)),
+            pa.array(np.repeat(ids, 2), pa.float32()),
         )
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table({"id": ids, "x": x}), sink, row_group_size=300)
@@ -142,7 +143,7 @@ def test_memory_of_a_worker_stays_flat(predictor: Predictor) -> None:
     process, peaks = psutil.Process(), []
     sizes = [10_000, 4096, 1, 9_999, 333]
     values = pa.array(np.random.default_rng(0).random(20_000, np.float32))
-    offsets = pa.array(np.arange(0, 20_001, 2, np.int32))
+    offsets = pa.array(np.arange(0, 20_001, 2, dtype=np.int32))
     batch = pa.ListArray.from_arrays(offsets, values)
     total = 10_000_000
     predict = Predictor(**{**vars(predictor), "batch_size": 4096})
