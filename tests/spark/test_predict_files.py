@@ -237,6 +237,51 @@ def test_what_cannot_be_done_is_refused_on_the_driver(
     assert not target.exists()
 
 
+def test_params_hold_for_files(run: Path, spark: Any, tmp_path: Path) -> None:
+    rows = [(0, [1.0, 2.0], [0.0, 0.0]), (1, None, [0.0, 0.0])]
+    frame = spark.createDataFrame(rows, "id int, other array<float>, x array<float>").coalesce(1)
+    source = write(frame, tmp_path / "source")
+    names: dict[str, Any] = {"predictionCol": "p", "handleInvalid": "keep", "predictBatchSize": 1}
+    for number, columns in enumerate(
+        ({"featuresCol": "other"}, {"featureCols": ["other"]}, {"featureCols": {"x": "other"}})
+    ):
+        transformer = line(run).copy()
+        for name, value in {**names, **columns}.items():
+            transformer.set(transformer.getParam(name), value)
+        target = tmp_path / str(number)
+        assert transformer.predict_files(source, target, columns=["id"]) == 2
+        found = spark.read.parquet(str(target))
+        assert {tuple(row) for row in found.collect()} == {(0, 21.5), (1, None)}
+        expected = transformer.transform(spark.read.parquet(source)).select("id", "p")
+        assert found.schema == expected.schema
+        assert rows_of(found) == rows_of(expected)
+    message = r"\.parquet: column 'other' is null in row 1 of a batch of 2"
+    with pytest.raises(Exception, match=message):
+        line(run, feature_cols=["other"]).predict_files(source, tmp_path / "error")
+    with pytest.raises(DataError, match="has no column 'X', which the model takes; it has 'id',"):
+        line(run, feature_cols=["X"]).predict_files(source, tmp_path / "error")
+    with pytest.raises(InvalidInputError, match="feature_cols=.* does not fit"):
+        line(run, feature_cols=["id", "x"]).predict_files(source, tmp_path / "error")
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"probability_col": "shares"}, "probability_col='shares'"),
+        (
+            {"raw_prediction_col": "scores", "output_form": "vector"},
+            "raw_prediction_col='scores' and output_form='vector'",
+        ),
+        ({"output_form": "struct"}, "output_form='struct'"),
+    ],
+)
+def test_what_only_spark_makes_of_outputs_is_refused(
+    settings: dict[str, Any], named: str, run: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInputError, match=f"not as {named} asks for.*use transform"):
+        line(run, **settings).predict_files(tmp_path / "source", tmp_path / "target")
+
+
 def test_a_destination_that_is_not_empty(run: Path, spark: Any, tmp_path: Path) -> None:
     source = write(spark.sql("select 1 as id, array(1f, 2f) as x").coalesce(1), tmp_path / "source")
     target = tmp_path / "target"

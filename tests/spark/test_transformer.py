@@ -219,7 +219,7 @@ def test_settings_are_checked(one: str) -> None:
     with pytest.raises(InvalidInputError, match="prediction_col must be"):
         TFTransformer.from_run(one, prediction_col=5)  # type: ignore[arg-type]
     transformer = TFTransformer.from_run(one)
-    with pytest.raises(InvalidInputError, match="predict_batch_size .* at least 1, got 0"):
+    with pytest.raises(InvalidInputError, match="predictBatchSize .* at least 1, got 0"):
         transformer.setPredictBatchSize(0)
 
 

@@ -17,6 +17,7 @@ from horovod_spark_runner.ml.files import FilesRequest, plan_files
 from horovod_spark_runner.ml.inference import Predictor
 from horovod_spark_runner.ml.trained import read_finished_run
 from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.settings.prediction import PredictionSettings
 from horovod_spark_runner.storage.filesystem import Location
 
 from ..counting_engine import Counted, save_line
@@ -94,8 +95,9 @@ def read(place: Location) -> dict[int, float]:
 
 
 def request(storage: Location, **fields: Any) -> FilesRequest:
-    given: dict[str, Any] = {"columns": ["id"], "mode": "error", "prediction_col": None, **fields}
-    return FilesRequest(storage.join("in"), storage.join("out"), **given)
+    given: dict[str, Any] = {"columns": ["id"], "mode": "error", **fields}
+    target = storage.join("out")
+    return FilesRequest(storage.join("in"), target, settings=PredictionSettings(), **given)
 
 
 def test_attempts_that_were_repeated_count_once(predictor: Predictor, storage: Location) -> None:
