@@ -242,9 +242,12 @@ def test_params_hold_for_files(run: Path, spark: Any, tmp_path: Path) -> None:
     frame = spark.createDataFrame(rows, "id int, other array<float>, x array<float>").coalesce(1)
     source = write(frame, tmp_path / "source")
     names: dict[str, Any] = {"predictionCol": "p", "handleInvalid": "keep", "predictBatchSize": 1}
-    for number, columns in enumerate(
-        ({"featuresCol": "other"}, {"featureCols": ["other"]}, {"featureCols": {"x": "other"}})
-    ):
+    renamed: list[dict[str, Any]] = [
+        {"featuresCol": "other"},
+        {"featureCols": ["other"]},
+        {"featureCols": {"x": "other"}},
+    ]
+    for number, columns in enumerate(renamed):
         transformer = line(run).copy()
         for name, value in {**names, **columns}.items():
             transformer.set(transformer.getParam(name), value)
