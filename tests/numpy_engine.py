@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from horovod_spark_runner.training.state import TrainingVariables
 from horovod_spark_runner.training.sync.synchroniser import Equality
 from horovod_spark_runner.training.trained_model import (
     WEIGHTS_FILE,
+    Model,
     ModelWriter,
     Signature,
     Targets,
@@ -208,7 +210,8 @@ class NumpyEngine:
 
     def load(self, recipe: Any) -> Any:
         weights = load_arrays(recipe.own)["00000"]
-        return lambda arrays: [inputs_of(arrays, recipe.inputs.columns) @ weights]
+        prepare = functools.partial(inputs_of, names=recipe.inputs.columns)
+        return Model(prepare, lambda inputs: [inputs @ weights])
 
     def model(self, recipe: Any) -> np.ndarray:
         return load_arrays(recipe.own)["00000"]

@@ -81,6 +81,16 @@ def feature_argument(source: Source, column: Column) -> SparkColumn:
     Raises:
         DataError: its type is another one.
     """
+    check_fits(source, column)
+    return _of_same_shape(expression(replace(source, dtype=column.dtype)), source, column)
+
+
+def check_fits(source: Source, column: Column) -> None:
+    """Check that a column is of the kind the model was trained on, and nothing would be cut.
+
+    Raises:
+        DataError: it is not.
+    """
     bytes_wanted, text = column.encoding != "", column.dtype == "string"
     if (
         (source.kind == "binary") != bytes_wanted
@@ -97,7 +107,6 @@ def feature_argument(source: Source, column: Column) -> SparkColumn:
             f"column {source.name!r} holds real numbers ({source.given}), but the model was "
             f"trained on {column.describe()}: round and cast them first"
         )
-    return _of_same_shape(expression(replace(source, dtype=column.dtype)), source, column)
 
 
 def _of_same_shape(value: SparkColumn, source: Source, column: Column) -> SparkColumn:

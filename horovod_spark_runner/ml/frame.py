@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..data.prepare.columns import sources_of_features
+from ..data.prepare.schema import quoted
 from ..settings.prediction import PredictionSettings
 from ..spark.session import is_case_sensitive
 from .features import check_once, feature_argument
@@ -16,6 +17,10 @@ from .udf import prediction_udf
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+# Whether UDFs take columns of columnar sources as they are; Spark has it from 4.3 on.
+_COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 
 
 def with_predictions(
@@ -50,7 +55,7 @@ def with_predictions(
     once = predictor.handle_invalid == SKIP
     udf = prediction_udf(predictor, _return_type(types), deterministic=not once)
     helper = _free_name(frame.columns)
-    predicted = frame.select("*", udf(*arguments).alias(helper))
+    predicted = _in_rows(frame, predictor.names[0]).select("*", udf(*arguments).alias(helper))
     # One call of the model for all outputs: the struct is made once, then taken apart.
     single = len(outputs) == 1
     values = [F.col(helper)] if single else [F.col(helper)[f] for f in field_names(len(outputs))]
@@ -64,6 +69,42 @@ def with_predictions(
     else:
         named = [expression(one, values[one.output]).alias(one.name) for one in added]
     return predicted.select("*", *named).drop(helper)
+
+
+def _in_rows(frame: DataFrame, column: str) -> DataFrame:
+    """Return ``frame``, such that Spark can hand its rows on beside what a UDF gives.
+
+    From a columnar source, such as Parquet, Spark 4.3 hands the UDF columns, and fails on vectors
+    and other user-defined types among those that stay behind. A filter makes rows of them; this
+    one is true for all, which the optimizer does not see, and lets other filters pass.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions as F
+
+    if not any(_has_udt(field.dataType) for field in frame.schema.fields):
+        return frame
+    try:
+        columnar = str(frame.sparkSession.conf.get(_COLUMNAR))
+    except PySparkException:  # an earlier Spark, which does not know it
+        return frame
+    if columnar.lower() == "false":
+        return frame
+    return frame.filter(F.hash(F.isnull(F.col(quoted(column)))) >= F.lit(-(2**31)))
+
+
+def _has_udt(data_type: DataType) -> bool:
+    from pyspark.sql.types import ArrayType, MapType, StructType, UserDefinedType
+
+    match data_type:
+        case UserDefinedType():
+            return True
+        case ArrayType():
+            return _has_udt(data_type.elementType)
+        case MapType():
+            return _has_udt(data_type.keyType) or _has_udt(data_type.valueType)
+        case StructType():
+            return any(_has_udt(field.dataType) for field in data_type.fields)
+    return False
 
 
 def _free_name(existing: Sequence[str]) -> str:

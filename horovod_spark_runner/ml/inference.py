@@ -6,7 +6,9 @@ all calls of ``transform`` it serves.
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -22,6 +24,8 @@ from ..errors import DataError, ModelError
 from ..spark.python_worker import keep_to_task
 from ..training.spec import OutputSpec
 from ..training.trained_model import Model, Recipe
+from .ahead import Prepared
+from .batching import Batch, Piece, cut
 from .loading import describe_outputs, load_model
 from .rows import valid_in_all, with_nulls
 
@@ -63,7 +67,7 @@ class Predictor:
         batch_size: rows per call of the model.
         handle_invalid: what becomes of rows with invalid values; ``"skip"`` gives nulls as
             ``"keep"`` does, for the caller to leave out.
-        names: what the DataFrame calls these columns, for messages.
+        names: what the DataFrame or the files call these columns; by default as in training.
     """
 
     digest: str
@@ -74,49 +78,54 @@ class Predictor:
     handle_invalid: str = ERROR
     names: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not self.names:
+            object.__setattr__(self, "names", tuple(column.name for column in self.columns))
+
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        """Yield the predictions for all rows, in their order; in other batches than they came."""
         model = self._model()
-        for arrays in batches:
-            valid = self._valid(arrays)
-            try:
-                if valid is None:
-                    yield self._predict(model, arrays)
-                else:
-                    mask = pa.array(valid)
-                    rows = tuple(array.filter(mask) for array in arrays)
-                    yield with_nulls(self._predict(model, rows), valid)
-            except UndecodableRow as error:
-                row = error.row if valid is None else int(np.flatnonzero(valid)[error.row])
-                place = f"row {row} of a batch of {len(arrays[0])} (counted from 0)"
-                raise DataError(f"{place}: {error.cause}") from error.cause
+        pieces = (Piece(a, self._valid(a), 0, len(a[0])) for a in batches)
+        with Prepared(
+            functools.partial(self._prepare, model), ahead=_prepares_ahead(model)
+        ) as made:
+            for group in cut(pieces, self.batch_size):
+                yield _joined([self._predict(model, *pair) for pair in made.each(group)])
 
     def _valid(self, arrays: tuple[pa.Array, ...]) -> np.ndarray | None:
         """Return which rows are valid; ``None`` if all are."""
-        names = self.names or tuple(column.name for column in self.columns)
-        columns = [replace(c, name=name) for c, name in zip(self.columns, names, strict=True)]
+        named = zip(self.columns, self.names, strict=True)
+        columns = [replace(column, name=name) for column, name in named]
         advice = "handle_invalid='skip' leaves such rows out, 'keep' gives them null as prediction"
         return valid_in_all(arrays, columns, advice if self.handle_invalid == ERROR else None)
 
-    def _predict(self, model: Model, arrays: tuple[pa.Array, ...]) -> pa.Array:
+    def _prepare(self, model: Model, batch: Batch) -> Any:
+        """Return what the model computes with; ``None`` where there is no row for it."""
+        arrays = batch.arrays()
+        if not len(arrays[0]):
+            return None
         values = {
             column.name: column_to_numpy(pa.chunked_array([array]), column)
             for column, array in zip(self.columns, arrays, strict=True)
         }
-        rows = len(arrays[0])
-        parts: list[list[pa.Array]] = [[_nothing(output)] for output in self.outputs]
-        for begin in range(0, rows, self.batch_size):
-            some = {name: v[begin : begin + self.batch_size] for name, v in values.items()}
-            try:
-                given = model(some)
-            except UndecodableRow as error:
-                raise UndecodableRow(begin + error.row, error.cause) from None
-            for part, value, output in zip(parts, given, self.outputs, strict=True):
-                _check_rows(value, output, min(self.batch_size, rows - begin))
-                part.append(array_of(value, output))
-        outputs = [part[1] if len(part) == 2 else pa.concat_arrays(part) for part in parts]
-        if len(outputs) == 1:
-            return outputs[0]
-        return pa.StructArray.from_arrays(outputs, names=field_names(len(outputs)))
+        try:
+            return model.prepare(values)
+        except UndecodableRow as error:
+            raise DataError(f"{batch.place(error.row)}: {error.cause}") from error.cause
+
+    def _predict(self, model: Model, batch: Batch, prepared: Any) -> pa.Array:
+        valid = batch.valid
+        rows = batch.rows if valid is None else int(np.count_nonzero(valid))
+        outputs = [_nothing(output) for output in self.outputs]
+        if prepared is not None:
+            given = model.compute(prepared)
+            for value, output in zip(given, self.outputs, strict=True):
+                _check_rows(value, output, rows)
+            outputs = [array_of(v, output) for v, output in zip(given, self.outputs, strict=True)]
+        single = len(outputs) == 1
+        names = field_names(len(outputs))
+        array = outputs[0] if single else pa.StructArray.from_arrays(outputs, names=names)
+        return array if valid is None else with_nulls(array, valid)
 
     def _model(self) -> Model:
         if self.digest not in _models:
@@ -131,7 +140,23 @@ class Predictor:
 
 def _decoding(recipe: Recipe, model: Model) -> Model:
     decode = RowDecoder(recipe.columns, recipe.transforms, allow_nan=True)
-    return lambda values: model(decode(values))
+    decodes = bool(recipe.transforms) or any(column.is_encoded for column in recipe.columns)
+    return Model(
+        lambda values: model.prepare(decode(values)), model.compute, slow=decodes or model.slow
+    )
+
+
+def _prepares_ahead(model: Model) -> bool:
+    """Tell whether to prepare a batch while the one before it is computed.
+
+    Where preparing is work, or computing leaves the processor idle; else it is one more thread on
+    the cores that are to compute.
+    """
+    return model.slow or bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _joined(arrays: list[pa.Array]) -> pa.Array:
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
 def _check_rows(value: np.ndarray, output: OutputSpec, rows: int) -> None:

@@ -16,8 +16,8 @@ def load_model(recipe: Recipe) -> Model:
     Raises:
         ModelError: what was built is not the model that was trained.
     """
-    predict = engine_named(recipe.engine).load(recipe)
-    return predict if recipe.batch_size is None else _in_batches_of(recipe.batch_size, predict)
+    model = engine_named(recipe.engine).load(recipe)
+    return model if recipe.batch_size is None else _in_batches_of(recipe.batch_size, model)
 
 
 def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
@@ -29,10 +29,10 @@ def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
     return engine_named(recipe.engine).describe_outputs(recipe)
 
 
-def _in_batches_of(size: int, predict: Model) -> Model:
+def _in_batches_of(size: int, model: Model) -> Model:
     """Call the model with exactly ``size`` rows: the last ones are repeated, and left out again."""
 
-    def padded(values: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def prepare(values: dict[str, np.ndarray]) -> list[tuple[Any, int]]:
         rows = len(next(iter(values.values())))
         parts = []
         for begin in range(0, rows, size):
@@ -40,7 +40,11 @@ def _in_batches_of(size: int, predict: Model) -> Model:
             padding = size - min(size, rows - begin)
             if padding:
                 some = {n: np.concatenate([v, v[-1:].repeat(padding, 0)]) for n, v in some.items()}
-            parts.append([output[: size - padding] for output in predict(some)])
-        return [np.concatenate(output) for output in zip(*parts, strict=True)]
+            parts.append((model.prepare(some), size - padding))
+        return parts
 
-    return padded
+    def compute(parts: list[tuple[Any, int]]) -> list[np.ndarray]:
+        given = [[output[:rows] for output in model.compute(some)] for some, rows in parts]
+        return [np.concatenate(output) for output in zip(*given, strict=True)]
+
+    return Model(prepare, compute, slow=model.slow)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,10 @@ from ..settings.prediction import (
     PredictionCol,
     PredictionSettings,
 )
-from ..spark.session import use_own_python
+from ..spark.session import active_session, use_own_python
 from ..storage.filesystem import Location
 from .evaluate import EvaluationRequest, evaluate
+from .files import FilesRequest, predict_files
 from .frame import with_predictions
 from .params import PredictionParams, prediction_settings, set_params
 from .persistence import StageReader, StageWriter, UserCode, loading_with
@@ -307,6 +309,47 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
             settings.handle_invalid if handle_invalid is None else handle_invalid,
         )
         return evaluate(dataset, self._model.known.recipe, predictor, request)
+
+    def predict_files(
+        self,
+        source: str | os.PathLike[str],
+        destination: str | os.PathLike[str],
+        *,
+        columns: Sequence[str] | None = None,
+        mode: str = "error",
+    ) -> int:
+        """Predict on a folder of Parquet files, and write another folder of them.
+
+        Spark's tasks read and write the files themselves, so rows need not pass through the JVM.
+        Other columns are stored as they were, folders such as ``day=1`` stay, and the destination
+        holds every row once, also if tasks were repeated. It appears when all is done, with
+        ``_SUCCESS``. Params hold as for ``transform``, but for those that make vectors, classes or
+        a struct of the outputs.
+
+        Args:
+            source: the folder, or one file; files whose names begin with ``_`` or ``.`` are left
+                out.
+            destination: the folder to write, not within the source.
+            columns: the columns to keep beside the predictions; by default all.
+            mode: ``"error"`` (default) refuses a destination that holds files, ``"overwrite"``
+                replaces them at the end.
+
+        Returns:
+            The rows in the destination.
+
+        Raises:
+            DataError: there are no files, or a column is missing, does not fit the model, or
+                cannot be written as it was; the message names the file.
+            InvalidInputError: the destination holds files, a Param asks for what files are not
+                given, or another argument cannot be right.
+            ModelError: the model cannot be called.
+        """
+        settings = prediction_settings(self)
+        place, target = Location(source), Location(destination)
+        request = FilesRequest(place, target, columns, mode, settings)
+        spark = active_session()
+        use_own_python(spark)
+        return predict_files(spark, request, self._model.predictor(spark, settings), sys.stderr)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         settings = prediction_settings(self)

@@ -49,5 +49,7 @@ def keep_to_task() -> None:
     for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         os.environ.setdefault(name, cpus)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # Workers may share a GPU, whose memory the first one would take whole.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     gpus = context.resources().get("gpu") if context is not None else None
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses) if gpus is not None else ""

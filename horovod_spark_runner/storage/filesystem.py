@@ -260,7 +260,7 @@ class Location:
         answered(lambda headway: self._write(memoryview(data).cast("B"), headway), self._text)
 
     def _write(self, data: memoryview, headway: Headway) -> None:
-        with self._open_output() as stream:
+        with self.open_output() as stream:
             for begin in range(0, len(data), PART_BYTES):
                 stream.write(data[begin : begin + PART_BYTES])
                 headway.made()
@@ -268,7 +268,8 @@ class Location:
                 stream.flush()
                 os.fsync(stream.fileno())
 
-    def _open_output(self) -> Any:
+    def open_output(self) -> Any:
+        """Open a new file that nobody looks for yet, to be written piece by piece."""
         filesystem, path = self._resolved
         return open(path, "wb") if self.is_local else filesystem.open_output_stream(path)
 
@@ -283,7 +284,7 @@ class Location:
 
     def _copy(self, target: Location, seen: Callable[[bytes], Any], headway: Headway) -> None:
         filesystem, path = self._resolved
-        with filesystem.open_input_stream(path) as source, target._open_output() as stream:
+        with filesystem.open_input_stream(path) as source, target.open_output() as stream:
             while part := source.read(PART_BYTES):
                 stream.write(part)
                 seen(part)

@@ -27,8 +27,26 @@ WEIGHTS_FILE = "weights.npz"
 # What to call where a model cannot be made again from storage alone.
 WITH_MODEL_FN = "TFTransformer.from_run(run_dir, model_fn=…)"
 
-# Columns to the outputs' values, for any number of rows.
-Model = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
+
+@dataclass(frozen=True)
+class Model:
+    """A trained model, from columns to the outputs' values, in two steps.
+
+    The second of one batch may run while another thread is at the first of the next one.
+
+    Attributes:
+        prepare: makes of the columns what is computed with, on the device where that is done.
+        compute: gives the outputs.
+        slow: whether preparing is much work, such as decoding images.
+    """
+
+    prepare: Callable[[dict[str, np.ndarray]], Any]
+    compute: Callable[[Any], list[np.ndarray]]
+    slow: bool = False
+
+    def __call__(self, values: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """Return the outputs for any number of rows."""
+        return self.compute(self.prepare(values))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import DataError
 from horovod_spark_runner.ml import inference
 from horovod_spark_runner.ml.inference import Predictor
+from horovod_spark_runner.ml.loading import load_model
 from horovod_spark_runner.ml.trained import read_finished_run
 from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.training.trained_model import Model
 
 from ..runs import save_run
 
@@ -53,6 +56,10 @@ def arrays(rows: Any) -> tuple[pa.Array, ...]:
     return pa.array(x, pa.list_(pa.float32())), pa.array(n, pa.int32())
 
 
+def joined(arrays: Any) -> list[Any]:
+    return [row for array in arrays for row in array.to_pylist()]
+
+
 def expected(rows: Any) -> list[Any]:
     return [{"output0": [a + n for a in x], "output1": 2 * n} for x, n in rows]
 
@@ -61,20 +68,56 @@ def expected(rows: Any) -> list[Any]:
 def test_any_number_of_rows(predictor: Any, batch_size: int) -> None:
     given = [arrays(VALID[:count]) for count in (0, 1, 7, 11)]
     found = list(predictor(batch_size=batch_size)(iter(given)))
-    assert [len(array) for array in found] == [0, 1, 7, 11]
-    for array, count in zip(found, (0, 1, 7, 11), strict=True):
-        assert array.to_pylist() == expected(VALID[:count])
-        assert array.type == found[0].type
+    rows = [row for array in found for row in array.to_pylist()]
+    assert rows == expected([*VALID[:1], *VALID[:7], *VALID])
+    assert {array.type for array in found} == {found[0].type}
+
+
+def test_no_rows(predictor: Any) -> None:
+    assert list(predictor()(iter([]))) == []
+    assert list(predictor()(iter([arrays([]), arrays([])]))) == []
+
+
+@pytest.mark.parametrize("sizes", [[1] * 11, [2, 9], [5, 0, 5, 1], [11]])
+def test_batches_are_made_across_arrow_batches(predictor: Any, sizes: list[int]) -> None:
+    """And no more is asked for than a batch needs: predictions come as soon as they can."""
+    asked, begin, given = 0, 0, []
+    for size in sizes:
+        given.append(arrays(VALID[begin : begin + size]))
+        begin += size
+
+    def arriving() -> Any:
+        nonlocal asked
+        for some in given:
+            asked += len(some[0])
+            yield some
+
+    calls: list[int] = []
+    predict = predictor(batch_size=4)
+    model = predict._model()
+
+    def counting(values: Any) -> Any:
+        calls.append(len(values["n"]))
+        return model.prepare(values)
+
+    inference._models[predict.digest] = replace(model, prepare=counting)
+    rows: list[Any] = []
+    for array in predict(arriving()):
+        rows += array.to_pylist()
+        assert asked - len(rows) < 4
+    inference._models[predict.digest] = model
+    assert rows == expected(VALID)
+    assert calls == [4, 4, 3]
 
 
 def test_invalid_rows_are_null_and_disturb_no_others(predictor: Any) -> None:
     rows = [*INVALID[:2], *VALID[:5], *INVALID[2:], *VALID[5:]]
     for policy in ("keep", "skip"):
-        (found,) = predictor(handle_invalid=policy)(iter([arrays(rows)]))
-        assert [v for v in found.to_pylist() if v is not None] == expected(VALID)
-        assert [v is None for v in found.to_pylist()] == [row in INVALID for row in rows]
-    (none,) = predictor(handle_invalid="keep")(iter([arrays(INVALID)]))
-    assert none.to_pylist() == [None] * len(INVALID)
+        found = joined(predictor(handle_invalid=policy)(iter([arrays(rows)])))
+        assert [v for v in found if v is not None] == expected(VALID)
+        assert [v is None for v in found] == [row in INVALID for row in rows]
+    found = joined(predictor(handle_invalid="keep")(iter([arrays(INVALID)])))
+    assert found == [None] * len(INVALID)
 
 
 @pytest.mark.parametrize("row", INVALID)
@@ -98,7 +141,60 @@ def test_an_image_that_cannot_be_decoded_is_named_by_its_row(tmp_path: Path) -> 
     Image.fromarray(np.full((2, 2, 3), 7, np.uint8)).save(buffer, "PNG")
     predict = Predictor(str(tmp_path), lambda: recipe, recipe.columns, recipe.outputs, 2, "keep")
     good = buffer.getvalue()
-    (found,) = predict(iter([(pa.array([good, None, good]),)]))
-    assert found.to_pylist() == [[7.0] * 12, None, [7.0] * 12]
+    found = joined(predict(iter([(pa.array([good, None, good]),)])))
+    assert found == [[7.0] * 12, None, [7.0] * 12]
     with pytest.raises(DataError, match="row 3 of a batch of 4"):
         list(predict(iter([(pa.array([good, None, good, b"broken"]),)])))
+    with pytest.raises(DataError, match="row 1 of a batch of 2"):
+        list(predict(iter([(pa.array([good]),), (pa.array([None, b"broken"]),)])))
+
+
+def test_the_next_batch_is_prepared_meanwhile(
+    predictor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for a GPU: computing waits until the next batch has been prepared."""
+    import threading
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    predict = predictor(batch_size=2)
+    model = predict._model()
+    prepared = [threading.Event() for _ in range(6)]
+    numbers = iter(range(6))
+
+    def prepare(values: Any) -> Any:
+        number = next(numbers)
+        prepared[number].set()
+        return number, model.prepare(values)
+
+    def compute(given: Any) -> Any:
+        number, inputs = given
+        if number < 4:  # the last one needs an Arrow batch to come
+            assert prepared[number + 1].wait(20), "the next batch waits for this one"
+        return model.compute(inputs)
+
+    monkeypatch.setitem(inference._models, predict.digest, Model(prepare, compute))
+    assert joined(predict(iter([arrays(VALID)]))) == expected(VALID)
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("hsr-prepare")]
+
+
+def test_batches_of_any_size_are_traced_once(tmp_path: Path) -> None:
+    traces = []
+
+    class Counting(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            traces.append(x.shape)
+            return x
+
+    model = keras.Sequential([keras.Input((2,)), Counting()])
+    model.compile("sgd", "mse")
+    save_run(tmp_path, model, COLUMNS[:1])
+    directory = RunDirectory(str(tmp_path))
+    recipe = read_finished_run(directory, custom_objects={"Counting": Counting}).recipe
+    predict = load_model(recipe)
+    predict({"x": np.zeros((5, 2), np.float32)})
+    traces.clear()
+    for rows in (4, 5, 1, 7):
+        x = np.full((rows, 2), rows, np.float32)
+        np.testing.assert_array_equal(predict({"x": x})[0], x)
+    assert traces == []

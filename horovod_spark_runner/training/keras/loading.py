@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -36,15 +36,35 @@ def load_model(recipe: Recipe) -> Model:
     def call(inputs: Any) -> Any:
         return call_model(model, inputs)
 
-    # Without AutoGraph, as Keras itself predicts; it would leave a file behind, too.
-    forward = call if parts.eager else tf.function(call, reduce_retracing=True, autograph=False)
+    forward = call if parts.eager else _compiled(call, recipe.batch_size)
 
-    def predict(values: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def prepare(values: dict[str, np.ndarray]) -> Any:
+        return tf.nest.map_structure(tf.convert_to_tensor, bind(values))
+
+    def compute(inputs: Any) -> list[np.ndarray]:
         with using_keras_state(parts.state):
-            given = forward(tf.nest.map_structure(tf.convert_to_tensor, bind(values)))
+            given = forward(inputs)
         return [_to_numpy(pick(given, output.path)) for output in recipe.outputs]
 
-    return predict
+    return Model(prepare, compute)
+
+
+def _compiled(call: Callable[[Any], Any], rows: int | None) -> Callable[[Any], Any]:
+    """Return ``call`` as one graph, traced once, for so many rows, or for any number of them."""
+    # Without AutoGraph, as Keras itself predicts; it would leave a file behind, too.
+    function = tf.function(call, autograph=False)
+    traced: list[Any] = []
+
+    def shape_of(tensor: Any) -> Any:
+        return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)
+
+    def forward(inputs: Any) -> Any:
+        if not traced:
+            specs = tf.nest.map_structure(shape_of, inputs)
+            traced.append(function.get_concrete_function(specs))
+        return traced[0](inputs)
+
+    return forward
 
 
 def made_model(recipe: Recipe) -> Any:

@@ -1,0 +1,307 @@
+"""How fast a trained network predicts through Spark, on all cores: a small MLP and a CNN.
+
+In turns, in one session, over the same Parquet files, each result thrown away (``noop``):
+
+* the floor: an identity ``mapInArrow`` over all columns, which computes nothing;
+* ours: ``transform``, all columns and the prediction alone;
+* Spark's ``predict_batch_udf`` with a compiled function, with the better of two batch sizes, and
+  with ``model.predict``, as Spark's documentation shows it;
+* the same with five other columns: string, timestamp, decimal, vector, map;
+* files to files: ``predict_files`` against Spark's read, ``transform`` and write, with all columns,
+  and with a key beside the prediction;
+* in memory: the compiled network in one process on all cores.
+
+Usage: python benchmarks/inference.py [--quick] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from peers.session import make_session
+from report import GOAL_HEAD, goal, output_of, present, shown_command, table
+
+REPEATS = 3
+BATCH = 1024
+# Rows per call that `predict_batch_udf` is tried with.
+PEER_BATCHES = (BATCH, 8192)
+OTHERS = (
+    "cast(id as string) as text",
+    "timestamp_micros(id) as at",
+    "cast(id / 7 as decimal(20, 4)) as price",
+    "map('a', id, 'b', null) as tags",
+)
+MLP, CNN = "mlp", "cnn"
+WIDTHS = {MLP: 64, CNN: 784}
+ROWS = {MLP: 400_000, CNN: 50_000}
+QUICK_ROWS = {MLP: 40_000, CNN: 4_000}
+
+
+def network(name: str) -> Any:
+    import keras
+
+    layers = keras.layers
+    if name == MLP:
+        inner = [layers.Dense(64, activation="relu"), layers.Dense(1)]
+    else:
+        inner = [
+            layers.Reshape((28, 28, 1)),
+            layers.Conv2D(8, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(16, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(10, activation="softmax"),
+        ]
+    return keras.Sequential([keras.Input((WIDTHS[name],)), *inner])
+
+
+def compiled(place: str) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the network as a compiled function."""
+    import keras
+    import tensorflow as tf
+
+    model = keras.saving.load_model(place, compile=False)
+    forward = tf.function(lambda x: model(x, training=False), reduce_retracing=True)
+    return lambda values: forward(tf.constant(values)).numpy()
+
+
+def train(place: Path, name: str) -> None:
+    """Leave a run of the network, trained for one step; and its archive."""
+    from horovod_spark_runner import run_training
+
+    spark = make_session(2, "2g")
+    width = WIDTHS[name]
+    frame = spark.range(64).selectExpr(
+        f"transform(sequence(1, {width}), i -> float(rand())) as features",
+        f"array_repeat(0f, {1 if name == MLP else 10}) as label",
+    )
+
+    def model_fn() -> Any:
+        model = network(name)
+        model.compile("sgd", "mse")
+        return model
+
+    run_training(
+        frame,
+        model_fn,
+        feature_cols=["features"],
+        label_cols=["label"],
+        num_workers=1,
+        epochs=1,
+        batch_size=64,
+        run_dir=str(place),
+        stream_logs=False,
+    )
+    spark.stop()
+
+
+def measure_memory(archive: str, width: int, rows: int) -> float:
+    """Return rows per second of the network on rows in memory, best of the repeats."""
+    predict = compiled(archive)
+    values = np.random.default_rng(0).random((rows, width), np.float32)
+    best = 0.0
+    for _ in range(REPEATS + 1):
+        began = time.perf_counter()
+        for begin in range(0, rows, BATCH):
+            predict(values[begin : begin + BATCH])
+        best = max(best, rows / (time.perf_counter() - began))
+    return best
+
+
+def identity(batches: Iterator[Any]) -> Iterator[Any]:
+    yield from batches
+
+
+def peer(archive: str, width: int, batch: int, *, in_graph: bool) -> Any:
+    """Return `predict_batch_udf` of the network."""
+    from pyspark.ml.functions import predict_batch_udf
+    from pyspark.sql.types import ArrayType, FloatType
+
+    def make() -> Callable[[np.ndarray], np.ndarray]:
+        import keras
+        import tensorflow as tf
+
+        model = keras.saving.load_model(archive, compile=False)
+        if not in_graph:
+            return lambda values: model.predict(values, verbose=0)  # type: ignore[no-any-return]
+        forward = tf.function(lambda x: model(x, training=False), reduce_retracing=True)
+        return lambda values: forward(tf.constant(values)).numpy()  # type: ignore[no-any-return]
+
+    return predict_batch_udf(
+        make,
+        return_type=ArrayType(FloatType()),
+        batch_size=batch,
+        input_tensor_shapes=[[width]],
+    )
+
+
+def write_rows(spark: Any, place: Path, width: int, rows: int) -> tuple[str, str]:
+    """Write the rows, without and with other columns; return both folders."""
+    numbers = f"transform(sequence(1, {width}), i -> float(rand())) as features"
+    plain, mixed = str(place / "plain"), str(place / "mixed")
+    spark.range(0, rows, 1, 4).selectExpr("id", numbers).write.parquet(plain)
+    from pyspark.ml.functions import array_to_vector
+    from pyspark.sql import functions as F
+
+    frame = spark.read.parquet(plain).selectExpr("*", *OTHERS)
+    vector = array_to_vector(F.array(F.col("id").cast("double"), F.lit(1.0)))
+    frame.withColumn("vector", vector).write.parquet(mixed)
+    return plain, mixed
+
+
+def contenders(
+    spark: Any, run: str, width: int, plain: str, mixed: str, out: Path
+) -> dict[str, Callable[[], Any]]:
+    """Return what is measured, by name."""
+    from horovod_spark_runner import TFTransformer
+
+    ours = TFTransformer.from_run(run)
+    archive = f"{run}/model/model.keras"
+    one, other = spark.read.parquet(plain), spark.read.parquet(mixed)
+
+    def drain(frame: Any) -> None:
+        frame.write.format("noop").mode("overwrite").save()
+
+    def spark_files(*columns: str) -> None:
+        frame = ours.transform(spark.read.parquet(plain))
+        frame.select(*(columns or ["*"])).write.mode("overwrite").parquet(str(out / "spark"))
+
+    def own_files(columns: list[str] | None = None) -> None:
+        ours.predict_files(plain, out / "own", columns=columns, mode="overwrite")
+
+    def by_peer(batch: int, *, in_graph: bool = True) -> None:
+        udf = peer(archive, width, batch, in_graph=in_graph)
+        drain(one.withColumn("prediction", udf("features")))
+
+    return {
+        "floor: identity `mapInArrow`": lambda: drain(one.mapInArrow(identity, one.schema)),
+        "`transform`": lambda: drain(ours.transform(one)),
+        "`transform`, prediction alone": lambda: drain(ours.transform(one).select("prediction")),
+        **{
+            f"`predict_batch_udf`, compiled, by {batch:,}": lambda b=batch: by_peer(b)  # type: ignore[misc]
+            for batch in PEER_BATCHES
+        },
+        "`predict_batch_udf`, `model.predict`": lambda: by_peer(BATCH, in_graph=False),
+        "floor, five other columns": lambda: drain(other.mapInArrow(identity, other.schema)),
+        "`transform`, five other columns": lambda: drain(ours.transform(other)),
+        "Spark's read, transform, write": spark_files,
+        "`predict_files`": own_files,
+        "Spark's, a key and the prediction": lambda: spark_files("id", "prediction"),
+        "`predict_files`, a key and the prediction": lambda: own_files(["id"]),
+    }
+
+
+def measure(run: str, name: str, rows: int) -> dict[str, float]:
+    """Return rows per second of each contender, the best of its turns after a first one."""
+    spark = make_session(2, "4g")
+    place = Path(tempfile.mkdtemp(prefix="hsr-benchmark-"))
+    try:
+        plain, mixed = write_rows(spark, place, WIDTHS[name], rows)
+        best: dict[str, float] = {}
+        ways = contenders(spark, run, WIDTHS[name], plain, mixed, place)
+        for repeat in range(REPEATS + 1):
+            for what, way in ways.items():
+                began = time.perf_counter()
+                way()
+                rate = rows / (time.perf_counter() - began)
+                if repeat:
+                    best[what] = max(best.get(what, 0.0), rate)
+        return best
+    finally:
+        spark.stop()
+        shutil.rmtree(place)
+
+
+def goals(name: str, rates: dict[str, float]) -> list[list[str]]:
+    """Return the ratios that are to be reached. Pure."""
+    floor, own = rates["floor: identity `mapInArrow`"], rates["`transform`"]
+    memory = rates["in memory"]
+    compiled_peer = max(rates[f"`predict_batch_udf`, compiled, by {b:,}"] for b in PEER_BATCHES)
+    mixed, mixed_floor = (
+        rates["`transform`, five other columns"],
+        rates["floor, five other columns"],
+    )
+    files = rates["`predict_files`"]
+    key = rates["`predict_files`, a key and the prediction"]
+    rows = [
+        goal(
+            "`predict_files` / Spark's, all columns",
+            files / rates["Spark's read, transform, write"],
+            at_least=2.5,
+        ),
+        goal(
+            "`predict_files` / Spark's, a key",
+            key / rates["Spark's, a key and the prediction"],
+            at_least=3,
+        ),
+    ]
+    if name == MLP:
+        return [
+            goal("`transform` / floor", own / floor, at_least=0.9),
+            goal("the same, five other columns", mixed / mixed_floor, at_least=0.9),
+            goal("`transform` / `predict_batch_udf`, compiled", own / compiled_peer, at_least=2),
+            *rows,
+        ]
+    both = 1 / (1 / floor + 1 / memory)
+    mixed_both = 1 / (1 / mixed_floor + 1 / memory)
+    return [
+        goal("`transform` / floor and network after one another", own / both, at_least=0.95),
+        goal("the same, five other columns", mixed / mixed_both, at_least=0.95),
+        *rows,
+        goal("`predict_files` / in memory", key / memory, at_least=0.85),
+    ]
+
+
+def in_process(*arguments: object) -> Any:
+    """Run a part of this benchmark in a process of its own; return what it prints as JSON."""
+    command = [sys.executable, __file__, "--part", json.dumps(arguments)]
+    printed = output_of(command, {**os.environ, "PYSPARK_PYTHON": sys.executable})
+    return json.loads(printed.splitlines()[-1])
+
+
+def be_part(what: str, place: str, name: str, rows: int) -> Any:
+    if what == "train":
+        return train(Path(place), name)
+    if what == "memory":
+        return measure_memory(f"{place}/model/model.keras", WIDTHS[name], rows)
+    return measure(place, name, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    parser.add_argument("--part", type=json.loads, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if arguments.part:
+        print(json.dumps(be_part(*arguments.part)))
+        return
+    sizes = QUICK_ROWS if arguments.quick else ROWS
+    parts = [f"Rows per second on all cores, best of {REPEATS}, batches of {BATCH:,}."]
+    with tempfile.TemporaryDirectory(prefix="hsr-benchmark-") as folder:
+        for name, rows in sizes.items():
+            run = f"{folder}/{name}"
+            in_process("train", run, name, 0)
+            rates = in_process("spark", run, name, rows)
+            rates["in memory"] = in_process("memory", run, name, rows)
+            title = f"{name.upper()}, {rows:,} rows of {WIDTHS[name]} numbers:"
+            cells = [[what, f"{rate:,.0f}"] for what, rate in rates.items()]
+            parts += [title, table(["What", "Rows/s"], cells), table(GOAL_HEAD, goals(name, rates))]
+            print(parts[-2], parts[-1], sep="\n\n", flush=True)
+    present("Inference", shown_command(), "\n\n".join(parts), arguments.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""What a scored Parquet file holds: the columns of its source as they were, and predictions. Pure.
+
+Spark's types are kept where the file names them (its row metadata); and what pyarrow would store
+in another type than it was found in is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..data.prepare.schema import quote_all
+from ..errors import DataError
+
+# Where Spark keeps the types of a file's columns, and pandas what it knows of them.
+SPARK_KEY = b"org.apache.spark.sql.parquet.row.metadata"
+_PANDAS_KEY = b"pandas"
+# Spark's names of numbers -> those in its JSON, and Arrow's.
+_ELEMENTS: dict[str, tuple[str, pa.DataType]] = {
+    "boolean": ("boolean", pa.bool_()),
+    "tinyint": ("byte", pa.int8()),
+    "smallint": ("short", pa.int16()),
+    "int": ("integer", pa.int32()),
+    "bigint": ("long", pa.int64()),
+    "float": ("float", pa.float32()),
+    "double": ("double", pa.float64()),
+    "string": ("string", pa.string()),
+}
+
+
+@dataclass(frozen=True)
+class ScoredColumn:
+    """A column of predictions.
+
+    Attributes:
+        name: its name.
+        spark_type: Spark's type of it: of a number or string, or ``array<…>`` of these.
+    """
+
+    name: str
+    spark_type: str
+
+    @property
+    def _element(self) -> tuple[str, pa.DataType]:
+        return _ELEMENTS[self.spark_type.removeprefix("array<").removesuffix(">")]
+
+    @property
+    def is_array(self) -> bool:
+        return self.spark_type.startswith("array<")
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        element = self._element[1]
+        return pa.list_(pa.field("element", element)) if self.is_array else element
+
+    def json(self) -> dict[str, Any]:
+        """Return it as a field of Spark's JSON of a struct."""
+        kind: Any = self._element[0]
+        if self.is_array:
+            kind = {"type": "array", "elementType": kind, "containsNull": True}
+        return {"name": self.name, "type": kind, "nullable": True, "metadata": {}}
+
+
+def has_old_timestamps(schema: pq.ParquetSchema) -> bool:
+    """Tell whether there are timestamps of 96 bits, as Spark writes them by default."""
+    return any(schema.column(n).physical_type == "INT96" for n in range(len(schema)))
+
+
+def storage_of(schema: pq.ParquetSchema) -> dict[str, list[tuple[Any, ...]]]:
+    """Return how each column is stored: type, annotation and nesting of its leaves."""
+    stored: dict[str, list[tuple[Any, ...]]] = {}
+    for number in range(len(schema)):
+        leaf = schema.column(number)
+        annotation = str(leaf.logical_type)
+        # A decimal may be kept in an integer or in bytes: its annotation tells the values.
+        physical = "decimal" if "Decimal" in annotation else leaf.physical_type
+        size = leaf.length if physical == "FIXED_LEN_BYTE_ARRAY" else None
+        levels = (leaf.max_definition_level, leaf.max_repetition_level)
+        name = leaf.path.split(".")[0]
+        stored.setdefault(name, []).append((physical, annotation, size, *levels))
+    return stored
+
+
+def kept_columns(
+    schema: pa.Schema, columns: Sequence[str] | None, folders: Sequence[str], place: str
+) -> list[str]:
+    """Return which columns of a file are written again, in the file's order.
+
+    Args:
+        schema: the file's.
+        columns: those asked for; ``None`` for all.
+        folders: columns that the names of folders hold, which stay in any case.
+        place: the file, for messages.
+
+    Raises:
+        DataError: one is not there, or several are called alike.
+    """
+    dotted = [name for name in schema.names if "." in name]
+    if dotted:
+        raise DataError(
+            f"{place} has a column {quote_all(dotted)}, which Parquet does not tell from a field "
+            "of a struct; read the files with Spark and use transform"
+        )
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise DataError(f"{place} has several columns named {quote_all(twice)}")
+    if columns is None:
+        return list(schema.names)
+    missing = [name for name in columns if name not in schema.names and name not in folders]
+    if missing:
+        raise DataError(
+            f"{place} has no column {quote_all(missing)}, which columns names; it has "
+            + quote_all([*schema.names, *folders])
+        )
+    return [name for name in schema.names if name in columns]
+
+
+def scored_schema(
+    schema: pa.Schema, kept: Sequence[str], added: Sequence[ScoredColumn]
+) -> pa.Schema:
+    """Return the schema of a scored file: the kept columns as they were, and the predictions."""
+    fields = [schema.field(name) for name in kept]
+    fields += [pa.field(column.name, column.arrow_type) for column in added]
+    metadata = dict(schema.metadata or {})
+    if len(kept) < len(schema.names):
+        metadata.pop(_PANDAS_KEY, None)
+    if SPARK_KEY in metadata:
+        known = json.loads(metadata[SPARK_KEY])
+        by_name = {field["name"]: field for field in known["fields"]}
+        known["fields"] = [by_name[name] for name in kept if name in by_name]
+        known["fields"] += [column.json() for column in added]
+        metadata[SPARK_KEY] = json.dumps(known).encode()
+    return pa.schema(fields, metadata)
+
+
+def check_stored_alike(
+    file: pq.ParquetFile,
+    schema: pa.Schema,
+    kept: Sequence[str],
+    options: dict[str, Any],
+    place: str,
+) -> None:
+    """Check that pyarrow stores the kept columns as they were found.
+
+    Args:
+        file: where they were found.
+        schema: of the file to write.
+        kept: the columns that are written again.
+        options: what it is written with.
+        place: where ``file`` is, for messages.
+
+    Raises:
+        DataError: a column would be stored in another type.
+    """
+    sink = pa.BufferOutputStream()
+    try:
+        with pq.ParquetWriter(sink, schema, **options):
+            pass
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(f"{place} cannot be written again: {error}") from error
+    before = storage_of(file.schema)
+    after = storage_of(pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema)
+    for name in kept:
+        if before[name] != after[name]:
+            raise DataError(
+                f"column {name!r} of {place} is stored as {before[name]}, which would become "
+                f"{after[name]}: name the columns to keep without it, columns=[…], or read the "
+                "files with Spark and use transform"
+            )

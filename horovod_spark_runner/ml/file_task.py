@@ -1,0 +1,194 @@
+"""Scoring a part of one Parquet file into another, in one of Spark's Python workers.
+
+One thread reads ahead and one writes behind, so that the network and the disk work while the model
+computes. Nothing is decoded that is neither kept nor a feature.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ..errors import DataError
+from ..storage.filesystem import Location
+from .arrow_features import feature_array
+from .file_schema import ScoredColumn, has_old_timestamps, scored_schema
+from .inference import SKIP, Predictor
+
+# Bytes that are held at a time at each of the three stations: read, computed, written.
+CHUNK_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of a file: what one task scores.
+
+    Attributes:
+        file: the file, below the source.
+        groups: its row groups.
+        rows: rows in them.
+        target: the file to write, below the destination.
+    """
+
+    file: str
+    groups: tuple[int, ...]
+    rows: int
+    target: str
+
+
+@dataclass(frozen=True)
+class FileTask:
+    """The body of the tasks.
+
+    Attributes:
+        source: the folder to read.
+        staging: the folder to write into; every attempt of a task writes a file of its own.
+        predictor: predicts.
+        keep: columns to write again; ``None`` for all.
+        added: the columns of predictions.
+    """
+
+    source: Location
+    staging: Location
+    predictor: Predictor
+    keep: tuple[str, ...] | None
+    added: tuple[ScoredColumn, ...]
+
+    def over(self, units: Sequence[Unit]) -> Callable[[Iterator[Any]], Iterator[pa.RecordBatch]]:
+        """Return the body of a job: numbers of units in, what became of them, as JSON, out."""
+
+        def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    name, rows = self.score(number, units[number])
+                    told = json.dumps([number, name, rows])
+                    yield pa.RecordBatch.from_pydict({"text": [told]})
+
+        return score
+
+    def score(self, number: int, unit: Unit) -> tuple[str, int]:
+        """Return the name of the file that was written into the staging folder, and its rows."""
+        name = f"{number:06d}-{uuid.uuid4().hex}.parquet"
+        aside, place = self.staging.join("_" + name), self.source.join(unit.file)
+        with place.open_input() as stream, ThreadPoolExecutor(2, "hsr-files") as pool:
+            file = pq.ParquetFile(
+                stream, coerce_int96_timestamp_unit="us", pre_buffer=not place.is_local
+            )
+            kept = kept_in(file.schema_arrow, self.keep)
+            schema, options = writing(file, kept, self.added)
+            with aside.open_output() as output, pq.ParquetWriter(output, schema, **options) as sink:
+                rows = self._score(file, unit, schema, sink, pool)
+        aside.move_to(self.staging.join(name))
+        return name, rows
+
+    def _score(
+        self,
+        file: pq.ParquetFile,
+        unit: Unit,
+        schema: pa.Schema,
+        sink: pq.ParquetWriter,
+        pool: ThreadPoolExecutor,
+    ) -> int:
+        kept = schema.names[: len(schema.names) - len(self.added)]
+        wanted = list(dict.fromkeys([*kept, *self.predictor.names]))
+        chunks = _chunks(file, unit, wanted)
+        coming = pool.submit(next, chunks, None)
+        written: Future[None] | None = None
+        rows = 0
+        while (chunk := coming.result()) is not None:
+            coming = pool.submit(next, chunks, None)
+            scored = self._scored(chunk, kept, schema, unit)
+            rows += scored.num_rows
+            if written is not None:
+                written.result()
+            written = pool.submit(sink.write_table, scored)
+        if written is not None:
+            written.result()
+        return rows
+
+    def _scored(
+        self, chunk: pa.Table, kept: Sequence[str], schema: pa.Schema, unit: Unit
+    ) -> pa.Table:
+        arrays = tuple(
+            feature_array(_whole(chunk.column(name)), column)
+            for name, column in zip(self.predictor.names, self.predictor.columns, strict=True)
+        )
+        try:
+            parts = list(self.predictor(iter([arrays])))
+        except DataError as error:
+            raise DataError(f"{self.source.join(unit.file)}: {error}") from error
+        predicted = pa.chunked_array(parts)
+        single = len(self.added) == 1
+        outputs = [predicted] if single else predicted.flatten()
+        columns = [chunk.column(name) for name in kept]
+        pairs = zip(outputs, self.added, strict=True)
+        columns += [output.cast(added.arrow_type) for output, added in pairs]
+        table = pa.Table.from_arrays(columns, schema=schema)
+        skips = self.predictor.handle_invalid == SKIP and predicted.null_count
+        return table.filter(pc.is_valid(predicted)) if skips else table
+
+
+def kept_in(schema: pa.Schema, keep: Sequence[str] | None) -> list[str]:
+    """Return which columns of a file are written again, in the file's order."""
+    return [name for name in schema.names if keep is None or name in keep]
+
+
+def writing(
+    file: pq.ParquetFile, kept: Sequence[str], added: Sequence[ScoredColumn]
+) -> tuple[pa.Schema, dict[str, Any]]:
+    """Return the schema of the scored file, and the options to write it with."""
+    options: dict[str, Any] = {
+        "compression": _compression(file),
+        "use_dictionary": _dictionaries(file, kept),
+        # As they were; a file with both kinds is refused, see `check_stored_alike`.
+        "use_deprecated_int96_timestamps": has_old_timestamps(file.schema),
+    }
+    return scored_schema(file.schema_arrow, kept, added), options
+
+
+def _compression(file: pq.ParquetFile) -> str:
+    """Return the compression that the file's first column has."""
+    if not file.metadata.num_row_groups:
+        return "snappy"
+    name = file.metadata.row_group(0).column(0).compression.lower()
+    return "none" if name == "uncompressed" else str(name)
+
+
+def _dictionaries(file: pq.ParquetFile, kept: Sequence[str]) -> list[str]:
+    """Return the leaves to write with a dictionary: those that had one, but for real numbers."""
+    if not file.metadata.num_row_groups:
+        return []
+    group = file.metadata.row_group(0)
+    chunks = [group.column(number) for number in range(group.num_columns)]
+    return [
+        chunk.path_in_schema
+        for chunk in chunks
+        if chunk.has_dictionary_page
+        and chunk.physical_type not in ("FLOAT", "DOUBLE")
+        and chunk.path_in_schema.split(".")[0] in kept
+    ]
+
+
+def _chunks(file: pq.ParquetFile, unit: Unit, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the rows of a unit, so many at a time as memory is to hold."""
+    for number in unit.groups:
+        group = file.metadata.row_group(number)
+        if group.total_byte_size <= CHUNK_BYTES:
+            yield file.read_row_group(number, columns=columns, use_threads=False)
+            continue
+        rows = max(1, group.num_rows * CHUNK_BYTES // group.total_byte_size)
+        batches = file.iter_batches(rows, [number], columns=columns, use_threads=False)
+        for batch in batches:
+            yield pa.Table.from_batches([batch])
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -1,0 +1,320 @@
+"""Files scored into files: everything else stays as it was, every row once, or a clear refusal."""
+
+from __future__ import annotations
+
+import datetime
+import glob
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from horovod_spark_runner import DataError, InvalidInputError, TFTransformer
+from horovod_spark_runner.data.manifest import Column
+
+from ..counting_engine import line, save_line
+
+pytestmark = pytest.mark.spark
+
+SUM = [1.0, 10.0, 0.5]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("run")
+    save_line(place, [Column("x", "float32", (2,))], SUM)
+    return place
+
+
+@pytest.fixture(scope="module")
+def hostile(spark: Any) -> Any:
+    """Rows of all types that Parquet keeps, with what is rarely thought of."""
+    from pyspark.ml.linalg import Vectors
+
+    second = datetime.timedelta(microseconds=1)
+    rows = [
+        (
+            0, [1.0, 2.0], datetime.datetime(1, 1, 3), datetime.date(1, 1, 1), Decimal("1.10"),
+            Decimal("-12345678901234567890123456789012345.678"), "", b"", {"a": None, "": 1},
+            (1, (None, ["x", None])), -second, Vectors.dense(1.0, float("nan")), float("nan"),
+            float("nan"), -(2**63), True,
+        ),
+        (
+            1, [3.0, -4.0], datetime.datetime(9999, 12, 30, 1, 2, 3, 4), None, None, None,
+            "é\0", b"\xff\0", {}, (None, ("y", [])), datetime.timedelta(days=3),
+            Vectors.sparse(5, [1, 3], [2.0, -0.0]), -0.0, float("-inf"), 2**63 - 1, None,
+        ),
+        (2, [0.0, 0.0], *[None] * 14),
+    ]  # fmt: skip
+    schema = (
+        "id int, x array<float>, at timestamp, day date, price decimal(5,2), large decimal(38,3), "
+        "text string, bytes binary, tags map<string,int>, "
+        "nested struct<a:int,b:struct<c:string,d:array<string>>>, lasts interval day to second, "
+        "vector {vector}, single float, double double, long bigint, flag boolean"
+    )
+    from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql.types import StructField, StructType
+
+    fields = StructType.fromDDL(schema.replace("vector {vector}, ", "")).fields
+    fields.insert(11, StructField("vector", VectorUDT()))
+    frame = spark.createDataFrame(rows, StructType(fields)).coalesce(1)
+    return frame.withMetadata("text", {"ml_attr": {"vals": ["a", "b"]}, "comment": "words"})
+
+
+def write(frame: Any, place: Path, **options: Any) -> str:
+    frame.write.options(**options).parquet(str(place))
+    return str(place)
+
+
+def rows_of(frame: Any) -> list[str]:
+    return sorted(repr(row) for row in frame.collect())
+
+
+def left(place: Path) -> list[str]:
+    """Return what is in a folder besides Parquet files and folders."""
+    found = [path for path in place.rglob("*") if path.is_file()]
+    return sorted(path.name for path in found if path.suffix != ".parquet")
+
+
+@pytest.mark.parametrize("stamps", ["INT96", "TIMESTAMP_MICROS"])
+def test_other_columns_are_what_they_were(
+    stamps: str, run: Path, hostile: Any, spark: Any, tmp_path: Path
+) -> None:
+    frame = hostile
+    if stamps != "INT96":
+        frame = frame.selectExpr("*", "cast(at as timestamp_ntz) as local")
+    spark.conf.set("spark.sql.parquet.outputTimestampType", stamps)
+    try:
+        source = write(frame, tmp_path / "source")
+    finally:
+        spark.conf.unset("spark.sql.parquet.outputTimestampType")
+    assert line(run).predict_files(source, tmp_path / "scored") == 3
+    read = spark.read.parquet(str(tmp_path / "scored"))
+    assert read.drop("prediction").schema == spark.read.parquet(source).schema
+    assert read.schema["text"].metadata == {"ml_attr": {"vals": ["a", "b"]}, "comment": "words"}
+    assert rows_of(read.drop("prediction")) == rows_of(spark.read.parquet(source))
+    predicted = {row.id: row.prediction for row in read.collect()}
+    assert predicted == {0: 21.5, 1: -36.5, 2: 0.5}
+    # transform gives the same, in the same types.
+    transformed = line(run).transform(spark.read.parquet(source))
+    assert transformed.schema == read.schema
+    assert rows_of(transformed) == rows_of(read)
+
+
+def test_types_that_would_change_are_refused_by_name(run: Path, spark: Any, tmp_path: Path) -> None:
+    frame = spark.sql("select array(1f, 2f) as x, timestamp '2024-01-01' as at, "
+                      "timestamp_ntz '2024-01-01' as local")  # fmt: skip
+    source = write(frame, tmp_path / "source")  # instants of 96 bits, local times of 64
+    with pytest.raises(DataError, match=r"column 'local' of .*\.parquet is stored as"):
+        line(run).predict_files(source, tmp_path / "scored")
+    assert line(run).predict_files(source, tmp_path / "scored", columns=["at"]) == 1
+    assert spark.read.parquet(str(tmp_path / "scored")).columns == ["at", "prediction"]
+
+
+def test_partitions_and_row_groups(run: Path, spark: Any, tmp_path: Path) -> None:
+    """Many row groups, folders in folders with odd names, an empty file: every row once."""
+    frame = spark.range(60_000).selectExpr(
+        "id", "array(float(id % 1000), float(id % 7)) as x", "id % 2 as even",
+        "case when id % 3 = 0 then 'a b=ü/%' else null end as day",
+    )  # fmt: skip
+    frame.coalesce(1).write.partitionBy("even", "day").option(
+        "parquet.block.size", 16 * 1024
+    ).option("parquet.block.size.row.check.min", 100).parquet(str(tmp_path / "source"))
+    source = spark.read.parquet(str(tmp_path / "source"))
+    write(frame.select("id", "x").limit(0).coalesce(1), tmp_path / "empty")
+    (empty,) = glob.glob(f"{tmp_path}/empty/*.parquet")
+    (folder,) = glob.glob(f"{tmp_path}/source/even=0/day=a*")
+    Path(empty).rename(Path(folder, "empty.parquet"))
+    target = tmp_path / "scored"
+    transformer = line(run, prediction_col="p")
+    assert transformer.predict_files(tmp_path / "source", target, columns=["id", "day"]) == 60_000
+    assert left(target) == ["_SUCCESS"]
+    found = spark.read.parquet(str(target))
+    assert set(found.columns) == {"id", "p", "even", "day"}
+    rows = {r.id: r for r in found.collect()}
+    assert len(rows) == found.count() == 60_000
+    for row in source.collect():
+        same = rows[row.id]
+        assert (same.even, same.day) == (row.even, row.day)
+        assert same.p == row.x[0] + 10 * row.x[1] + 0.5
+
+
+def test_files_of_many_row_groups_are_divided(run: Path, spark: Any, tmp_path: Path) -> None:
+    """As pyarrow writes them, with no types of Spark's; the rows of a file stay in their order."""
+    (tmp_path / "source").mkdir()
+    ids = np.arange(300_000)
+    x = pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(ids, 2).astype(np.float64)), 2)
+    table = pa.table({"id": ids, "x": x.cast(pa.list_(pa.float64()))})
+    pq.write_table(table, tmp_path / "source" / "all.parquet", row_group_size=20_000)
+    assert line(run).predict_files(tmp_path / "source", tmp_path / "scored") == len(ids)
+    parts = sorted((tmp_path / "scored").glob("all-*.parquet"))
+    assert len(parts) > 3
+    scored = pa.concat_tables([pq.read_table(part) for part in parts])
+    assert scored.column("id").to_pylist() == ids.tolist()
+    np.testing.assert_allclose(scored.column("prediction"), 11.0 * ids + 0.5)
+    assert spark.read.parquet(str(tmp_path / "scored")).count() == len(ids)
+
+
+def test_invalid_rows(run: Path, spark: Any, tmp_path: Path) -> None:
+    rows = [(0, [1.0, 1.0]), (1, None), (2, [1.0]), (3, [1.0, None]), (4, [2.0, 2.0])]
+    source = write(
+        spark.createDataFrame(rows, "id int, x array<double>").coalesce(1), tmp_path / "s"
+    )
+    with pytest.raises(Exception, match=r"\.parquet: column 'x' is null in row 1 of a batch of 5"):
+        line(run).predict_files(source, tmp_path / "error")
+    assert left(tmp_path / "error") == []
+    keep = line(run, handle_invalid="keep")
+    assert keep.predict_files(source, tmp_path / "keep") == 5
+    found = {r.id: r.prediction for r in spark.read.parquet(str(tmp_path / "keep")).collect()}
+    assert found == {0: 11.5, 1: None, 2: None, 3: None, 4: 22.5}
+    skip = line(run, handle_invalid="skip")
+    assert skip.predict_files(source, tmp_path / "skip") == 2
+    found = {r.id: r.prediction for r in spark.read.parquet(str(tmp_path / "skip")).collect()}
+    assert found == {0: 11.5, 4: 22.5}
+
+
+def test_features_of_other_types(spark: Any, tmp_path: Path) -> None:
+    """Vectors of both kinds, whole numbers that are too large: as transform takes them."""
+    from pyspark.ml.linalg import Vectors
+
+    columns = [Column("v", "float32", (3,)), Column("n", "int32"), Column("b", "int8")]
+    save_line(tmp_path, columns, [1.0, 2.0, 3.0, 100.0, 0.25, 0.5])
+    dense, sparse = Vectors.dense(1.0, 2.0, 3.0), Vectors.sparse(3, [1], [5.0])
+    rows = [
+        (0, dense, 1, True), (1, sparse, 2, False), (2, None, 2, True), (3, sparse, 2**31, True),
+        (4, Vectors.dense(1.0), 1, True), (5, dense, None, True), (6, dense, -(2**31), None),
+        (7, dense, -7, False),
+    ]  # fmt: skip
+    frame = spark.createDataFrame(rows, ["id", "v", "n", "b"]).coalesce(1)
+    source = write(frame, tmp_path / "source")
+    transformer = line(tmp_path, handle_invalid="keep")
+    transformer.predict_files(source, tmp_path / "scored")
+    found = spark.read.parquet(str(tmp_path / "scored"))
+    assert rows_of(found) == rows_of(transformer.transform(spark.read.parquet(source)))
+    assert [r.id for r in found.collect() if r.prediction is None] == [2, 3, 4, 5, 6]
+
+
+def test_what_cannot_be_done_is_refused_on_the_driver(
+    run: Path, spark: Any, tmp_path: Path
+) -> None:
+    transformer = line(run)
+    good = write(spark.sql("select 1 as id, array(1f, 2f) as x").coalesce(1), tmp_path / "good")
+    target = tmp_path / "target"
+    for options, error, match in (
+        (
+            {"columns": ["idd"]},
+            DataError,
+            r"no column 'idd', which columns names; it has 'id', 'x'",
+        ),
+        ({"columns": "id"}, InvalidInputError, "columns must be a list of columns' names"),
+        ({"mode": "append"}, InvalidInputError, "mode must be one of error, overwrite"),
+    ):
+        with pytest.raises(error, match=match):
+            transformer.predict_files(good, target, **options)
+    for source, name, match in (
+        ("select 1 as id", "less", "has no column 'x', which the model takes; it has 'id'"),
+        ("select array(array(1f)) as x", "nested", "'x' holds list<.*which files cannot be"),
+        ("select 1d as x", "scalar", "'x' is a scalar, but the model was trained on 'x'"),
+        ("select array(1f) as x, 1 as PREDICTION", "taken", "already has a column 'PREDICTION'"),
+        ("select array(1f) as x, 1 as `a.b`", "dots", "has a column 'a.b', which Parquet"),
+    ):
+        place = write(spark.sql(source), tmp_path / name)
+        with pytest.raises(DataError, match=match):
+            transformer.predict_files(place, target)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="holds no Parquet files"):
+        transformer.predict_files(tmp_path / "none", target)
+    (tmp_path / "none" / "broken.parquet").write_bytes(b"PAR1 no PAR1")
+    with pytest.raises(DataError, match=r"broken\.parquet is no Parquet file"):
+        transformer.predict_files(tmp_path / "none", target)
+    for inner in (good, f"{good}/scored", str(tmp_path)):
+        with pytest.raises(InvalidInputError, match="must not be one in the other"):
+            transformer.predict_files(good, inner)
+    assert not target.exists()
+
+
+def test_params_hold_for_files(run: Path, spark: Any, tmp_path: Path) -> None:
+    rows = [(0, [1.0, 2.0], [0.0, 0.0]), (1, None, [0.0, 0.0])]
+    frame = spark.createDataFrame(rows, "id int, other array<float>, x array<float>").coalesce(1)
+    source = write(frame, tmp_path / "source")
+    names: dict[str, Any] = {"predictionCol": "p", "handleInvalid": "keep", "predictBatchSize": 1}
+    renamed: list[dict[str, Any]] = [
+        {"featuresCol": "other"},
+        {"featureCols": ["other"]},
+        {"featureCols": {"x": "other"}},
+    ]
+    for number, columns in enumerate(renamed):
+        transformer = line(run).copy()
+        for name, value in {**names, **columns}.items():
+            transformer.set(transformer.getParam(name), value)
+        target = tmp_path / str(number)
+        assert transformer.predict_files(source, target, columns=["id"]) == 2
+        found = spark.read.parquet(str(target))
+        assert {tuple(row) for row in found.collect()} == {(0, 21.5), (1, None)}
+        expected = transformer.transform(spark.read.parquet(source)).select("id", "p")
+        assert found.schema == expected.schema
+        assert rows_of(found) == rows_of(expected)
+    message = r"\.parquet: column 'other' is null in row 1 of a batch of 2"
+    with pytest.raises(Exception, match=message):
+        line(run, feature_cols=["other"]).predict_files(source, tmp_path / "error")
+    with pytest.raises(DataError, match="has no column 'X', which the model takes; it has 'id',"):
+        line(run, feature_cols=["X"]).predict_files(source, tmp_path / "error")
+    with pytest.raises(InvalidInputError, match="feature_cols=.* does not fit"):
+        line(run, feature_cols=["id", "x"]).predict_files(source, tmp_path / "error")
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"probability_col": "shares"}, "probability_col='shares'"),
+        (
+            {"raw_prediction_col": "scores", "output_form": "vector"},
+            "raw_prediction_col='scores' and output_form='vector'",
+        ),
+        ({"output_form": "struct"}, "output_form='struct'"),
+    ],
+)
+def test_what_only_spark_makes_of_outputs_is_refused(
+    settings: dict[str, Any], named: str, run: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInputError, match=f"not as {named} asks for.*use transform"):
+        line(run, **settings).predict_files(tmp_path / "source", tmp_path / "target")
+
+
+def test_a_destination_that_is_not_empty(run: Path, spark: Any, tmp_path: Path) -> None:
+    source = write(spark.sql("select 1 as id, array(1f, 2f) as x").coalesce(1), tmp_path / "source")
+    target = tmp_path / "target"
+    (target / "day=1").mkdir(parents=True)
+    (target / "day=1" / "old.parquet").write_text("old")
+    with pytest.raises(InvalidInputError, match="target is not empty.*mode='overwrite'"):
+        line(run).predict_files(source, target)
+    broken = line(run, prediction_col="id")
+    with pytest.raises(DataError, match="already has a column 'id'"):
+        broken.predict_files(source, target, mode="overwrite")
+    assert (target / "day=1" / "old.parquet").read_text() == "old"
+    assert line(run).predict_files(source, target, mode="overwrite") == 1
+    assert not (target / "day=1").exists()
+    assert spark.read.parquet(str(target)).first().prediction == 21.5
+
+
+def test_several_outputs_of_a_network(spark: Any, tmp_path: Path) -> None:
+    import keras
+
+    from ..runs import save_run
+
+    x = keras.Input((2,), name="x")
+    model = keras.Model({"x": x}, {"twice": x * 2, "total": keras.ops.sum(x, 1, keepdims=True)})
+    model.compile("sgd", "mse")
+    save_run(tmp_path / "run", model, [Column("x", "float32", (2,))])
+    frame = spark.range(5000).selectExpr("id", "array(float(id), 1f) as x")
+    source = write(frame.coalesce(2), tmp_path / "source")
+    transformer = TFTransformer.from_run(tmp_path / "run")
+    assert transformer.predict_files(source, tmp_path / "scored") == 5000
+    found = spark.read.parquet(str(tmp_path / "scored"))
+    transformed = transformer.transform(spark.read.parquet(source))
+    assert found.schema == transformed.schema
+    assert rows_of(found) == rows_of(transformed)
