@@ -316,7 +316,10 @@ class _Fits(Iterator[tuple[int, TFTransformer]]):
 
 def _model(stage: HorovodEstimator, train: Callable[[], TFTransformer]) -> TFTransformer:
     """Return the model that ``train`` gives, with the Params that it shares with ``stage``."""
-    model: TFTransformer = stage._copyValues(train())
+    trained = train()
+    # As Spark's own models do: a map of the estimator's Params holds for the model, too.
+    trained._resetUid(stage.uid)
+    model: TFTransformer = stage._copyValues(trained)
     return model
 
 

@@ -114,6 +114,8 @@ class Manifest:
         columns: its columns.
         row_groups: all row groups, in file order.
         checksum: of the rows' contents, whatever their order; equal data have equal checksums.
+        row_order: checksum of their order in the files; ``""`` for files that were there before,
+            of which ``checksum`` tells that, too.
         file_sizes: bytes of each file.
         source: identity of the plan and input files it was made from; ``""`` if it has none.
         verified: whether its numbers, as they are stored, need no further check for NaN and
@@ -130,6 +132,7 @@ class Manifest:
     source: str = ""
     verified: bool = True
     allow_nan: bool = False
+    row_order: str = ""
 
     @property
     def rows(self) -> int:

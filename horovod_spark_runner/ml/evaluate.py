@@ -12,7 +12,7 @@ from .. import errors
 from ..data.prepare.columns import sources_of_features
 from ..errors import DataError, HorovodSparkError, InvalidInputError, ModelError
 from ..serialize import check_picklable, dumps
-from ..settings.kinds import ColumnNames, check_choice
+from ..settings.kinds import ColumnNames
 from ..spark.session import is_case_sensitive
 from ..training.engine import engine_named
 from ..training.evaluation import Question
@@ -68,11 +68,16 @@ def evaluate(
         DataError: the columns do not fit the model's, a row cannot be evaluated, or there is none.
         ModelError: a loss or metric has no exact value over parts of the rows.
     """
-    check_choice("handle_invalid", request.handle_invalid, (ERROR, SKIP))
+    if request.handle_invalid not in (ERROR, SKIP):
+        raise InvalidInputError(
+            f"handle_invalid={request.handle_invalid!r} is for predictions: rows without one have "
+            "no part in a metric; give evaluate(…, handle_invalid='skip') or 'error'"
+        )
     if recipe.targets is None:
         raise InvalidInputError(
-            f"it is not known what the outputs of a model of engine {recipe.engine!r} are compared "
-            "with, so that it cannot be evaluated"
+            "the model comes from no training of this package's, so that the types of its labels "
+            "are not known and it cannot be evaluated here; transform the DataFrame, and give the "
+            "predictions to an evaluator of pyspark.ml.evaluation"
         )
     metrics = _sorted_out(request.metrics, recipe)
     targets, names = choose_targets(recipe.targets, request.label_cols, request.sample_weight_col)

@@ -275,7 +275,8 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
         They are what ``model.evaluate`` gives in one process: every task adds up what the metrics
         keep, and the results follow from the sums over all rows. What has no exact value in that
         way (a loss that depends on which rows are in a batch together, a metric that keeps
-        something else than sums) is refused by name.
+        something else than sums) is refused by name. So is a model of `from_keras` or
+        `from_saved_model`, of whose labels nothing is known.
 
         Args:
             dataset: has the feature columns, and those the outputs are compared with.

@@ -92,6 +92,9 @@ class TrainingRequest:
         if self.run_dir is not None:
             check_place("run_dir", self.run_dir)
         check_choice("resume", self.resume, get_args(Resume))
+        weight = self.sample_weight_col
+        if weight is not None and (not isinstance(weight, str) or not weight):
+            raise InvalidInputError(f"sample_weight_col must be a column's name, got {weight!r}")
         check_prediction_col("prediction_col", self.prediction_col)
         if isinstance(self.validation, Real) and not isinstance(self.validation, bool):
             object.__setattr__(self, "validation", float(self.validation))

@@ -142,6 +142,11 @@ def settings_to_go_on_with(
         warnings.append(
             f"initial_weights={start!r} is ignored: the run goes on from its checkpoint{begun_with}"
         )
+    if info.epoch > fit.epochs or (warnings and info.epoch == fit.epochs):
+        warnings.append(
+            f"epochs={fit.epochs}, and the run has trained {info.epoch}: nothing is left to train, "
+            "and the model stays as it is"
+        )
     return held, start if recorded is _ABSENT else recorded, warnings
 
 

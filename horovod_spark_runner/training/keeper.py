@@ -35,6 +35,12 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+_OTHER_ROW_ORDER = (
+    "the DataFrame gives its rows in another order than before (or another number of partitions), "
+    "and the files they were written to are gone"
+)
+
+
 class Keeper:
     """Takes and restores the checkpoints of one rank, together with all others.
 
@@ -124,8 +130,21 @@ class Keeper:
 
     def _check_order(self, folder: Location, info: CheckpointInfo) -> None:
         """Within an epoch, what is left of it must be what it would have been."""
+        rows = info.order.get("row_order"), self._spec.train.row_order
         if info.epoch_step == 0:
+            if rows[0] != rows[1]:
+                notify(
+                    f"going on with run_dir {self._spec.run_dir}: {_OTHER_ROW_ORDER}, so that what "
+                    "is left is trained in another order than the run would have taken them in"
+                )
             return
+        if rows[0] != rows[1]:
+            raise RunDirectoryError(
+                f"checkpoint {folder} was taken within epoch {info.epoch + 1}, and "
+                f"{_OTHER_ROW_ORDER}: some would be trained on twice in that epoch, and others not "
+                "at all. Give the DataFrame in the order it had (sort it by a column before both "
+                "calls), or give another run_dir"
+            )
         other = {
             name: (info.order.get(name), value)
             for name, value in self._spec.order.items()

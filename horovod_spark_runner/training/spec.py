@@ -208,6 +208,7 @@ class TrainingSpec:
             "shuffle": self.fit.shuffle,
             "window_bytes": self.window_bytes,
             "steps_per_epoch": self.fit.steps_per_epoch,
+            "row_order": self.train.row_order,
         }
 
 

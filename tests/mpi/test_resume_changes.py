@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from horovod_spark_runner import (
     CheckpointOptions,
     InitialWeights,
     ModelError,
+    RankFailedError,
     RestartOptions,
     RunDirectoryError,
 )
@@ -157,3 +159,24 @@ def test_two_optimizers_go_on_to_the_bit(small: Any, tmp_path: Path) -> None:
         assert run.summary.history == whole.summary.history
         assert_same_weights(tmp_path / name, tmp_path / "whole")
     assert newest(tmp_path / "whole")["model"]["trained_by"] == [[0, 1], [2, 3]]
+
+
+def test_rows_in_another_order_are_no_rest_of_an_epoch(
+    small: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_dir = tmp_path / "run"
+    cut = callbacks_for([Fault(5, 0, "sigkill")], str(tmp_path))
+    often = CheckpointOptions(every_steps=2)
+    with pytest.raises(RankFailedError):
+        train(small, run_dir, model_fn=network, callbacks=cut, checkpoints=often)
+    assert newest(run_dir)["epoch_step"] == 4
+    shutil.rmtree(run_dir / "data")
+    with pytest.raises(RunDirectoryError, match="gives its rows in another order than before"):
+        train(small.orderBy("id", ascending=False), run_dir, model_fn=network)
+    with caplog.at_level(logging.WARNING, logger="horovod_spark_runner"):
+        train(small, run_dir, model_fn=network)  # written anew, in the order they had
+        assert "another order" not in caplog.text
+        train(small.repartition(3), run_dir, model_fn=network, epochs=3)
+        assert "what is left is trained in another order" in caplog.text
+        train(small, run_dir, model_fn=network, epochs=1)
+    assert "epochs=1, and the run has trained 3: nothing is left to train" in caplog.text

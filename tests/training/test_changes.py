@@ -237,7 +237,7 @@ INFO = CheckpointInfo(
 )
 SYNC = {"compression": "none"}
 DATA: dict[str, Any] = {"validation": None, "transforms": []}
-FIT = FitOptions(lr_scaling="linear", warmup_epochs=2.0)
+FIT = FitOptions(epochs=2, lr_scaling="linear", warmup_epochs=2.0)
 
 
 @pytest.mark.parametrize(
@@ -305,6 +305,14 @@ def test_the_same_class_weight_is_not_warned_of() -> None:
 def test_a_seed_that_changes_the_split_is_refused_not_warned_of() -> None:
     data = {**DATA, "validation": 0.1}
     assert settings_to_go_on_with(INFO, replace(FIT, seed=7), 2, None, data, SYNC)[2] == []
+
+
+@pytest.mark.parametrize(("epochs", "seed", "told"), [(1, 0, 0), (1, 7, 1), (0, 0, 1), (2, 7, 0)])
+def test_where_nothing_is_left_to_train_it_is_told(epochs: int, seed: int, told: int) -> None:
+    info = INFO if epochs else replace(INFO, epoch=2)
+    fit = replace(FIT, epochs=max(1, epochs), seed=seed)
+    _, _, warnings = settings_to_go_on_with(info, fit, 2, None, DATA, SYNC)
+    assert len([text for text in warnings if "nothing is left to train" in text]) == told
 
 
 def test_the_same_call_is_not_warned_of() -> None:

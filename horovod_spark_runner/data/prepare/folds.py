@@ -95,5 +95,6 @@ def united(parts: Sequence[Manifest]) -> Manifest:
         checksum=joined_checksum([part.checksum for part in alike]),
         file_sizes=tuple(size for part in alike for size in part.file_sizes),
         source="",
+        row_order=".".join(part.row_order for part in alike),
         verified=all(part.verified for part in alike),
     )

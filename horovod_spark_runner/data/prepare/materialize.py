@@ -207,7 +207,8 @@ def _write_dataset(
         inner = Observation(f"horovod_{uuid.uuid4().hex[:8]}")
         frame_seen = frame.observe(inner, *nested)
         prepared = frame_seen.select(*(expression(source) for source in sources))
-    watched = prepared.observe(observation, *_contents(prepared.columns), *observations(sources))
+    told = [*_contents(prepared.columns), _order(prepared.columns), *observations(sources)]
+    watched = prepared.observe(observation, *told)
     _write(watched, request.materializer, target)
     facts = {**observation.get, **(inner.get if nested else {})}
     footers = read_footers(target)
@@ -215,7 +216,8 @@ def _write_dataset(
     layouts = check_values(sources, facts, columns_facts, frame, allow_nan=request.allow_nan)
     first = functools.partial(first_value, footers)
     columns = columns_of(sources, layouts, request.shapes, first)
-    return manifest_of(footers, columns, _checksum(facts), allow_nan=request.allow_nan)
+    manifest = manifest_of(footers, columns, _checksum(facts), allow_nan=request.allow_nan)
+    return replace(manifest, row_order=f"{facts['order']:x}")
 
 
 def _write(frame: DataFrame, materializer: str, target: Location) -> None:
@@ -246,13 +248,28 @@ def _contents(names: Sequence[str]) -> list[SparkColumn]:
     """Return what tells the contents of a DataFrame, the same for every order of its rows."""
     from pyspark.sql import functions as F
 
-    hashed = F.xxhash64(*(F.col(quoted(name)) for name in names))
+    hashed = _hashed(names)
     return [
         F.count(F.lit(1)).alias("rows"),
         # The second tells doubled rows apart.
         F.coalesce(F.bit_xor(hashed), F.lit(0)).alias("xor"),
         F.coalesce(F.sum(F.pmod(hashed, F.lit(2**31))), F.lit(0)).alias("sum"),
     ]
+
+
+def _order(names: Sequence[str]) -> SparkColumn:
+    """Return what tells the order of a DataFrame's rows, as they are written."""
+    from pyspark.sql import functions as F
+
+    # Partition and row within it: files and rows are written in this order.
+    placed = F.xxhash64(_hashed(names), F.monotonically_increasing_id())
+    return F.coalesce(F.sum(F.pmod(placed, F.lit(2**31))), F.lit(0)).alias("order")
+
+
+def _hashed(names: Sequence[str]) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    return F.xxhash64(*(F.col(quoted(name)) for name in names))
 
 
 def _checksum(facts: Mapping[str, Any]) -> str:

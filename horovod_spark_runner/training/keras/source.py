@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -39,7 +40,22 @@ def model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) ->
             "model_fn must be a function that returns a compiled keras.Model, or the path of a "
             f".keras or .json file, got {model!r}"
         )
+    _check_signature(model)
     return ModelSource(function=model, custom_objects=custom_objects)
+
+
+def _check_signature(function: Any) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions written in C do not tell
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise ModelError(
+            f"model_fn is called without arguments, but takes {signature}: {error}; give them "
+            "defaults, or functools.partial(model_fn, …)"
+        ) from error
 
 
 def check_given_callbacks(given: Any) -> None:
