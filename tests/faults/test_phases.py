@@ -90,9 +90,11 @@ def assert_all_is_well(run_dir: Path, undisturbed: Path) -> None:
     assert files_of(run_dir) == files_of(undisturbed)
 
 
-def files_of(run_dir: Path) -> set[str]:
+def files_of(run_dir: Path) -> list[str]:
     """Return all that lies in a run directory: nothing that was half written stays there."""
-    return {str(path.relative_to(run_dir)) for path in run_dir.rglob("*")}
+    # Event files are called after the time, the host and the process.
+    names = (str(path.relative_to(run_dir)) for path in run_dir.rglob("*"))
+    return sorted(name.partition("tfevents")[0] for name in names)
 
 
 @pytest.mark.timeout(900)

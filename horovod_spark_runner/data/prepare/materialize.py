@@ -217,7 +217,7 @@ def _write_dataset(
     first = functools.partial(first_value, footers)
     columns = columns_of(sources, layouts, request.shapes, first)
     manifest = manifest_of(footers, columns, _checksum(facts), allow_nan=request.allow_nan)
-    return replace(manifest, row_order=f"{facts['order']:x}")
+    return replace(manifest, row_order=f"{facts['order'] or 0:x}")
 
 
 def _write(frame: DataFrame, materializer: str, target: Location) -> None:
@@ -263,7 +263,7 @@ def _order(names: Sequence[str]) -> SparkColumn:
 
     # Partition and row within it: files and rows are written in this order.
     placed = F.xxhash64(_hashed(names), F.monotonically_increasing_id())
-    return F.coalesce(F.sum(F.pmod(placed, F.lit(2**31))), F.lit(0)).alias("order")
+    return F.sum(F.pmod(placed, F.lit(2**31))).alias("order")
 
 
 def _hashed(names: Sequence[str]) -> SparkColumn:
