@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.ml import Pipeline
+from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.functions import vector_to_array
@@ -104,6 +104,9 @@ def test_it_trains_as_run_training_does(
     assert predicted.columns == [*rows.columns, "p"]
     assert model.getPredictionCol() == "p"
     assert predicted.select("p").dropna().count() == ROWS
+    # As with Spark's own models, the estimator's Params are the model's.
+    renamed = PipelineModel([model]).transform(rows, {estimator.predictionCol: "q"})
+    assert renamed.columns == [*rows.columns, "q"]
 
 
 def test_columns_in_all_forms_give_the_same_model(rows: Any, estimator: HorovodEstimator) -> None:

@@ -123,6 +123,9 @@ def train(frame: Any, folder: Path, **arguments: Any) -> Any:
         ({"keep": 0}, InvalidInputError, "keep must be a whole number"),
         ({"model_fn": 3}, ModelError, "must be a function .* got 3"),
         ({"model_fn": "nosuch.keras"}, ModelError, "nosuch.keras does not exist"),
+        ({"model_fn": lambda units: units}, ModelError, r"takes \(units\): missing a required"),
+        ({"sample_weight_col": ["a"]}, InvalidInputError, r"a column's name, got \['a'\]"),
+        ({"sample_weight_col": ""}, InvalidInputError, "a column's name, got ''"),
     ],
 )
 def test_refused(
