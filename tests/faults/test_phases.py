@@ -36,7 +36,7 @@ from .test_faults import (
     job_command,
     start_job,
 )
-from .training import EVERY, STEPS, assert_same_end, train
+from .training import EVERY, RANKS, STEPS, assert_same_end, train
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
@@ -145,7 +145,7 @@ class Gate:
                 settings = self._path.with_suffix(".settings")
                 settings.touch()
                 settings.rename(self._path)
-            ranks = _processes("horovod-rank")
+            ranks = self._await_ranks()
             victims: dict[str, Callable[[list[psutil.Process]], int]] = {
                 "rank": lambda ranks: ranks[0].pid,
                 "mpirun": lambda ranks: _mpirun_of(ranks).pid,
@@ -155,6 +155,13 @@ class Gate:
             self.killed.append(kind)
             psutil.wait_procs(ranks, timeout=120)
             os.close(held)
+
+    def _await_ranks(self) -> list[psutil.Process]:
+        """Return all ranks of the attempt: one that came later would pass for the next's."""
+        deadline = time.monotonic() + 120
+        while len(ranks := _processes("horovod-rank")) < RANKS and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return ranks
 
     def _await_reader(self) -> int:
         """Return the pipe's other end, which keeps ranks waiting while it is open."""

@@ -22,6 +22,7 @@ from .phases import PhaseFault, hooks_for, rows_with
 ROWS = 400
 EPOCHS = 3
 STEPS = 60
+RANKS = 2
 EVERY = 4
 
 
@@ -96,7 +97,7 @@ def train(
         plain_model_fn if plain else model_fn,
         feature_cols=["image"],
         label_cols=["digit"],
-        num_workers=2,
+        num_workers=RANKS,
         batch_size=10,
         epochs=EPOCHS,
         run_dir=str(run_dir),
