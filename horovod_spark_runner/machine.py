@@ -26,6 +26,22 @@ def resident_bytes(pid: int) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
+def environment_at_start() -> dict[str, str]:
+    """Return the environment this process was started with.
+
+    That of now may have more: frameworks set variables when they are imported, which are not for
+    another process (``KMP_INIT_AT_FORK``, ``TF_NUM_INTEROP_THREADS``).
+    """
+    try:
+        data = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return dict(os.environ)
+    pairs = (os.fsdecode(entry).partition("=") for entry in data.split(b"\0") if entry)
+    told = {name: text for name, separator, text in pairs if name and separator}
+    # Programs that give themselves another title write it there.
+    return told if "PATH" in told or "PATH" not in os.environ else dict(os.environ)
+
+
 def exit_code_of(pid: int) -> int | None:
     """Return the exit code of an ended process of this user whose parent has not asked for it yet.
 

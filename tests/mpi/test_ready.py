@@ -6,14 +6,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import pytest
 
 from horovod_spark_runner import HorovodRunner, LaunchOptions, RankFailedError, run_training
+from horovod_spark_runner.spark.python_worker import keep_to_task
 from tests.leftovers import await_nothing_left, own_task
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -45,6 +47,36 @@ def test_all_ranks_and_the_next_run_come_from_one_process(spark: Any) -> None:
     assert {name for _, name, _ in first + second} == {"horovod-ready"}
     assert len({pid for pid, _, _ in first + second}) == 1
     assert len({task for _, _, task in first}) == 2
+
+
+def load_framework(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Do in Spark's Python worker what an inference does there."""
+    keep_to_task()
+    import tensorflow as tf
+
+    for _ in batches:
+        yield pa.RecordBatch.from_pydict({"pid": [os.getpid()], "version": [tf.__version__]})
+
+
+def look_around() -> tuple[int, int, dict[str, str]]:
+    before = dict(os.environ)
+    import tensorflow as tf
+
+    assert tf.__version__
+    return os.getppid(), own_task(), before
+
+
+def test_an_inference_in_between_changes_nothing(spark: Any) -> None:
+    """Its workers have loaded a framework, which sets variables of its own."""
+    before = run(look_around, ranks=2, env={"HSR_TEST": "inference"})
+    frame = spark.range(0, 1, 1, 1).mapInArrow(load_framework, "pid long, version string")
+    (row,) = frame.collect()
+    after = run(look_around, ranks=4, env={"HSR_TEST": "inference"})
+    assert row.pid in {task for _, task, _ in after}, "one of the slots is in that worker"
+    assert len({parent for parent, _, _ in (*before, *after)}) == 1
+    names = {frozenset(environment) for _, _, environment in (*before, *after)}
+    threads = {environment["TF_NUM_INTEROP_THREADS"] for _, _, environment in (*before, *after)}
+    assert len(names) == len(threads) == 1
 
 
 def make_model() -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark import TaskContext
 
+from ...machine import environment_at_start
 from ...settings.launching import LaunchSettings
 from ...spark.capacity import Allotment
 from ...spark.session import classic_context, use_own_python
@@ -36,7 +36,7 @@ class HeadStart:
         context = TaskContext.get()
         assert context is not None
         environment = worker_environment(
-            os.environ,
+            environment_at_start(),
             self.options,
             gpus=(),
             cpus=max(1, context.cpus() // self.ranks),

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ...machine import environment_at_start
 from ...settings.launching import MpiOptions
 from ..shared.command import daemon_environment, mpirun_command
 from ..shared.network import Interface, daemon_network
@@ -113,7 +114,9 @@ def _environment(
     node: Node, hosts: int, interface: Interface, workspace: Workspace
 ) -> dict[str, str]:
     network = daemon_network(interface) if hosts > 1 else {}
-    environment = daemon_environment(os.environ, node.doors, str(workspace.path), network)
+    environment = daemon_environment(
+        environment_at_start(), node.doors, str(workspace.path), network
+    )
     return {**environment, **shim_environment()}
 
 

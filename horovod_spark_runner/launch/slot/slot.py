@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import select
 import signal
 import sys
@@ -19,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...errors import HorovodSparkError, LaunchError
+from ...machine import environment_at_start
 from ..shared.command import worker_environment
 from ..shared.messages import (
     JOINING,
@@ -86,6 +86,7 @@ class Slot:
         self._gpus = gpus
         self._cpus = cpus
         self._peers = peers
+        self._environment = environment_at_start()
         self._timings: dict[str, float] = {}
         self._part: Part | None = None
         self._failure: Failure | None = None  # before its ranks were known
@@ -137,7 +138,7 @@ class Slot:
         temporary = folder / "tmp"
         temporary.mkdir()
         environment = worker_environment(
-            os.environ,
+            self._environment,
             plan.options,
             gpus=self._devices[place],
             cpus=cpus,
@@ -341,7 +342,7 @@ class Slot:
     def _begin(self, place: int, shim: Caller, identity: MpiIdentity) -> None:
         self._timings["mpirun"] = time.monotonic() - self._joined
         # What the user asked for, of MPI or in the environment, goes before our choice.
-        own = {**os.environ, **self._plan.options.env}
+        own = {**self._environment, **self._plan.options.env}
         chosen = self._mpi.rank_environment()
         asked = {name: own[name] for name in chosen if name in own}
         joined = {**chosen, **asked, **identity.environment}
