@@ -86,7 +86,6 @@ class Slot:
         self._gpus = gpus
         self._cpus = cpus
         self._peers = peers
-        self._environment = environment_at_start()
         self._timings: dict[str, float] = {}
         self._part: Part | None = None
         self._failure: Failure | None = None  # before its ranks were known
@@ -138,7 +137,7 @@ class Slot:
         temporary = folder / "tmp"
         temporary.mkdir()
         environment = worker_environment(
-            self._environment,
+            environment_at_start(),
             plan.options,
             gpus=self._devices[place],
             cpus=cpus,
@@ -342,7 +341,7 @@ class Slot:
     def _begin(self, place: int, shim: Caller, identity: MpiIdentity) -> None:
         self._timings["mpirun"] = time.monotonic() - self._joined
         # What the user asked for, of MPI or in the environment, goes before our choice.
-        own = {**self._environment, **self._plan.options.env}
+        own = {**environment_at_start(), **self._plan.options.env}
         chosen = self._mpi.rank_environment()
         asked = {name: own[name] for name in chosen if name in own}
         joined = {**chosen, **asked, **identity.environment}
