@@ -127,10 +127,12 @@ def test_a_slot_that_says_good_bye_is_not() -> None:
 
 def test_a_stranger_without_the_key_is_not_heard() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
-        DriverLink(server.address, b"x" * 32).send(told(0, Hello()))
+        link = DriverLink(server.address, b"x" * 32)
+        link.send(told(0, Hello()))
         with socket.create_connection(server.address) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
             time.sleep(0.3)
+        link.close()
         assert server.events.empty()
 
 
@@ -598,12 +600,12 @@ def is_running(pid: int) -> bool:
 
 
 def test_what_a_killed_slot_leaves_is_swept_up() -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    path, child = owner.stdout.readline().split()
-    assert Path(path).stat().st_mode & 0o777 == 0o700
-    owner.send_signal(signal.SIGKILL)
-    owner.wait()
+    command = [sys.executable, "-c", OWNER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        path, child = owner.stdout.readline().split()
+        assert Path(path).stat().st_mode & 0o777 == 0o700
+        owner.kill()
     until(lambda: not Path(path).exists() and not is_running(int(child)))
 
 
