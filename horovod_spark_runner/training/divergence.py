@@ -8,10 +8,10 @@ epoch's end and before the model is saved: 0.3 ms for each megabyte of weights (
 from __future__ import annotations
 
 import zlib
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import ArrayLike
 
 from ..errors import RanksDivergedError
 from .state import TrainingVariables
@@ -24,7 +24,7 @@ def checksums(variables: TrainingVariables) -> np.ndarray:
     return np.array([_checksum(variables.view(v)) for v in variables.shared], np.int64)
 
 
-def _checksum(value: Any) -> int:
+def _checksum(value: ArrayLike) -> int:
     return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
 

@@ -96,7 +96,7 @@ def _optimizer_changes(
     return tuple(ignored), tuple(changed), kept
 
 
-def _is_variable(path: str, one: Any, other: Any) -> bool:
+def _is_variable(path: str, one: object, other: object) -> bool:
     """Tell whether a setting is only what a variable, which a checkpoint holds, begins with."""
     name = path.rpartition(".")[2]
     if "learning_rate." in path or not all(isinstance(v, (int, float)) for v in (one, other)):
@@ -104,7 +104,7 @@ def _is_variable(path: str, one: Any, other: Any) -> bool:
     return name == "learning_rate" or name.startswith("initial_")
 
 
-def _with(config: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+def _with(config: Mapping[str, Any], path: Sequence[str], value: object) -> dict[str, Any]:
     first, *rest = path
     return {**config, first: _with(config[first], rest, value) if rest else value}
 

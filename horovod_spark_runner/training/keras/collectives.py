@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
+
+from ..sync.synchroniser import Compression
 
 # Types that MPI has no sum for; they are added up as float32.
 _NARROW = (tf.bfloat16,)
@@ -70,7 +71,7 @@ def sum_over_ranks(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
     for place, value in enumerate(values):
         dtype = tf.float32 if value.dtype in _NARROW else value.dtype
         groups.setdefault(dtype, []).append(place)
-    result: list[Any] = [None] * len(values)
+    result: list[tf.Tensor] = [None] * len(values)
     for dtype, places in groups.items():
         summed = hvd.grouped_allreduce(
             [tf.cast(values[place], dtype) for place in places],
@@ -110,6 +111,7 @@ class TensorCollectives:
         """Return `sum_over_ranks`."""
         return sum_over_ranks(tensors, name)
 
-    def compression(self, name: str) -> Any:
+    def compression(self, name: str) -> Compression:
         """Return Horovod's own compression of that name."""
-        return getattr(hvd.Compression, name)
+        found: Compression = getattr(hvd.Compression, name)
+        return found

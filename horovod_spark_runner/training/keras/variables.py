@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from ..state import TrainingVariables
+from ..state import TrainingVariables, Variable
 
 if TYPE_CHECKING:
     import keras
@@ -45,7 +45,7 @@ class KerasVariables(TrainingVariables):
         ids = {id(variable) for variable in self._model.weights}
         return [v for v in self._model.non_trainable_variables if id(v) not in ids]
 
-    def view(self, variable: Any) -> Any:
+    def view(self, variable: keras.Variable) -> tf.Tensor:
         return tf.convert_to_tensor(variable)
 
     def trained_by(self) -> list[list[int] | None]:
@@ -67,7 +67,7 @@ class KerasVariables(TrainingVariables):
     def is_rate(self, variable: keras.Variable) -> bool:
         return str(getattr(variable, "name", "")) == "learning_rate"
 
-    def likely_cause(self, differing: Sequence[Any]) -> str:
+    def likely_cause(self, differing: Sequence[Variable]) -> str:
         if any(map(self.is_rate, differing)):
             return (
                 "The learning rate differs, so a callback set it from what only its own rank knows "
