@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from mpi4py import MPI
 
-# What a rank may ask of all ranks at a step, by place.
+# What a rank may ask of all ranks at a step, in this order.
 STOP, SAVE, PREEMPT = range(3)
 NOTHING = (False, False, False)
 
@@ -28,14 +28,14 @@ class Agreement:
         self._world = world
 
     def after_step(self, asked: Sequence[object], meet: bool) -> Sequence[float]:
-        """Return what is agreed on after a step that has carried no requests, by place.
+        """Return what is agreed on after a step that has carried no requests.
 
         Args:
-            asked: what this rank asks for, by place.
+            asked: what this rank asks for, in the order of ``NOTHING``.
             meet: whether the ranks meet after this step, on all ranks alike.
 
         Returns:
-            By place, another number than 0 for what any rank asks for.
+            In that order, another number than 0 for what any rank asks for.
         """
         if not meet:
             return NOTHING

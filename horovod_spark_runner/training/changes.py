@@ -184,8 +184,8 @@ def _new_ones(
     if fit.steps_per_epoch is not None and batch != global_batch:
         yield (
             f"{since('the global batch', batch, global_batch)} rows: with steps_per_epoch the "
-            "place in the data is counted in batches, so rows of the current pass may come twice "
-            "or not at all"
+            "position in the data is counted in batches, so rows of the current pass may come "
+            "twice or not at all"
         )
 
 

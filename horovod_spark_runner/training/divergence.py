@@ -45,12 +45,12 @@ def check_ranks_agree(variables: TrainingVariables, world: MPI.Comm, when: str) 
     low, high = np.empty_like(own), np.empty_like(own)
     world.Allreduce(own, low, op=MPI.MIN)
     world.Allreduce(own, high, op=MPI.MAX)
-    different = [int(place) for place in np.flatnonzero(low != high)]
+    different = [int(index) for index in np.flatnonzero(low != high)]
     if not different:
         return
     shared = variables.shared
     # What the others differ by, if it is among them.
-    different.sort(key=lambda place: not variables.is_rate(shared[place]))
+    different.sort(key=lambda index: not variables.is_rate(shared[index]))
     root = world.bcast(own, root=0)
     ranks = world.allgather(bool((own != root).any()))
     others = [rank for rank, other in enumerate(ranks) if other]

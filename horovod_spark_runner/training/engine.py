@@ -104,7 +104,7 @@ class Engine(Protocol):
 
         Args:
             directory: a directory without a model.
-            model: the model, or the place of its file.
+            model: the model, or the path or URL of its file.
             inputs: the columns of its inputs; ``None`` for the names by convention.
             custom_objects: the user's own classes and functions by name.
             signature: what to call of a format that offers several things to call; ``""`` for the

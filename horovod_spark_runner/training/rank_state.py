@@ -174,7 +174,7 @@ def split_states(values: list[dict[str, Any]], arrays: Arrays) -> list[RankState
 
 
 def numbered(variables: Sequence[Variable]) -> Arrays:
-    """Return copies of the values, named by their place."""
+    """Return copies of the values, named by their number."""
     return {f"{number:05d}": np.array(v.numpy()) for number, v in enumerate(variables)}
 
 

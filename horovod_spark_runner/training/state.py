@@ -87,7 +87,7 @@ class TrainingVariables(ABC):
         return variable.numpy()
 
     def trained_by(self) -> list[list[int] | None]:
-        """Return, for each optimizer, the places of the weights it was built for, as JSON.
+        """Return, for each optimizer, the indices of the weights it was built for, as JSON.
 
         ``None`` stands for one that is not built, or was built for something else than weights.
         """
@@ -166,8 +166,8 @@ class TrainingVariables(ABC):
         own, theirs = self.describe(), [Described(*entry) for entry in described]
         differ = next(
             (
-                place
-                for place, (ours, other) in enumerate(zip(own, theirs, strict=False))
+                index
+                for index, (ours, other) in enumerate(zip(own, theirs, strict=False))
                 if ours.kind != other.kind
             ),
             None if len(own) == len(theirs) else min(len(own), len(theirs)),

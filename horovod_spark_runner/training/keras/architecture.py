@@ -66,11 +66,11 @@ def _layer(layer: keras.layers.Layer, model: keras.Model) -> dict[str, Json]:
 
 
 def _graph(config: Mapping[str, Any]) -> str | None:
-    """Return how the operations of a functional model are connected, by their places."""
+    """Return how the operations of a functional model are connected, by their indices."""
     operations = config.get("layers", [])
     if "output_layers" not in config:
         return None
-    places = {operation["name"]: place for place, operation in enumerate(operations)}
+    indices = {operation["name"]: index for index, operation in enumerate(operations)}
     nodes = []
     for operation in operations:
         settings = operation["config"]
@@ -78,17 +78,17 @@ def _graph(config: Mapping[str, Any]) -> str | None:
         own = {} if "trainable" in settings else _plain({**settings, "name": None})
         nodes.append([operation["class_name"], own, operation["inbound_nodes"]])
     whole = [nodes, config["input_layers"], config["output_layers"]]
-    return _digest(_plain(_by_place(whole, places)))
+    return _digest(_plain(_by_index(whole, indices)))
 
 
-def _by_place(value: object, places: Mapping[str, int]) -> object:
-    """Return ``value`` with [name, node, tensor] as [place, node, tensor], deep inside too."""
+def _by_index(value: object, indices: Mapping[str, int]) -> object:
+    """Return ``value`` with [name, node, tensor] as [index, node, tensor], deep inside too."""
     if isinstance(value, (list, tuple)):
-        if len(value) == 3 and isinstance(value[0], str) and value[0] in places:
-            return [places[value[0]], *value[1:]]
-        return [_by_place(item, places) for item in value]
+        if len(value) == 3 and isinstance(value[0], str) and value[0] in indices:
+            return [indices[value[0]], *value[1:]]
+        return [_by_index(item, indices) for item in value]
     if isinstance(value, Mapping):
-        return {key: _by_place(item, places) for key, item in value.items()}
+        return {key: _by_index(item, indices) for key, item in value.items()}
     return value
 
 

@@ -78,6 +78,6 @@ def class_weights(labels: np.ndarray, weights: Mapping[int, float]) -> np.ndarra
     """
     if labels.ndim > 1:
         labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
-    classes, places = np.unique(np.round(labels).astype(np.int64), return_inverse=True)
+    classes, indices = np.unique(np.round(labels).astype(np.int64), return_inverse=True)
     by_class = np.array([weights.get(int(c), 1.0) for c in classes], keras.config.floatx())
-    return by_class[places.reshape(labels.shape)]
+    return by_class[indices.reshape(labels.shape)]

@@ -92,7 +92,7 @@ class Callbacks(Hooks):
         for callback in callbacks:
             if isinstance(callback, keras.callbacks.CSVLogger) and resumed:
                 callback.append = True
-        # A callback's name, its place and class, is the same on all ranks and in a resumed run.
+        # A callback's name, its number and class, is the same on all ranks and in a resumed run.
         self._named = {
             f"{number:03d}.{type(callback).__name__}": callback
             for number, callback in enumerate(callbacks)

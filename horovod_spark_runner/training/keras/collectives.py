@@ -68,19 +68,19 @@ def sum_over_ranks(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
     if hvd.size() == 1:
         return values
     groups: dict[tf.DType, list[int]] = {}
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         dtype = tf.float32 if value.dtype in _NARROW else value.dtype
-        groups.setdefault(dtype, []).append(place)
+        groups.setdefault(dtype, []).append(index)
     result: list[tf.Tensor] = [None] * len(values)
-    for dtype, places in groups.items():
+    for dtype, indices in groups.items():
         summed = hvd.grouped_allreduce(
-            [tf.cast(values[place], dtype) for place in places],
+            [tf.cast(values[index], dtype) for index in indices],
             op=hvd.Sum,
             name=f"{name}.{dtype.name}",
             ignore_name_scope=True,
         )
-        for place, value in zip(places, summed, strict=True):
-            result[place] = tf.cast(value, values[place].dtype)
+        for index, value in zip(indices, summed, strict=True):
+            result[index] = tf.cast(value, values[index].dtype)
     return result
 
 

@@ -33,9 +33,9 @@ def find_objects(
         if part.name == LAMBDA:
             candidate = _argument(model, part)
         else:
-            places = (given, registered, living)
+            known = (given, registered, living)
             names = (part.key, part.name)
-            candidate = next((p[n] for p in places for n in names if n in p), None)
+            candidate = next((p[n] for p in known for n in names if n in p), None)
         if candidate is not None:
             found[part.key] = candidate
     return found

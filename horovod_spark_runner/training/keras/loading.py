@@ -150,11 +150,11 @@ def set_weights(
             build_by_call(model, bind(blank))
     trained, built = ([tuple(array.shape) for array in w] for w in (values, model.weights))
     if trained != built:
-        place = next((n for n, (a, b) in enumerate(zip(trained, built)) if a != b), None)  # noqa: B905
+        index = next((n for n, (a, b) in enumerate(zip(trained, built)) if a != b), None)  # noqa: B905
         found = (
             f"{len(built)} weights, the trained one has {len(trained)}"
-            if place is None
-            else f"weight {place} of shape {built[place]}, the trained one has {trained[place]}"
+            if index is None
+            else f"weight {index} of shape {built[index]}, the trained one has {trained[index]}"
         )
         made = "model_fn builds" if recipe.own.archive is None else "its archive gives"
         raise ModelError(f"{made} another model than was trained: {found}")

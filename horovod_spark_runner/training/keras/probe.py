@@ -91,7 +91,7 @@ class Probe:
         return outputs, [float(np.mean(loss)) for loss in self._model.losses]
 
     def _displaced(self, outputs: Sequence[Nest]) -> list[Nest]:
-        """Return the outputs of the parts with each row's at the place of the row after it."""
+        """Return the outputs of the parts with each row's where the row after it was."""
         whole = keras.tree.map_structure(
             lambda value: keras.ops.roll(value, 1, axis=0), outputs[-1]
         )

@@ -82,7 +82,7 @@ class Steps:
 
         Args:
             data: what ``train_step`` takes.
-            asked: what this rank asks of all, by place.
+            asked: what this rank asks of all; see `Agreement`.
 
         Returns:
             The step's logs, and how many ranks asked for each; ``None`` where ranks do not meet in
