@@ -65,15 +65,7 @@ def train_request(
         if checked.checkpoint is not None:
             where = str(directory.location)
             check_same_data(checked.checkpoint, data.train.fingerprint, checked.settings, where)
-        # The script's name only: its arguments may hold secrets.
-        program = {"program": sys.argv[0]} if Path(sys.argv[0]).is_file() else {}
-        try:
-            run_id = _run_id(checked)
-            directory.write_config({**checked.settings, **program, "rows": data.train.rows})
-        except OSError as error:
-            raise CheckpointError(
-                f"run_dir {directory.location} takes no files: {error}"
-            ) from error
+        run_id = _begin_record(checked, data.train.rows)
         attempts = Attempts(
             spark,
             checked.launching,
@@ -113,6 +105,19 @@ def train_request(
     )
     settings = PredictionSettings(prediction_col=request.prediction_col)
     return TFTransformer(model, summary=summary, settings=settings)
+
+
+def _begin_record(checked: CheckedRequest, rows: int) -> str:
+    """Record in the run directory what is trained, on so many rows; return the run's id."""
+    directory = checked.directory
+    # The script's name only: its arguments may hold secrets.
+    program = {"program": sys.argv[0]} if Path(sys.argv[0]).is_file() else {}
+    try:
+        run_id = _run_id(checked)
+        directory.write_config({**checked.settings, **program, "rows": rows})
+    except OSError as error:
+        raise CheckpointError(f"run_dir {directory.location} takes no files: {error}") from error
+    return run_id
 
 
 def _describe(data: Prepared, seconds: float) -> str:

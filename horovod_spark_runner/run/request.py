@@ -196,38 +196,17 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     given = _given_columns(request)
     bound = None if given is None else _check_columns(request, *given)
     directory = RunDirectory(Location(request.run_dir or _default_run_dir(spark)))
-    launching = derive(
-        LaunchSettings,
-        request.launch,
-        num_workers=request.num_workers,
-        gpus_per_worker=request.gpus_per_worker,
-        stream_logs=request.stream_logs,
-        log_dir=str(directory.logs),
-    )
+    launching = _launching(request, directory)
     allotment = _check_spark(spark, launching, request.restarts)
     console = Console(directory.location.name, quiet=not request.stream_logs)
     if request.num_workers is None:
         console.say(allotment.describe())
     directory.check_writable()
     found = find_checkpoint(directory, request.resume)
-    checkpoint = found.info
     if bound is None:  # takes a Spark job: after all that can be checked without one
         console.say("building the model once, to learn which columns its inputs are named like")
         bound = _check_columns(request, *_columns_by_name(request, source, spark))
-    fit, warm_start, begun_with = request.fit, None, _origin(request.initial_weights)
-    if checkpoint is not None:
-        fit, begun_with, warnings = settings_to_go_on_with(
-            checkpoint,
-            fit,
-            allotment.workers,
-            begun_with,
-            _recorded_data(request),
-            asdict(request.sync),
-        )
-        for text in warnings:
-            logger.warning("going on with run_dir %s: %s", directory.location, text)
-    elif isinstance(request.initial_weights, InitialWeights):
-        warm_start = read_warm_start(request.initial_weights)
+    fit, warm_start, begun_with = _beginning(request, found.info, allotment.workers, directory)
     return CheckedRequest(
         request,
         source,
@@ -241,6 +220,39 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
         begun_with,
         seconds=time.monotonic() - began,
     )
+
+
+def _launching(request: TrainingRequest, directory: RunDirectory) -> LaunchSettings:
+    """Return how the ranks are started."""
+    return derive(
+        LaunchSettings,
+        request.launch,
+        num_workers=request.num_workers,
+        gpus_per_worker=request.gpus_per_worker,
+        stream_logs=request.stream_logs,
+        log_dir=str(directory.logs),
+    )
+
+
+def _beginning(
+    request: TrainingRequest,
+    checkpoint: CheckpointInfo | None,
+    workers: int,
+    directory: RunDirectory,
+) -> tuple[FitOptions, WarmStart | None, str | None]:
+    """Return the options that hold, weights to begin with, and what to record of those."""
+    asked = _origin(request.initial_weights)
+    if checkpoint is not None:
+        data, sync = _recorded_data(request), asdict(request.sync)
+        fit, begun_with, warnings = settings_to_go_on_with(
+            checkpoint, request.fit, workers, asked, data, sync
+        )
+        for text in warnings:
+            logger.warning("going on with run_dir %s: %s", directory.location, text)
+        return fit, None, begun_with
+    if isinstance(request.initial_weights, InitialWeights):
+        return request.fit, read_warm_start(request.initial_weights), asked
+    return request.fit, None, asked
 
 
 def _given_columns(request: TrainingRequest) -> tuple[ColumnNames, ColumnNames | None] | None:

@@ -22,7 +22,7 @@ import contextlib
 import json
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import RunDirectoryError
@@ -140,7 +140,7 @@ class RunDirectory:
     def write_config(self, settings: dict[str, Any]) -> None:
         self.config.write_text(json.dumps(settings, indent=1))
 
-    def write_metrics(self, epochs: list[dict[str, float]]) -> None:
+    def write_metrics(self, epochs: Iterable[Mapping[str, object]]) -> None:
         """Write the metrics of all epochs so far, one JSON object per line."""
         lines = (json.dumps({"epoch": number, **logs}) for number, logs in enumerate(epochs))
         self.metrics.write_text("".join(f"{line}\n" for line in lines))

@@ -1,4 +1,4 @@
-"""The kinds of settings: what a value must be, and how other places say it."""
+"""The kinds of settings: what a value must be, and how others say it."""
 
 from __future__ import annotations
 

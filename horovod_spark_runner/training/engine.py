@@ -40,7 +40,7 @@ class Engine(Protocol):
 
     # -- on the driver -------------------------------------------------------------------------
 
-    def source(self, model: Any, custom_objects: Mapping[str, Any] | None) -> ModelSource:
+    def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:
         """Return the source for ``run_training``'s ``model_fn``.
 
         Raises:
@@ -49,7 +49,7 @@ class Engine(Protocol):
         """
         ...
 
-    def check_callbacks(self, given: Any) -> None:
+    def check_callbacks(self, given: object) -> None:
         """Check as much of ``callbacks`` as shows without the framework.
 
         Raises:
@@ -97,14 +97,14 @@ class Engine(Protocol):
         directory: RunDirectory,
         model: Any,
         inputs: Binding | None,
-        custom_objects: Mapping[str, Any],
+        custom_objects: Mapping[str, object],
         signature: str = "",
     ) -> Any:
         """Write a model that was trained elsewhere as a training leaves it. On the driver.
 
         Args:
             directory: a directory without a model.
-            model: the model, or the place of its file.
+            model: the model, or the path or URL of its file.
             inputs: the columns of its inputs; ``None`` for the names by convention.
             custom_objects: the user's own classes and functions by name.
             signature: what to call of a format that offers several things to call; ``""`` for the
@@ -123,7 +123,7 @@ class Engine(Protocol):
         model: StoredModel,
         source: ModelSource | None,
         saved: Any,
-        custom_objects: Mapping[str, Any],
+        custom_objects: Mapping[str, object],
     ) -> Any:
         """Return what a trained model is made from again: `Recipe.own`. On the driver.
 
@@ -163,7 +163,7 @@ class Engine(Protocol):
         """
         ...
 
-    def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
+    def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, object]], str]:
         """Return the fields of each `OutputSpec` of the model, or none and why.
 
         Asked in a Python worker of Spark's, for a model that another function builds than the one
@@ -176,7 +176,7 @@ class Engine(Protocol):
 
     # -- its evaluation ------------------------------------------------------------------------
 
-    def portable_metrics(self, given: Any) -> Any:
+    def portable_metrics(self, given: object) -> object:
         """Return ``metrics`` of `TFTransformer.evaluate` in a form that can be pickled.
 
         On the driver, where the framework is loaded only if it made a metric that was given.
@@ -196,7 +196,7 @@ class Engine(Protocol):
         ...
 
 
-def engine_of(model: Any) -> str:
+def engine_of(model: object) -> str:
     """Return the name of the engine for ``run_training``'s ``model_fn``.
 
     Raises:

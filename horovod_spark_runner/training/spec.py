@@ -8,6 +8,7 @@ from typing import Any
 
 from ..data.manifest import Manifest
 from ..errors import DataError, InvalidInputError
+from ..rundir.checkpoint import LogValue
 from ..settings.data import Transform
 from ..settings.kinds import ColumnNames, check_columns
 from ..settings.training import Allreduce, CheckpointOptions, FitOptions
@@ -30,14 +31,14 @@ class ModelSource:
         engine: dotted name of the module whose engine makes and trains it.
     """
 
-    function: Callable[[], Any] | None = None
+    function: Callable[[], object] | None = None
     archive: bytes | None = field(default=None, repr=False)
     json: str | None = field(default=None, repr=False)
-    custom_objects: Mapping[str, Any] = field(default_factory=dict)
+    custom_objects: Mapping[str, object] = field(default_factory=dict)
     engine: str = KERAS
 
 
-def check_objects(given: Any) -> dict[str, Any]:
+def check_objects(given: object) -> dict[str, object]:
     """Return ``custom_objects`` as a dictionary.
 
     Raises:
@@ -200,7 +201,7 @@ class TrainingSpec:
         return self.fit.batch_size * self.workers
 
     @property
-    def order(self) -> dict[str, Any]:
+    def order(self) -> dict[str, object]:
         """What the order of samples follows from, besides the data."""
         return {
             "global_batch": self.global_batch,
@@ -247,7 +248,7 @@ class TrainingReport:
             whatever comes before the first step), ``epochs``, ``save``.
     """
 
-    history: list[dict[str, Any]]
+    history: list[dict[str, LogValue]]
     samples_per_second: float
     train_seconds: float
     preempted_at: int | None = None

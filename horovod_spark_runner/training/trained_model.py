@@ -22,7 +22,7 @@ from ..storage.arrays import dump_arrays, load_arrays
 from ..storage.sums import copy_checked, read_checked, sealed, sum_of, unsealed
 from .spec import KERAS, Binding, OutputSpec
 
-# The bare weights, arrays named by their place: what any engine writes.
+# The bare weights, arrays named by their number: what any engine writes.
 WEIGHTS_FILE = "weights.npz"
 # What to call where a model cannot be made again from storage alone.
 WITH_MODEL_FN = "TFTransformer.from_run(run_dir, model_fn=…)"

@@ -24,6 +24,8 @@ from horovod_spark_runner.data.store import (
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.storage.filesystem import Location
 
+from ..object_store import empty_folder, s3_server
+
 BUCKET = "s3://bucket"
 HOSTILE = "a b'c é%20#+"
 KEY = "0123456789abcdef"
@@ -31,31 +33,13 @@ KEY = "0123456789abcdef"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
+    with s3_server() as url:
+        yield url
 
 
 @pytest.fixture
 def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Location:
-    import boto3
-
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_ENDPOINT_URL": server,
-        "AWS_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
-    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="bucket")
-    place = Location(f"{BUCKET}/{HOSTILE}")
-    place.delete_folder()
-    return place
+    return empty_folder(server, f"{BUCKET}/{HOSTILE}", monkeypatch)
 
 
 def test_files_and_folders(bucket: Location) -> None:

@@ -13,7 +13,7 @@ from horovod_spark_runner.data.prepare.checks import Footer, Layout, _faults, ch
 from horovod_spark_runner.data.prepare.columns import Source
 from horovod_spark_runner.data.prepare.fingerprint import is_reproducible
 from horovod_spark_runner.data.prepare.layout import columns_of
-from horovod_spark_runner.data.prepare.places import Place
+from horovod_spark_runner.data.prepare.matches import Matches
 from horovod_spark_runner.data.prepare.schema import (
     Roles,
     check_named,
@@ -95,7 +95,7 @@ def test_advice_reaches_into_arrays(kind: str) -> None:
 
 
 def test_a_place_shows_the_row() -> None:
-    place = Place(9, 2, 5, {"id": 7, "name": "x" * 99})
+    place = Matches(9, 2, 5, {"id": 7, "name": "x" * 99})
     assert place.describe() == f"row 5 (id=7, name='{'x' * 39})"
 
 

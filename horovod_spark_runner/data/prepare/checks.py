@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import DataError
 from .columns import SPARK_TYPES, Source, elements, sizes
-from .places import locate
+from .matches import locate
 from .schema import quoted
 from .signatures import HEAD_BYTES, SIGNATURES, TITLES
 
@@ -316,8 +316,8 @@ def _ragged(
         if min(head) != max(head):
             where = f"; in row 0 alone, of {min(head)} to {max(head)}"
         else:
-            place = locate(frame, F.exists(found, lambda size: size != F.lit(head[0])))
-            where = f"; row 0 has {head[0]}, {place.describe()} does not"
+            other = locate(frame, F.exists(found, lambda size: size != F.lit(head[0])))
+            where = f"; row 0 has {head[0]}, {other.describe()} does not"
     return DataError(
         f"column {source.name!r} holds {what} of {low} to {high} {unit}{where}; all rows need the "
         "same number (pad or cut them)"
@@ -327,9 +327,9 @@ def _ragged(
 def _raise_if_found(frame: DataFrame | None, source: Source, fault: _Fault) -> None:
     if frame is None:
         raise DataError(f"column {source.name!r} has {fault.title}; {fault.advice}")
-    place = locate(frame, fault.condition(source))
-    if place.count:
+    faulty = locate(frame, fault.condition(source))
+    if faulty.count:
         raise DataError(
-            f"column {source.name!r} has {place.count} {fault.title} in {place.rows} rows, first "
-            f"in {place.describe()}; {fault.advice}"
+            f"column {source.name!r} has {faulty.count} {fault.title} in {faulty.rows} rows, first "
+            f"in {faulty.describe()}; {fault.advice}"
         )

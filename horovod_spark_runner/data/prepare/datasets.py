@@ -94,7 +94,7 @@ def check_spark_reaches(spark: SparkSession, place: Location) -> None:
     """Check that Spark's own side has the file system of ``place``; Python's side is another.
 
     Raises:
-        EnvironmentProblem: it has not.
+        EnvironmentProblem: Spark's side does not have it.
     """
     context = classic_context(spark)
     if place.is_local or context is None:  # Spark Connect does not tell

@@ -161,9 +161,9 @@ def _stratified(
     column = F.col(quoted(stratify))
     ranked = frame.withColumn("__hash", _hash(roles, seed))
     alike = Window.partitionBy(column)
-    # rank() gives equal rows the same place, so that they stay on one side.
-    place = F.rank().over(alike.orderBy("__hash"))
-    ranked = ranked.withColumn("__place", place).withColumn(
+    # rank() gives equal rows the same rank, so that they stay on one side.
+    rank = F.rank().over(alike.orderBy("__hash"))
+    ranked = ranked.withColumn("__rank", rank).withColumn(
         "__last", F.round(F.count(F.lit(1)).over(alike) * F.lit(fraction))
     )
     chosen = F.col("__place") <= F.col("__last")

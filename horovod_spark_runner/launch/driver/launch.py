@@ -142,7 +142,7 @@ def launch(
     check_encryption(spark, options)
     check_memory_limit(spark)
     allotment = check_slots(spark, options, workers)
-    bind, host, port = control_place(spark)
+    bind, host, port = control_address(spark)
     claim = Claim(
         application_of(spark),
         allotment.shape.demand,
@@ -196,7 +196,7 @@ def _say(observer: Observer, message: Queued | Notice) -> None:
     observer.on_message(by_driver(message))
 
 
-def control_place(spark: SparkSession) -> tuple[str, str, int]:
+def control_address(spark: SparkSession) -> tuple[str, str, int]:
     """Return where the driver listens for its slots, and what they are told: bind, host, port.
 
     The host is the one executors reach the driver at anyway. Behind a translation of addresses it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import keras
 
@@ -21,6 +21,9 @@ from .outputs import fixed_batch, output_specs, repeat_rows
 from .saved import PACKED_FILE, KerasFacts, SavedModel
 from .source import read_archive
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 # dtype of an input -> dtype of its column, where Spark has it not.
 _COLUMN_DTYPES = {
     "bool": "int8",
@@ -35,9 +38,9 @@ _PLAIN = ("int8", "int16", "int32", "int64", "float32", "float64", TEXT)
 
 def adopt_model(
     directory: RunDirectory,
-    model: Any,
+    model: object,
     inputs: Binding | None,
-    custom_objects: Mapping[str, Any],
+    custom_objects: Mapping[str, object],
 ) -> SavedModel:
     """Write ``model`` to ``directory``; see `Engine.adopt`.
 
@@ -110,12 +113,14 @@ def adopt_graph(
     return SavedModel("graph")
 
 
-def _columns(model: Any, inputs: Binding) -> tuple[Column, ...]:
+def _columns(model: keras.Model, inputs: Binding) -> tuple[Column, ...]:
     """Return the columns that fit a Keras model's inputs."""
     return _fitting(inputs, match_inputs(model, inputs))
 
 
-def _fitting(inputs: Binding, matched: Sequence[tuple[Any, Sequence[str]]]) -> tuple[Column, ...]:
+def _fitting(
+    inputs: Binding, matched: Sequence[tuple[keras.KerasTensor | tf.TensorSpec, Sequence[str]]]
+) -> tuple[Column, ...]:
     """Return the columns that fit tensors, each of which some columns feed."""
     columns: dict[str, Column] = {}
     for tensor, names in matched:

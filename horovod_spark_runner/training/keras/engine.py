@@ -34,10 +34,10 @@ class KerasEngine:
         "horovod_spark_runner.training.keras.trainee",
     )
 
-    def source(self, model: Any, custom_objects: Mapping[str, Any] | None) -> ModelSource:
+    def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:
         return model_source(model, custom_objects)
 
-    def check_callbacks(self, given: Any) -> None:
+    def check_callbacks(self, given: object) -> None:
         check_given_callbacks(given)
 
     def names(self, source: ModelSource) -> ModelNames:
@@ -76,7 +76,7 @@ class KerasEngine:
         model: StoredModel,
         source: ModelSource | None,
         saved: Any,
-        custom_objects: Mapping[str, Any],
+        custom_objects: Mapping[str, object],
     ) -> KerasParts:
         return keras_parts(model, source, saved, custom_objects)
 
@@ -85,7 +85,7 @@ class KerasEngine:
         directory: RunDirectory,
         model: Any,
         inputs: Binding | None,
-        custom_objects: Mapping[str, Any],
+        custom_objects: Mapping[str, object],
         signature: str = "",
     ) -> SavedModel:
         with quiet_imports():
@@ -99,7 +99,7 @@ class KerasEngine:
             from .loading import load_model
         return load_model(recipe)
 
-    def model(self, recipe: Recipe) -> Any:
+    def model(self, recipe: Recipe) -> object:
         with quiet_imports():
             from .loading import made_model
         return made_model(recipe)
@@ -112,12 +112,12 @@ class KerasEngine:
         weights = {} if parts.weights is None else {WEIGHTS_FILE: parts.weights}
         return {ARCHIVE_FILE: parts.archive, **weights}
 
-    def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
+    def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, object]], str]:
         with quiet_imports():
             from .loading import describe_outputs
         return describe_outputs(recipe)
 
-    def portable_metrics(self, given: Any) -> Any:
+    def portable_metrics(self, given: object) -> object:
         return portable_metrics(given)
 
     def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:

@@ -7,7 +7,6 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
@@ -57,7 +56,7 @@ class Graph:
             has = ", ".join(known) or "none"
             raise ModelError(f"the SavedModel has no signature {signature!r}; it has {has}")
         self._call = self.loaded.signatures[signature]
-        self.takes: Mapping[str, Any] = self._call.structured_input_signature[1]
+        self.takes: Mapping[str, tf.TensorSpec] = self._call.structured_input_signature[1]
         if not self.takes:
             raise ModelError(f"signature {signature!r} of the SavedModel takes no inputs")
         fixed = [n for n, spec in self.takes.items() if not spec.shape.rank or spec.shape[0]]
@@ -67,7 +66,7 @@ class Graph:
                 f"{self.takes[fixed[0]].shape}; it must take any number of rows"
             )
 
-    def predict_step(self, data: tuple[Mapping[str, Any]]) -> dict[str, Any]:
+    def predict_step(self, data: tuple[Mapping[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
         """Return the outputs by name."""
         (inputs,) = data
         shaped = {

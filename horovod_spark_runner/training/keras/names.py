@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 
 from ..spec import ModelNames, ModelSource
 from .binding import holds_dictionary, input_structure, needs_labels, path_names
 from .keras_state import fresh_keras_state
 from .model import build_model
+from .protocols import Nest
 
 
 def names_of(source: ModelSource) -> ModelNames:
@@ -27,7 +26,7 @@ def names_of(source: ModelSource) -> ModelNames:
         return ModelNames(_ways(layers, structure), _ways(names, outputs), needs_labels(model))
 
 
-def _ways(layers: list[str], structure: Any) -> tuple[tuple[str, ...], ...]:
+def _ways(layers: list[str], structure: Nest) -> tuple[tuple[str, ...], ...]:
     """Return the names that call each tensor one thing only; a position in a list is no name."""
     ways = [layers, path_names(structure)] if holds_dictionary(structure) else [layers]
     count = len(keras.tree.flatten(structure))

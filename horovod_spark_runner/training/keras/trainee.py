@@ -13,7 +13,9 @@ from ...errors import ModelError
 from ...rundir.directory import RunDirectory
 from ..changes import ModelChanges
 from ..epochs import Step
+from ..logs import Logs
 from ..spec import TrainingSpec, WarmStart
+from ..state import Variable
 from ..sync.synchroniser import Synchroniser
 from ..trainee import Trainee
 from .architecture import describe_model
@@ -28,6 +30,7 @@ from .metrics import epoch_logs
 from .model import finalize_layers
 from .optimizers import LearningRates, leaf_optimizers
 from .probe import Probe
+from .protocols import MetricVariable
 from .saved import SavedModel
 from .variables import KerasVariables
 
@@ -62,7 +65,9 @@ class KerasTrainee(Trainee):
         self.variables = KerasVariables(self.model, self._built.optimizers)
         generators()  # now, and not when a checkpoint is taken
 
-    def train_step(self, step: Step, asked: Sequence[Any], last: bool) -> tuple[Any, Any]:
+    def train_step(
+        self, step: Step, asked: Sequence[bool], last: bool
+    ) -> tuple[Logs | None, list[float] | None]:
         # Fewer rows than ranks: take part in the exchange with a row that counts for nothing.
         arrays = step.batch.arrays if step.batch.rows else self.blank
         data = self._batches.training_data(arrays)
@@ -71,9 +76,9 @@ class KerasTrainee(Trainee):
             logs, counts = self._steps.train_full(data, asked)
         else:
             logs, counts = self._steps.train(data, step.fraction, asked)
-        return logs, None if counts is None else counts.numpy()
+        return logs, None if counts is None else counts.numpy().tolist()
 
-    def test_step(self, step: Step, last: bool) -> Any:
+    def test_step(self, step: Step, last: bool) -> Logs | None:
         arrays = step.batch.arrays if step.batch.rows else self.blank
         self._exchange.want_logs(last)
         return self._steps.test(self._batches.data(arrays), step.fraction)
@@ -81,7 +86,7 @@ class KerasTrainee(Trainee):
     def reset_metrics(self) -> None:
         self.model.reset_metrics()
 
-    def results(self, kind: str, logs: Any, fraction: float) -> dict[str, Any]:
+    def results(self, kind: str, logs: Logs | None, fraction: float) -> dict[str, object]:
         return epoch_logs(self.model, logs, self._exchange.logged.get(kind, set()), fraction)
 
     def describe(self) -> dict[str, Any]:
@@ -133,10 +138,10 @@ class KerasTrainee(Trainee):
     def separate(self, rank: int) -> None:
         separate_generators(rank)
 
-    def generators(self) -> dict[str, Any]:
+    def generators(self) -> dict[str, Variable]:
         return generators()
 
-    def metric_variables(self) -> list[Any]:
+    def metric_variables(self) -> list[MetricVariable]:
         return metric_variables(self.model)
 
     def metric_merges(self) -> list[str]:
