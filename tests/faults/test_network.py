@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import time
 from datetime import datetime
@@ -16,6 +15,7 @@ import pytest
 from horovod_spark_runner.rundir.attempt import FINISHED, KILLED
 from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import Hosts
+from tests.preload import build
 
 from .injection import GO_FILE, Fault, note_of
 from .test_faults import assert_little_is_lost, job_command
@@ -36,12 +36,9 @@ def attempts_of(job: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 def clock_ahead(folder: Path) -> dict[str, str]:
     """Return the environment of processes whose clock is ahead."""
-    compiler = shutil.which("cc")
-    if compiler is None:
+    library = build(Path(__file__).with_name("clock_ahead.c"), folder)
+    if library is None:
         pytest.skip("no C compiler")
-    library = folder / "clock_ahead.so"
-    source = str(Path(__file__).with_name("clock_ahead.c"))
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), source, "-ldl"], check=True)
     return {"LD_PRELOAD": str(library), "HSR_CLOCK_AHEAD": str(AHEAD)}
 
 

@@ -14,6 +14,7 @@ from horovod_spark_runner import (
     RestartOptions,
     run_training,
 )
+from tests.digits import load as load_digits
 from tests.runs import assert_same_arrays
 
 from .injection import Fault, callbacks_for
@@ -60,13 +61,8 @@ def plain_model_fn() -> Any:
 
 def make_frame(spark: Any) -> Any:
     """Return the rows, in one partition: in the same order on any master."""
-    from sklearn.datasets import load_digits
-
-    data = load_digits()
-    rows = [
-        ((image / 16).ravel().tolist(), int(label))
-        for image, label in zip(data.images[:ROWS], data.target[:ROWS], strict=True)
-    ]
+    images, labels = load_digits()
+    rows = list(zip(images[:ROWS].tolist(), labels[:ROWS].tolist(), strict=True))
     return spark.createDataFrame(rows, "image array<float>, digit int").coalesce(1)
 
 
