@@ -59,9 +59,9 @@ def named(value: Any) -> Any:
         return import_name(value) or value
     if isinstance(value, Mapping):
         return {key: named(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list):
         return [named(one) for one in value]
-    return value
+    return tuple(map(named, value)) if isinstance(value, tuple) else value
 
 
 def misfit(function: Callable[..., Any], *given: Any, **by_name: Any) -> str:
