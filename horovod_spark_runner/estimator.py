@@ -215,8 +215,8 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         label = self.getOrDefault("labelCol")
         if labels is not None and self.isSet("labelCol"):
             raise InvalidInputError(
-                f"labelCol={label!r} and labelCols={labels!r} both name the label columns; give "
-                "one of them"
+                f"labelCol={label!r} and labelCols={brief(labels)} both name the label columns; "
+                "give one of them"
             )
         if features is None and self.isSet("featuresCol"):
             features = [self.getOrDefault("featuresCol")]
@@ -256,7 +256,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             return function
         if not callable(function):
             raise InvalidInputError(
-                f"modelArgs={arguments!r} are for a function, but modelFn={given!r} is a file"
+                f"modelArgs={brief(arguments)} are for a function, but modelFn={given!r} is a file"
             )
         wrong = misfit(function, **arguments)
         if wrong:

@@ -145,6 +145,8 @@ def check_params(given: Mapping[Any, Any]) -> None:
 def check_own_params(stage: Params, given: Any) -> None:
     """Check that a map holds Params of ``stage`` only: others would have no effect.
 
+    A model has its estimator's uid, and searches give it the estimator's maps, too.
+
     Raises:
         InvalidInputError: it does not, or is no map.
     """
@@ -152,7 +154,7 @@ def check_own_params(stage: Params, given: Any) -> None:
         raise InvalidInputError(f"a map from Params to values is needed, got {brief(given)}")
     check_params(given)
     for key in given:
-        if not (key.parent == stage.uid and stage.hasParam(key.name)):
+        if key.parent != stage.uid:
             raise InvalidInputError(f"{key} is a Param of another stage; this one is {stage.uid}")
 
 

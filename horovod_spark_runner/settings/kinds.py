@@ -148,7 +148,7 @@ def check_columns(name: str, value: object, *, may_lack: bool = False) -> Column
         return [_check_slot(name, one, may_lack) for one in value]
     if not all(isinstance(key, str) for key in value):
         raise InvalidInputError(
-            f"{name} must name the model's inputs or outputs, got {tuple(value)!r}"
+            f"{name} must name the model's inputs or outputs, got {brief(tuple(value))}"
         )
     return {key: _check_slot(name, one, may_lack) for key, one in value.items()}
 

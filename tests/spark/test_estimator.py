@@ -16,7 +16,7 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationS
 
 from horovod_spark_runner import DataError, HorovodEstimator, InvalidInputError, NotEnoughSlotsError
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
 
 def make_model(width: int = 2, units: int = 1) -> Any:

@@ -59,7 +59,7 @@ def check_given_callbacks(given: Any) -> None:
     for callback in given:
         if not _is_of_keras(callback, "Callback"):
             raise InvalidInputError(
-                f"callbacks holds {callback!r}, which is no keras.callbacks.Callback"
+                f"callbacks holds {brief(callback)}, which is no keras.callbacks.Callback"
             )
 
 
