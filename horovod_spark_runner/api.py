@@ -87,8 +87,8 @@ def run_training(
             no labels. Where both, or only some outputs, have a column, none is chosen: a
             `DataError` says what to give.
         sample_weight_col: column of weights of the rows in the loss, none of them negative.
-        validation: fraction of the rows, name of a boolean or integer column that is true for
-            validation rows, another DataFrame, or ``None`` (default).
+        validation: fraction of the rows, name of a column that is true or 1 for validation rows and
+            false or 0 for the others, another DataFrame, or ``None`` (default).
         validation_freq: validate after every so many epochs (1), or after those of these numbers,
             counted from 1.
         num_workers: ranks, one per Spark task; by default as many as Spark can run at once, which

@@ -106,3 +106,10 @@ class EstimatorParams(PredictionParams):
         for settings in (EstimatorSettings, FitOptions, LaunchSettings):
             set_defaults(self, settings)
         self._setDefault(featuresCol="features")
+
+    def _set(self, **values: Any) -> EstimatorParams:
+        # Converters name functions, for grids; a stage keeps what it was given.
+        for name, value in values.items():
+            one = self.getParam(name)
+            self._paramMap[one] = None if value is None else one.typeConverter.checked(value)
+        return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 import uuid
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from ..data.manifest import Manifest
 from ..data.prepare.datasets import Prepared, prepared, session_of
+from ..data.read.classes import absent_classes
 from ..errors import CheckpointError, DataError
 from ..launch.driver.console import Console
 from ..launch.driver.launcher import chosen_launcher
@@ -26,6 +28,8 @@ from ..training.entry import modules_for
 from ..training.spec import TrainingSpec
 from .attempts import Attempts
 from .request import CheckedRequest
+
+logger = logging.getLogger(__name__)
 
 
 def prepare_data(checked: CheckedRequest, own: Location) -> AbstractContextManager[Prepared]:
@@ -62,6 +66,7 @@ def train_request(
         materialized = time.monotonic()
         console.say(_describe(data, materialized - began))
         _check_enough_rows(data.train, checked.workers)
+        _warn_of_absent_classes(checked, data.train)
         if checked.checkpoint is not None:
             where = str(directory.location)
             check_same_data(checked.checkpoint, data.train.fingerprint, checked.settings, where)
@@ -169,4 +174,19 @@ def _check_enough_rows(train: Manifest, num_workers: int) -> None:
         raise DataError(
             f"the training data have {train.rows} rows, fewer than the {num_workers} ranks asked "
             "for; lower num_workers"
+        )
+
+
+def _warn_of_absent_classes(checked: CheckedRequest, train: Manifest) -> None:
+    weights, labels = checked.fit.class_weight, checked.outputs.columns
+    transformed = set(labels) & set(checked.request.data.transforms)
+    if weights is None or len(labels) != 1 or transformed or train.column(labels[0]).encoding:
+        return
+    absent = absent_classes(train, labels[0], weights)
+    if absent:
+        logger.warning(
+            "class_weight gives weights to classes that no training row has: column %r never "
+            "holds %s",
+            labels[0],
+            ", ".join(map(str, absent)),
         )

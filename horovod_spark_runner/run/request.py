@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..data.prepare.datasets import check_data, frame_of, session_of
 from ..data.prepare.schema import Roles
-from ..errors import InvalidInputError, RunDirectoryError
+from ..errors import InvalidInputError, RunDirectoryError, brief
 from ..launch.driver.console import Console
+from ..ml.naming import check_added, surely_added
 from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint, read_steps
 from ..rundir.directory import RunDirectory
 from ..serialize import check_picklable
 from ..settings.data import DataOptions
 from ..settings.kinds import ColumnNames, check_choice, check_place
 from ..settings.launching import LaunchOptions, LaunchSettings
-from ..settings.prediction import PredictionCol, check_prediction_col
+from ..settings.prediction import PredictionCol, PredictionSettings, check_prediction_col
 from ..settings.table import derive
 from ..settings.training import (
     Allreduce,
@@ -36,7 +37,7 @@ from ..settings.training import (
 from ..spark.capacity import Allotment, check_slots
 from ..spark.encryption import check_encryption
 from ..spark.memory import check_memory_limit
-from ..spark.session import runs_on_this_machine
+from ..spark.session import is_case_sensitive, runs_on_this_machine
 from ..storage.filesystem import Location
 from ..training.changes import settings_to_go_on_with
 from ..training.columns import by_convention, by_name, recorded_columns
@@ -94,7 +95,9 @@ class TrainingRequest:
         check_choice("resume", self.resume, get_args(Resume))
         weight = self.sample_weight_col
         if weight is not None and (not isinstance(weight, str) or not weight):
-            raise InvalidInputError(f"sample_weight_col must be a column's name, got {weight!r}")
+            raise InvalidInputError(
+                f"sample_weight_col must be a column's name, got {brief(weight)}"
+            )
         check_prediction_col("prediction_col", self.prediction_col)
         if isinstance(self.validation, Real) and not isinstance(self.validation, bool):
             object.__setattr__(self, "validation", float(self.validation))
@@ -280,6 +283,14 @@ def _check_columns(
         _check_class_weight(request, outputs)
     roles = Roles(inputs.columns, outputs.columns, request.sample_weight_col)
     check_data(request.frame, roles, request.data, request.validation)
+    if request.prediction_col is not None:
+        settings = PredictionSettings(prediction_col=request.prediction_col)
+        added = surely_added(settings, len(outputs.slots))
+        columns, by_case = (
+            frame_of(request.frame).columns,
+            is_case_sensitive(session_of(request.frame)),
+        )
+        check_added(added, added, columns, by_case=by_case)
     return inputs, outputs
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..data.manifest import Manifest
-from ..errors import DataError, InvalidInputError
+from ..errors import DataError, InvalidInputError, ModelError, brief
 from ..rundir.checkpoint import LogValue
+from ..settings.code import misfit
 from ..settings.data import Transform
 from ..settings.kinds import ColumnNames, check_columns
 from ..settings.training import Allreduce, CheckpointOptions, FitOptions
@@ -49,9 +50,23 @@ def check_objects(given: object) -> dict[str, object]:
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise InvalidInputError(
             "custom_objects must be a dictionary from names to classes and functions, such as "
-            f"{{'MyLayer': MyLayer}}, got {given!r}"
+            f"{{'MyLayer': MyLayer}}, got {brief(given)}"
         )
     return dict(given)
+
+
+def check_model_fn(function: Callable[..., Any]) -> None:
+    """Check that ``model_fn`` can be called without arguments.
+
+    Raises:
+        ModelError: it cannot.
+    """
+    wrong = misfit(function)
+    if wrong:
+        raise ModelError(
+            f"model_fn is called without arguments, but {wrong}; give them defaults, or "
+            "functools.partial(model_fn, …)"
+        )
 
 
 @dataclass(frozen=True)

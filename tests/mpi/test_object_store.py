@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner import RunDirectoryError, TFTransformer
+from horovod_spark_runner import HorovodEstimator, RunDirectoryError, TFTransformer
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.rundir import lock as lock_module
 from horovod_spark_runner.rundir.checkpoint import (
@@ -136,6 +136,21 @@ def test_a_transformer_saved_in_an_object_store(
             "model/signature.json",
             "model/weights.npz",
         }
+
+
+@pytest.mark.spark
+def test_an_estimator_saved_in_an_object_store(s3: dict[str, str], spark: Any) -> None:
+    estimator = HorovodEstimator(modelFn="no.such:model", epochs=3)
+    for place in ("s3://bucket/estimators/one", "s3a://bucket/estimators/two"):
+        estimator.save(place)
+        with pytest.raises(RunDirectoryError, match="is there already"):
+            estimator.save(place)
+        loaded = HorovodEstimator.load(place)
+        assert (loaded.uid, loaded.getEpochs()) == (estimator.uid, 3)
+        loaded.setEpochs(4).write().overwrite().save(place)
+        assert HorovodEstimator.load(place).getEpochs() == 4
+    with pytest.raises(RunDirectoryError, match="holds no saved stage"):
+        HorovodEstimator.load("s3://bucket/estimators/three")
 
 
 @pytest.mark.mpi

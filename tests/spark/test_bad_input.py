@@ -92,7 +92,10 @@ def attempt(frame: Any, folder: Path, **arguments: Any) -> Any:
         ({"run_dir": ""}, InvalidInputError, "run_dir is empty; give a folder"),
         ({"callbacks": 5}, InvalidInputError, "callbacks must be a list of .*got 5"),
         ({"custom_objects": [int]}, InvalidInputError, "custom_objects must be a dictionary"),
-        ({"feature_cols": "a"}, InvalidInputError, "feature_cols must be a list"),
+        ({"feature_cols": 1}, InvalidInputError, "feature_cols must be a column's name, a list"),
+        ({"feature_cols": "nosuch"}, DataError, "no column 'nosuch'; it has 'a', 'v', 'y'"),
+        ({"prediction_col": "v"}, DataError, "already has a column 'v', which a prediction is"),
+        ({"prediction_col": {"x": "V"}}, DataError, "already has a column 'v'"),
         ({"feature_cols": [1]}, InvalidInputError, "feature_cols must hold column names"),
         ({"sample_weight_col": "v"}, DataError, "one number per row"),
         ({"shapes": {"q": (1,)}}, DataError, "shapes names 'q'"),
@@ -385,6 +388,26 @@ def test_fewer_rows_than_ranks(frame: Any, tmp_path: Path) -> None:
 def test_a_validation_part_without_rows_is_named(frame: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"validation rows \(validation='held'\)"):
         attempt(frame.filter("not held"), tmp_path, validation="held")
+
+
+def test_a_split_that_leaves_no_rows_to_one_side(frame: Any, tmp_path: Path) -> None:
+    message = r"validation rows \(validation=0.001\): there are no rows to validate with; give"
+    with pytest.raises(DataError, match=message):
+        train(frame, tmp_path, validation=0.001)
+    with pytest.raises(DataError, match="train rows .*no rows to train on; give a small"):
+        train(frame.filter("a < 1"), tmp_path, validation=0.9999999)
+
+
+@pytest.mark.parametrize(("kinds", "found"), [((0, 1, 2), 2), ((0, 1, -1), -1)])
+def test_a_validation_column_of_numbers_holds_0_and_1(
+    spark: Any, tmp_path: Path, kinds: tuple[int, ...], found: int
+) -> None:
+    """Such as the numbers of folds, or of training, validation and test rows."""
+    rows = [(float(kind), kind % 2, kind) for kind in kinds]
+    frame = spark.createDataFrame(rows, "a double, y int, part int")
+    message = f"'part' holds {found}; it must be true or 1 .*df\\['part'\\] == {found}"
+    with pytest.raises(DataError, match=message):
+        train(frame, tmp_path, validation="part")
 
 
 def test_null_in_the_validation_column_is_no_silent_loss(spark: Any, tmp_path: Path) -> None:

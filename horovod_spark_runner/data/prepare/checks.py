@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
 
+# How the message begins that there are none.
+NO_ROWS = "there are no rows"
 _FLOAT32_MAX = 3.4028234663852886e38
 
 
@@ -138,7 +140,7 @@ def check_values(
             negative sample weights, or arrays of differing sizes.
     """
     if not facts["rows"]:
-        raise DataError("there are no rows, so nothing to train on")
+        raise DataError(f"{NO_ROWS}, so nothing to train on")
     for number, source in enumerate(sources):
         footer = footers[source.name]
         nulls = facts.get(f"null{number}", footer.nulls)

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...data.read.classes import classes_of
 from ...storage.arrays import Arrays
 from ..spec import TrainingSpec
 from .binding import InputBinding, bind_outputs
@@ -76,8 +77,7 @@ def class_weights(labels: np.ndarray, weights: Mapping[int, float]) -> np.ndarra
         labels: whole numbers, or one-hot rows.
         weights: by class; 1 for those not in it.
     """
-    if labels.ndim > 1:
-        labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
-    classes, indices = np.unique(np.round(labels).astype(np.int64), return_inverse=True)
+    of_rows = classes_of(labels)
+    classes, indices = np.unique(of_rows, return_inverse=True)
     by_class = np.array([weights.get(int(c), 1.0) for c in classes], keras.config.floatx())
-    return by_class[indices.reshape(labels.shape)]
+    return by_class[indices.reshape(of_rows.shape)]

@@ -327,10 +327,17 @@ def _match_outputs(
     return list(slots)
 
 
+def output_layers(model: keras.Model) -> list[str]:
+    """Return the names of the layers that give the outputs; none where its call decides."""
+    if isinstance(model, keras.Sequential):
+        return [layer.name for layer in model.layers[-1:]]
+    return list(getattr(model, "output_names", None) or [])
+
+
 def name_choices(model: keras.Model, outputs: Nest) -> list[list[str]]:
     """Return the names that outputs may be called by: the structure's own, and their layers'."""
     names = path_names(outputs)
-    layers = list(getattr(model, "output_names", None) or [])
+    layers = output_layers(model)
     if not keras.tree.is_nested(outputs):
         return [layers or ["prediction"], ["prediction"]]
     if holds_dictionary(outputs):

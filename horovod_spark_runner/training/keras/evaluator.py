@@ -21,6 +21,7 @@ from ..trained_model import Recipe
 from .binding import bind_outputs
 from .compiled import make_compiled
 from .given_metrics import make_metrics
+from .graph import Graph
 from .keras_state import fresh_keras_state, using_keras_state
 from .loading import make_model
 from .metric_state import SUM, merge_of, variables_of
@@ -55,6 +56,12 @@ class KerasEvaluator:
         with fresh_keras_state():
             make = make_compiled if question.compiled else make_model
             self._model, self._inputs = make(recipe)
+            if isinstance(self._model, Graph):
+                raise ModelError(
+                    "a SavedModel is a graph, which Keras' metrics cannot be tried on; transform "
+                    "the DataFrame, and give the predictions to an evaluator of "
+                    "pyspark.ml.evaluation"
+                )
             # An archive is loaded without it.
             self._model.run_eagerly = recipe.own.eager
             if recipe.batch_size is not None:
