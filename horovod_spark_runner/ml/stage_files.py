@@ -29,7 +29,8 @@ def write_stage(
 ) -> Location:
     """Write a stage, and return where it is.
 
-    On local storage and HDFS a reader sees the old stage or the new one, never a part.
+    On local storage and HDFS a reader sees the old stage or the new one, for a moment none, never
+    a part; the old one is kept until the new one is in its place.
 
     Args:
         spark: the session it is to be loaded in.
@@ -54,8 +55,7 @@ def write_stage(
         aside = location.parent.join(f".{location.name}.{uuid.uuid4().hex[:8]}")
         try:
             write(aside)
-            location.delete_folder()
-            aside.move_to(location)
+            replace_folder(location, aside)
         except BaseException:
             with contextlib.suppress(OSError):
                 aside.delete_folder()
@@ -65,6 +65,30 @@ def write_stage(
     if "://" not in os.fspath(path) and classic_context(spark) is None:
         _check_seen(spark, path, location)
     return location
+
+
+def replace_folder(location: Location, new: Location) -> None:
+    """Move a folder to where another may be, which is removed afterwards.
+
+    Args:
+        location: where it goes.
+        new: the folder, beside it.
+
+    Raises:
+        OSError: it cannot be moved; what was at ``location`` is there again.
+    """
+    old = new.parent.join(f"{new.name}.old")
+    replaced = location.exists()
+    if replaced:
+        location.move_to(old)
+    try:
+        new.move_to(location)
+    except BaseException:
+        if replaced:
+            old.move_to(location)
+        raise
+    if replaced:
+        old.delete_folder()
 
 
 def write_metadata(location: Location, text: str) -> None:

@@ -25,6 +25,7 @@ from ..settings.prediction import (
 from ..spark.session import active_session, use_own_python
 from ..storage.filesystem import Location
 from .evaluate import EvaluationRequest, evaluate
+from .export import ExportRequest, export_model
 from .files import FilesRequest, predict_files
 from .frame import with_predictions
 from .params import PredictionParams, check_own_params, prediction_settings, set_params
@@ -369,6 +370,32 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
         spark = active_session()
         use_own_python(spark)
         return predict_files(spark, request, self._model.predictor(spark, settings), sys.stderr)
+
+    def export(
+        self, path: str | os.PathLike[str], format: str = "saved_model", *, mode: str = "error"
+    ) -> None:
+        """Write the model for programs that know neither Spark nor this package.
+
+        TensorFlow is imported by this call. A ``"saved_model"`` predicts with TensorFlow alone:
+        ``tf.saved_model.load(path).signatures["serving_default"](**{column: tensor})`` takes the
+        feature columns, in the types and shapes the model was trained on, as `transform` does;
+        bytes (PNG, JPEG, raw) as strings, and in a second signature, ``"decoded"``, as arrays.
+        It gives the outputs, in the model's shapes, under the names of `transform`'s columns.
+
+        Args:
+            path: the folder or URL to write.
+            format: ``"saved_model"`` (default).
+            mode: ``"error"`` (default) refuses a path that holds something, ``"overwrite"``
+                replaces an earlier export.
+
+        Raises:
+            ModelError: the format cannot hold the model, or a column's transform; it says why.
+            RunDirectoryError: there is something at the path.
+            InvalidInputError: a Param asks for columns that Spark makes of outputs, or another
+                argument cannot be right.
+        """
+        request = ExportRequest(Location(path), format, mode, prediction_settings(self))
+        export_model(self._model, request)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         settings = prediction_settings(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import time
@@ -16,6 +17,7 @@ from ..data.read.classes import absent_classes
 from ..errors import CheckpointError, DataError
 from ..launch.driver.console import Console
 from ..launch.driver.launcher import chosen_launcher
+from ..ml.naming import added_columns
 from ..ml.served import ServedModel
 from ..ml.summary import TrainingSummary
 from ..ml.trained import read_trained_model
@@ -24,6 +26,7 @@ from ..rundir.lock import RunLock
 from ..settings.prediction import PredictionSettings
 from ..storage.filesystem import Location
 from ..training.changes import check_same_data
+from ..training.engine import SAVED_MODEL, engine_named
 from ..training.entry import modules_for
 from ..training.spec import TrainingSpec
 from .attempts import Attempts
@@ -66,6 +69,10 @@ def train_request(
         materialized = time.monotonic()
         console.say(_describe(data, materialized - began))
         _check_enough_rows(data.train, checked.workers)
+        if request.checkpoints.saved_model:
+            columns = [data.train.column(name) for name in checked.inputs.columns]
+            engine = engine_named(checked.source.engine)
+            engine.check_export(SAVED_MODEL, columns, set(request.data.transforms))
         _warn_of_absent_classes(checked, data.train)
         if checked.checkpoint is not None:
             where = str(directory.location)
@@ -157,6 +164,9 @@ def _training_spec(
         callbacks=request.callbacks,
         transforms=dict(request.data.transforms),
         settings=checked.settings,
+        name_outputs=functools.partial(added_columns, given=request.prediction_col)
+        if request.checkpoints.saved_model
+        else None,
     )
 
 

@@ -14,6 +14,7 @@
         metrics.jsonl               one line per epoch
         events/train, validation    event files, for TensorBoard
         model/                      model.keras, weights.npz, sample.npz, signature.json (the last)
+        saved_model/                the model as a SavedModel, if asked for
 """
 
 from __future__ import annotations
@@ -88,6 +89,10 @@ class RunDirectory:
         return self.location.join("model")
 
     @property
+    def saved_model(self) -> Location:
+        return self.location.join("saved_model")
+
+    @property
     def signature(self) -> Location:
         return self.model.join("signature.json")
 
@@ -135,7 +140,7 @@ class RunDirectory:
             with contextlib.suppress(OSError):  # it takes room, and nothing else
                 for left in folder.list():
                     if _ASIDE.fullmatch(left.name):
-                        left.delete_file()
+                        left.delete_folder() if left.is_folder else left.delete_file()
 
     def write_config(self, settings: dict[str, Any]) -> None:
         self.config.write_text(json.dumps(settings, indent=1))

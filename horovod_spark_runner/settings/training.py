@@ -190,6 +190,13 @@ class CheckpointOptions(Settings):
         "write the metrics of every epoch, learning rate and samples per second for TensorBoard "
         "to ``events/`` in the run directory (default).",
     )
+    saved_model: bool = setting(
+        False,
+        FLAG,
+        "also write the trained model as a SavedModel, to ``saved_model/`` in the run directory: "
+        "its inputs are the feature columns, and it predicts with TensorFlow alone, as "
+        "`TFTransformer.export` says (false).",
+    )
 
     @property
     def best_is_highest(self) -> bool:

@@ -14,11 +14,13 @@ the project's own.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..data.manifest import Column
 from ..errors import InvalidInputError
 from ..rundir.directory import RunDirectory
+from ..storage.filesystem import Location
 from .evaluation import Evaluator, Question
 from .spec import KERAS, Binding, ModelNames, ModelSource, TrainingSpec
 from .sync.synchroniser import Collectives, Synchroniser
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .trainee import Trainee
+
+# The format that TensorFlow's programs read.
+SAVED_MODEL = "saved_model"
 
 
 class Engine(Protocol):
@@ -163,6 +168,46 @@ class Engine(Protocol):
         """
         ...
 
+    def check_export(
+        self, format: str, columns: Sequence[Column], transforms: Collection[str]
+    ) -> None:
+        """Check as much of an export as shows without the model. On the driver.
+
+        Args:
+            format: what to export to.
+            columns: the feature columns.
+            transforms: columns that were trained with a transform.
+
+        Raises:
+            InvalidInputError: there is no such format.
+            ModelError: a column cannot be an input there.
+        """
+        ...
+
+    def export(
+        self,
+        recipe: Recipe,
+        format: str,
+        columns: Sequence[str],
+        outputs: Sequence[str],
+        target: Location,
+    ) -> None:
+        """Write the model in a format that other programs read. On the driver.
+
+        Args:
+            recipe: the model.
+            format: what to export to.
+            columns: what the feature columns are called there, in their order.
+            outputs: what its outputs are called there, in their order.
+            target: the place, a folder that is replaced.
+
+        Raises:
+            ModelError: the format cannot hold the model.
+            InvalidInputError: there is no such format.
+            OSError: storage fails.
+        """
+        ...
+
     def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, object]], str]:
         """Return the fields of each `OutputSpec` of the model, or none and why.
 
@@ -208,6 +253,17 @@ def engine_of(model: object) -> str:
             f"horovod_engine must be the dotted name of an engine's module, got {name!r}"
         )
     return name
+
+
+def check_format(format: object, formats: Sequence[str]) -> None:
+    """Check that ``format`` is one of those an engine exports to.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    if format not in formats:
+        known = ", ".join(map(repr, formats)) or "none for a model of this engine"
+        raise InvalidInputError(f"there is no format {format!r} to export to; there is {known}")
 
 
 def engine_named(name: str) -> Engine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,6 +183,8 @@ class TrainingSpec:
         callbacks: those of the framework, or a function that returns them.
         transforms: what to do with each row's value, by column.
         settings: what to record in checkpoints.
+        name_outputs: gives the names of the outputs of a SavedModel, which is to be written, too,
+            for those of the model's; ``None`` writes none.
     """
 
     model: ModelSource
@@ -204,6 +206,7 @@ class TrainingSpec:
     callbacks: Any
     settings: dict[str, Any]
     transforms: Mapping[str, Transform] = field(default_factory=dict)
+    name_outputs: Callable[[Sequence[str]], Sequence[str]] | None = None
 
     @property
     def engine(self) -> str:

@@ -52,7 +52,11 @@ class InputBinding:
         """Return the model's input."""
         return self._pack([slot(arrays) for slot in self._slots])
 
-    def _as_given(self, values: list[np.ndarray]) -> Nest:
+    def of_tensors(self, tensors: Mapping[str, Any]) -> Any:
+        """Return the model's input in a graph, of tensors in place of arrays."""
+        return self._pack([slot.of_tensors(tensors) for slot in self._slots])
+
+    def _as_given(self, values: list[Any]) -> Nest:
         if self._names is not None:
             return dict(zip(self._names, values, strict=True))
         return values[0] if len(values) == 1 else tuple(values)
@@ -96,6 +100,20 @@ class _Slot:
         if self._shape is None or tuple(values.shape[1:]) == self._shape:
             return values
         return values.reshape(-1, *self._shape)
+
+    def of_tensors(self, tensors: Mapping[str, Any]) -> Any:
+        """Return what calling it does, of tensors."""
+        parts = [tensors[name] for name in self._names]
+        values = parts[0]
+        if len(parts) > 1:
+            # NumPy joins in the type that holds all of them, too.
+            wide = np.result_type(*(part.dtype.as_numpy_dtype for part in parts)).name
+            ranked = [keras.ops.expand_dims(p, -1) if len(p.shape) == 1 else p for p in parts]
+            joined = keras.ops.concatenate([keras.ops.cast(p, wide) for p in ranked], axis=-1)
+            values = keras.ops.cast(joined, self.column.dtype)
+        if self._shape is None or tuple(values.shape[1:]) == self._shape:
+            return values
+        return keras.ops.reshape(values, (-1, *self._shape))
 
     def fit(
         self,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...data.manifest import Column
 from ...errors import EnvironmentProblem
 from ...quiet import quiet_imports
 from ...rundir.directory import RunDirectory
 from ...storage.filesystem import Location
-from ..engine import Engine
+from ..engine import SAVED_MODEL, Engine, check_format
 from ..evaluation import Evaluator, Question
 from ..spec import Binding, ModelNames, ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
 from ..trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel
+from .exported import check_exportable
 from .given_metrics import portable_metrics
 from .saved import ARCHIVE_FILE, PACKED_FILE, KerasParts, SavedModel, keras_parts
 from .source import check_given_callbacks, model_source
@@ -111,6 +113,25 @@ class KerasEngine:
             return {}
         weights = {} if parts.weights is None else {WEIGHTS_FILE: parts.weights}
         return {ARCHIVE_FILE: parts.archive, **weights}
+
+    def check_export(
+        self, format: str, columns: Sequence[Column], transforms: Collection[str]
+    ) -> None:
+        check_format(format, (SAVED_MODEL,))
+        check_exportable(columns, transforms)
+
+    def export(
+        self,
+        recipe: Recipe,
+        format: str,
+        columns: Sequence[str],
+        outputs: Sequence[str],
+        target: Location,
+    ) -> None:
+        check_format(format, (SAVED_MODEL,))
+        with quiet_imports():
+            from .export import export_recipe
+        export_recipe(recipe, columns, outputs, target)
 
     def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, object]], str]:
         with quiet_imports():

@@ -12,22 +12,33 @@ import tensorflow as tf
 
 from ...errors import ModelError
 from ...storage.filesystem import Location
+from ...storage.sums import read_checked
 from .saved import GRAPH_FILE
 
 
-def pack(folder: Location) -> bytes:
+def pack(folder: Location, sums: Mapping[str, str] | None = None) -> bytes:
     """Return a SavedModel's files as one archive.
 
+    Args:
+        folder: where it lies.
+        sums: SHA-256 of all its files, where they are known.
+
     Raises:
-        ModelError: there is no SavedModel.
+        ModelError: there is no SavedModel, or a file is missing or damaged.
     """
     files = folder.files() if folder.is_folder else []
     if not any(file.name == GRAPH_FILE for file in files):
         raise ModelError(f"{folder} holds no SavedModel: {GRAPH_FILE} is missing")
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w", allowZip64=True) as archive:
-        for file in files:
-            archive.writestr(file.name, folder.join(file.name).read_bytes())
+        if sums is None:
+            for file in files:
+                archive.writestr(file.name, folder.join(file.name).read_bytes())
+        for name in sums or ():
+            try:
+                archive.writestr(name, read_checked(folder, name, sums or {}))
+            except ValueError as error:
+                raise ModelError(f"the SavedModel in {folder}: {error}") from error
     return whole.getvalue()
 
 

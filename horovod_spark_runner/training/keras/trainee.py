@@ -23,6 +23,7 @@ from .artifact import ModelInputs, save_model
 from .build import BuiltModel
 from .callbacks import Callbacks, check_callbacks, overrides
 from .changes import compare_models
+from .export import NameOutputs, Served, served_by
 from .generators import generators, separate_generators
 from .initial_weights import load_initial_weights
 from .metric_state import merge_of, metric_variables
@@ -64,6 +65,8 @@ class KerasTrainee(Trainee):
         self.blank = self._batches.blank
         self.variables = KerasVariables(self.model, self._built.optimizers)
         generators()  # now, and not when a checkpoint is taken
+        if self._rank == 0 and spec.name_outputs is not None:
+            self._served(spec.name_outputs).trace()  # what it cannot be is told at once
 
     def train_step(
         self, step: Step, asked: Sequence[bool], last: bool
@@ -98,9 +101,16 @@ class KerasTrainee(Trainee):
         return compare_models(then, now, in_epoch=in_epoch)
 
     def save(self, directory: RunDirectory) -> SavedModel:
-        return save_model(
-            directory, self.model, ModelInputs.of_training(self._spec), self._batches.example
-        )
+        # An earlier one, of other weights, must not be there beside this model.
+        directory.saved_model.delete_folder()
+        inputs = ModelInputs.of_training(self._spec)
+        saved = save_model(directory, self.model, inputs, self._batches.example)
+        if self._spec.name_outputs is not None:
+            self._served(self._spec.name_outputs).write(directory.saved_model)
+        return saved
+
+    def _served(self, name: NameOutputs) -> Served:
+        return served_by(self._spec, self.model, self._batches.example, name)
 
     @property
     def steps_per_execution(self) -> int:
