@@ -29,6 +29,7 @@ from ..training.entry import modules_for
 from ..training.spec import TrainingSpec
 from .attempts import Attempts
 from .request import CheckedRequest
+from .tracking import begin_tracking
 
 
 def prepare_data(checked: CheckedRequest, own: Location) -> AbstractContextManager[Prepared]:
@@ -81,6 +82,7 @@ def train_request(
             raise CheckpointError(
                 f"run_dir {directory.location} takes no files: {error}"
             ) from error
+        tracking = begin_tracking(checked.tracking, request.mlflow, directory, checked.settings)
         attempts = Attempts(
             spark,
             checked.launching,
@@ -90,15 +92,23 @@ def train_request(
             lock,
             launcher,
             found=checked.found,
+            on_progress=None if tracking is None else tracking.on_progress,
         )
-        result = attempts.run(
-            lambda checkpoint, token: _training_spec(checked, data, run_id, checkpoint, token),
-            run_id,
-        )
+        try:
+            result = attempts.run(
+                lambda checkpoint, token: _training_spec(checked, data, run_id, checkpoint, token),
+                run_id,
+            )
+        except BaseException as error:
+            if tracking is not None:
+                tracking.fail(error)
+            raise
     trained = time.monotonic()
     report = result.result
     transforms = request.data.transforms
     model = ServedModel(read_trained_model(directory, checked.source, report.saved, transforms))
+    if tracking is not None:
+        tracking.finish(report.history)
     ended = time.monotonic()
     timings = {
         **result.timings,

@@ -25,6 +25,7 @@ from ..settings.kinds import ColumnNames, check_choice, check_place
 from ..settings.launching import LaunchOptions, LaunchSettings
 from ..settings.prediction import PredictionCol, check_prediction_col
 from ..settings.table import derive
+from ..settings.tracking import MlflowOptions
 from ..settings.training import (
     Allreduce,
     CheckpointOptions,
@@ -44,6 +45,7 @@ from ..training.engine import engine_named, engine_of
 from ..training.spec import FEATURES, Binding, ModelSource, WarmStart, bind_columns
 from ..training.warm_start import read_warm_start
 from .names import names_of_model
+from .tracking import check_tracking
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,6 +84,7 @@ class TrainingRequest:
     restarts: RestartOptions
     launch: LaunchOptions
     sync: Allreduce
+    mlflow: MlflowOptions | None = None
 
     def __post_init__(self) -> None:
         if self.run_dir == "":
@@ -133,6 +136,7 @@ class CheckedRequest:
         found: the checkpoint to go on from.
         begun_with: the ``initial_weights`` the run was begun with.
         seconds: what the checks took.
+        tracking: MLflow's client and experiment, if it is to be told of the training.
     """
 
     request: TrainingRequest
@@ -147,6 +151,7 @@ class CheckedRequest:
     found: FoundCheckpoint
     begun_with: str | None
     seconds: float
+    tracking: tuple[Any, str] | None = None
 
     @property
     def roles(self) -> Roles:
@@ -205,6 +210,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
         log_dir=str(directory.logs),
     )
     allotment = _check_spark(spark, launching, request.restarts)
+    tracking = None if request.mlflow is None else check_tracking(request.mlflow)
     console = Console(directory.location.name, quiet=not request.stream_logs)
     if request.num_workers is None:
         console.say(allotment.describe())
@@ -240,6 +246,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
         found,
         begun_with,
         seconds=time.monotonic() - began,
+        tracking=tracking,
     )
 
 
