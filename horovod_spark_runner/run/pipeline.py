@@ -24,11 +24,10 @@ from ..rundir.lock import RunLock
 from ..settings.prediction import PredictionSettings
 from ..storage.filesystem import Location
 from ..training.changes import check_same_data
-from ..training.engine import SAVED_MODEL, engine_named
 from ..training.entry import modules_for
 from ..training.spec import TrainingSpec
 from .attempts import Attempts
-from .request import CheckedRequest
+from .request import CheckedRequest, check_saved_model
 from .tracking import begin_tracking
 
 
@@ -68,8 +67,7 @@ def train_request(
         _check_enough_rows(data.train, checked.workers)
         if request.checkpoints.saved_model:
             columns = [data.train.column(name) for name in checked.inputs.columns]
-            engine = engine_named(checked.source.engine)
-            engine.check_export(SAVED_MODEL, columns, set(request.data.transforms))
+            check_saved_model(request, checked.source, checked.inputs, columns)
         if checked.checkpoint is not None:
             where = str(directory.location)
             check_same_data(checked.checkpoint, data.train.fingerprint, checked.settings, where)
@@ -105,10 +103,10 @@ def train_request(
             raise
     trained = time.monotonic()
     report = result.result
-    transforms = request.data.transforms
-    model = ServedModel(read_trained_model(directory, checked.source, report.saved, transforms))
     if tracking is not None:
         tracking.finish(report.history)
+    transforms = request.data.transforms
+    model = ServedModel(read_trained_model(directory, checked.source, report.saved, transforms))
     ended = time.monotonic()
     timings = {
         **result.timings,

@@ -7,12 +7,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ..data.manifest import Column
 from ..data.prepare.datasets import check_data, frame_of, session_of
 from ..data.prepare.schema import Roles
 from ..errors import InvalidInputError, RunDirectoryError
@@ -41,7 +42,7 @@ from ..spark.session import runs_on_this_machine
 from ..storage.filesystem import Location
 from ..training.changes import settings_to_go_on_with
 from ..training.columns import by_convention, by_name, recorded_columns
-from ..training.engine import engine_named, engine_of
+from ..training.engine import SAVED_MODEL, engine_named, engine_of
 from ..training.spec import FEATURES, Binding, ModelSource, WarmStart, bind_columns
 from ..training.warm_start import read_warm_start
 from .names import names_of_model
@@ -220,6 +221,8 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     if bound is None:  # takes a Spark job: after all that can be checked without one
         console.say("building the model once, to learn which columns its inputs are named like")
         bound = _check_columns(request, *_columns_by_name(request, source, spark))
+    if request.checkpoints.saved_model:
+        check_saved_model(request, source, bound[0])
     fit, warm_start, begun_with = request.fit, None, _origin(request.initial_weights)
     if checkpoint is not None:
         fit, begun_with, warnings = settings_to_go_on_with(
@@ -248,6 +251,22 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
         seconds=time.monotonic() - began,
         tracking=tracking,
     )
+
+
+def check_saved_model(
+    request: TrainingRequest,
+    source: ModelSource,
+    inputs: Binding,
+    columns: Sequence[Column] = (),
+) -> None:
+    """Check that a SavedModel can be made of the trained model, as far as the columns tell.
+
+    Raises:
+        InvalidInputError: it cannot.
+    """
+    transformed = [name for name in inputs.columns if name in request.data.transforms]
+    engine = engine_named(source.engine)
+    engine.check_export(SAVED_MODEL, inputs.columns, transformed, columns)
 
 
 def _given_columns(request: TrainingRequest) -> tuple[ColumnNames, ColumnNames | None] | None:

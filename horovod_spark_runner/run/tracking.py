@@ -6,6 +6,7 @@ MLflow's ends it.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -29,8 +30,9 @@ from ..training.logs import numbers
 
 T = TypeVar("T")
 
-# How long MLflow may take to answer before the training, and for what is left at its end: seconds.
-ANSWER_SECONDS, END_SECONDS = 60.0, 600.0
+# How long MLflow may take: to answer before the training, and for what is left, with the model, at
+# its end, or after a failure.
+ANSWER_SECONDS, END_SECONDS, FAIL_SECONDS = 60.0, 600.0, 10.0
 _CONNECT_SECONDS = 10.0
 # What MLflow takes at once, and of a value.
 _BATCH, _VALUE = 100, 6000
@@ -219,7 +221,7 @@ class Tracking:
             values = dict(progress.metrics)
             if progress.samples_per_second is not None:
                 values["samples_per_second"] = progress.samples_per_second
-            self._work.put(lambda: self._log_epoch(progress.epoch, values))
+            self._work.put(functools.partial(self._log_epoch, progress.epoch, values))
 
     def _log_epoch(self, epoch: int, values: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
@@ -253,7 +255,7 @@ class Tracking:
         """Log what is left of the metrics, and the model; the training has succeeded."""
         for epoch, logs in enumerate(history):  # reports of ranks may be lost
             values = numbers(dict(logs))
-            self._work.put(lambda epoch=epoch, values=values: self._log_epoch(epoch, values))
+            self._work.put(functools.partial(self._log_epoch, epoch, values))
         if self._options.log_model:
             self._work.put(self._log_model)
         self._end("FINISHED")
@@ -261,16 +263,16 @@ class Tracking:
     def fail(self, error: BaseException) -> None:
         """Say how the training ended."""
         killed = isinstance(error, (KeyboardInterrupt, RunCancelledError))
-        self._end("KILLED" if killed else "FAILED")
+        self._end("KILLED" if killed else "FAILED", FAIL_SECONDS)
 
-    def _end(self, status: str) -> None:
+    def _end(self, status: str, seconds: float = END_SECONDS) -> None:
         self._work.put(lambda: self._client.set_terminated(self.run_id, status))
         self._work.put(None)
-        self._thread.join(END_SECONDS)
+        self._thread.join(seconds)
         if self._thread.is_alive():
             logger.warning(
                 "MLflow has not taken all of the training within %.0f s; the rest is left out",
-                END_SECONDS,
+                seconds,
             )
 
     def _log_model(self) -> None:
