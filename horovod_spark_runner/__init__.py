@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .runner import HorovodRunner
     from .settings.data import DataOptions
     from .settings.launching import LaunchOptions, MpiOptions
+    from .settings.tracking import MlflowOptions
     from .settings.training import (
         Allreduce,
         CheckpointOptions,
@@ -53,6 +54,7 @@ _LAZY = {
     "HorovodRunner": ".runner",
     "InitialWeights": ".settings.training",
     "LaunchOptions": ".settings.launching",
+    "MlflowOptions": ".settings.tracking",
     "MpiOptions": ".settings.launching",
     "RestartOptions": ".settings.training",
     "RunResult": ".launch.driver.launch",
@@ -77,6 +79,7 @@ __all__ = [
     "InvalidInputError",
     "LaunchError",
     "LaunchOptions",
+    "MlflowOptions",
     "ModelError",
     "MpiOptions",
     "NotEnoughSlotsError",

@@ -30,6 +30,7 @@ from .settings.data import DataOptions
 from .settings.estimator import options
 from .settings.kinds import ColumnNames
 from .settings.launching import LaunchOptions
+from .settings.tracking import MlflowOptions
 from .settings.training import Allreduce, CheckpointOptions, FitOptions, RestartOptions
 from .spark.session import is_case_sensitive, runs_on_this_machine
 from .storage.filesystem import Location
@@ -207,6 +208,9 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             restarts=options(RestartOptions, "restarts", value("restarts")),
             launch=options(LaunchOptions, "launch", value("launch")),
             sync=options(Allreduce, "sync", value("sync")),
+            mlflow=None
+            if value("mlflow") is None
+            else options(MlflowOptions, "mlflow", value("mlflow")),
         )
 
     def _columns(self, dataset: DataFrame) -> tuple[ColumnNames | None, ColumnNames | None]:

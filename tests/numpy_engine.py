@@ -219,7 +219,7 @@ class NumpyEngine:
     def held(self, parts: bytes) -> Mapping[str, bytes]:
         return {WEIGHTS_FILE: parts}
 
-    def check_export(self, format: str, columns: Any, transforms: Any) -> None:
+    def check_export(self, format: str, names: Any, transformed: Any, columns: Any = ()) -> None:
         check_format(format, ())
 
     def export(self, recipe: Any, format: str, columns: Any, outputs: Any, target: Any) -> None:

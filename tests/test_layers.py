@@ -223,6 +223,7 @@ def test_public_names() -> None:
         "InvalidInputError",
         "LaunchError",
         "LaunchOptions",
+        "MlflowOptions",
         "ModelError",
         "MpiOptions",
         "NotEnoughSlotsError",

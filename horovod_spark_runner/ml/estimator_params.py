@@ -100,6 +100,8 @@ class EstimatorParams(PredictionParams):
     getLaunch, setLaunch = accessors("launch")
     sync = param(EstimatorSettings, "sync")
     getSync, setSync = accessors("sync")
+    mlflow = param(EstimatorSettings, "mlflow")
+    getMlflow, setMlflow = accessors("mlflow")
 
     def __init__(self) -> None:
         super().__init__()

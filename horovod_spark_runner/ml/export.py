@@ -64,8 +64,8 @@ def export_model(model: ServedModel, request: ExportRequest) -> None:
     recipe = model.whole()
     settings = request.settings
     engine = engine_named(recipe.engine)
-    engine.check_export(request.format, recipe.columns, set(recipe.transforms))
     columns = feature_names(settings, recipe.inputs, recipe.columns)
+    engine.check_export(request.format, columns, tuple(recipe.transforms), recipe.columns)
     outputs = added_columns([one.name for one in recipe.outputs], settings.prediction_col)
     _check_free(request.target, request.mode)
     engine.export(recipe, request.format, columns, outputs, request.target)

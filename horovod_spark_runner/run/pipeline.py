@@ -26,11 +26,12 @@ from ..rundir.lock import RunLock
 from ..settings.prediction import PredictionSettings
 from ..storage.filesystem import Location
 from ..training.changes import check_same_data
-from ..training.engine import SAVED_MODEL, engine_named
 from ..training.entry import modules_for
 from ..training.spec import TrainingSpec
 from .attempts import Attempts
 from .request import CheckedRequest
+from .saved_model import check_saved_model
+from .tracking import begin_tracking
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +72,13 @@ def train_request(
         _check_enough_rows(data.train, checked.workers)
         if request.checkpoints.saved_model:
             columns = [data.train.column(name) for name in checked.inputs.columns]
-            engine = engine_named(checked.source.engine)
-            engine.check_export(SAVED_MODEL, columns, set(request.data.transforms))
+            check_saved_model(checked.source, checked.inputs, request.data.transforms, columns)
         _warn_of_absent_classes(checked, data.train)
         if checked.checkpoint is not None:
             where = str(directory.location)
             check_same_data(checked.checkpoint, data.train.fingerprint, checked.settings, where)
         run_id = _begin_record(checked, data.train.rows)
+        tracking = begin_tracking(checked.tracking, request.mlflow, directory, checked.settings)
         attempts = Attempts(
             spark,
             checked.launching,
@@ -87,13 +88,21 @@ def train_request(
             lock,
             launcher,
             found=checked.found,
+            on_progress=None if tracking is None else tracking.on_progress,
         )
-        result = attempts.run(
-            lambda checkpoint, token: _training_spec(checked, data, run_id, checkpoint, token),
-            run_id,
-        )
+        try:
+            result = attempts.run(
+                lambda checkpoint, token: _training_spec(checked, data, run_id, checkpoint, token),
+                run_id,
+            )
+        except BaseException as error:
+            if tracking is not None:
+                tracking.fail(error)
+            raise
     trained = time.monotonic()
     report = result.result
+    if tracking is not None:
+        tracking.finish(report.history)
     transforms = request.data.transforms
     model = ServedModel(read_trained_model(directory, checked.source, report.saved, transforms))
     ended = time.monotonic()

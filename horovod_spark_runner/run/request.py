@@ -26,6 +26,7 @@ from ..settings.kinds import ColumnNames, check_choice, check_place
 from ..settings.launching import LaunchOptions, LaunchSettings
 from ..settings.prediction import PredictionCol, PredictionSettings, check_prediction_col
 from ..settings.table import derive
+from ..settings.tracking import MlflowOptions
 from ..settings.training import (
     Allreduce,
     CheckpointOptions,
@@ -45,6 +46,8 @@ from ..training.engine import engine_named, engine_of
 from ..training.spec import FEATURES, Binding, ModelSource, WarmStart, bind_columns
 from ..training.warm_start import read_warm_start
 from .names import names_of_model
+from .saved_model import check_saved_model
+from .tracking import check_tracking
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,6 +86,7 @@ class TrainingRequest:
     restarts: RestartOptions
     launch: LaunchOptions
     sync: Allreduce
+    mlflow: MlflowOptions | None = None
 
     def __post_init__(self) -> None:
         if self.run_dir == "":
@@ -136,6 +140,7 @@ class CheckedRequest:
         found: the checkpoint to go on from.
         begun_with: the ``initial_weights`` the run was begun with.
         seconds: what the checks took.
+        tracking: MLflow's client and experiment, if it is to be told of the training.
     """
 
     request: TrainingRequest
@@ -150,6 +155,7 @@ class CheckedRequest:
     found: FoundCheckpoint
     begun_with: str | None
     seconds: float
+    tracking: tuple[Any, str] | None = None
 
     @property
     def roles(self) -> Roles:
@@ -201,6 +207,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     directory = RunDirectory(Location(request.run_dir or _default_run_dir(spark)))
     launching = _launching(request, directory)
     allotment = _check_spark(spark, launching, request.restarts)
+    tracking = None if request.mlflow is None else check_tracking(request.mlflow)
     console = Console(directory.location.name, quiet=not request.stream_logs)
     if request.num_workers is None:
         console.say(allotment.describe())
@@ -209,6 +216,8 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     if bound is None:  # takes a Spark job: after all that can be checked without one
         console.say("building the model once, to learn which columns its inputs are named like")
         bound = _check_columns(request, *_columns_by_name(request, source, spark))
+    if request.checkpoints.saved_model:
+        check_saved_model(source, bound[0], request.data.transforms)
     fit, warm_start, begun_with = _beginning(request, found.info, allotment.workers, directory)
     return CheckedRequest(
         request,
@@ -222,6 +231,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
         found,
         begun_with,
         seconds=time.monotonic() - began,
+        tracking=tracking,
     )
 
 

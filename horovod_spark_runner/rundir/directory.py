@@ -12,6 +12,7 @@
         logs/rank-00000.log         all output of each rank
         checkpoints/step-00000042/  variables.npz, ranks.npz, checkpoint.json (written last)
         metrics.jsonl               one line per epoch
+        mlflow.json                 identity of the run in MLflow, if it is told of the training
         events/train, validation    event files, for TensorBoard
         model/                      model.keras, weights.npz, sample.npz, signature.json (the last)
         saved_model/                the model as a SavedModel, if asked for
@@ -89,6 +90,10 @@ class RunDirectory:
         return self.location.join("model")
 
     @property
+    def mlflow(self) -> Location:
+        return self.location.join("mlflow.json")
+
+    @property
     def saved_model(self) -> Location:
         return self.location.join("saved_model")
 
@@ -141,6 +146,18 @@ class RunDirectory:
                 for left in folder.list():
                     if _ASIDE.fullmatch(left.name):
                         left.delete_folder() if left.is_folder else left.delete_file()
+
+    def mlflow_run(self) -> str | None:
+        """Return the identity of the run in MLflow; ``None`` if none is known."""
+        try:
+            return str(json.loads(self.mlflow.read_text())["run_id"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunDirectoryError(f"{self.mlflow} is damaged: {error!r}") from error
+
+    def write_mlflow_run(self, run_id: str) -> None:
+        self.mlflow.write_text(json.dumps({"run_id": run_id}))
 
     def write_config(self, settings: dict[str, Any]) -> None:
         self.config.write_text(json.dumps(settings, indent=1))

@@ -15,6 +15,7 @@ from .data import DataOptions
 from .kinds import PLACE, TEXT, ColumnNames, Kind, check_columns, optional
 from .launching import LaunchOptions, MpiOptions
 from .table import Settings, default_of, from_table, setting
+from .tracking import MlflowOptions
 from .training import Allreduce, CheckpointOptions, RestartOptions
 
 BY_NAME = 'given as itself or by its name, ``"package.module:name"``, which can be saved'
@@ -266,3 +267,10 @@ class EstimatorSettings(Settings):
         {}, _settings_of(LaunchOptions), "see `LaunchOptions`, likewise.", shown=False
     )
     sync: Mapping[str, Any] = setting({}, _settings_of(Allreduce), "see `Allreduce`, likewise.")
+    mlflow: Mapping[str, Any] | None = setting(
+        None,
+        optional(_settings_of(MlflowOptions)),
+        "see `MlflowOptions`, likewise: ``{}`` tells MLflow, by its defaults, of every fit; "
+        "``None`` (default) does not.",
+        shown=False,
+    )

@@ -169,14 +169,19 @@ class Engine(Protocol):
         ...
 
     def check_export(
-        self, format: str, columns: Sequence[Column], transforms: Collection[str]
+        self,
+        format: str,
+        names: Sequence[str],
+        transformed: Collection[str],
+        columns: Sequence[Column] = (),
     ) -> None:
         """Check as much of an export as shows without the model. On the driver.
 
         Args:
             format: what to export to.
-            columns: the feature columns.
-            transforms: columns that were trained with a transform.
+            names: what the feature columns are called there.
+            transformed: feature columns that were trained with a transform.
+            columns: the feature columns, as far as they are known.
 
         Raises:
             InvalidInputError: there is no such format.

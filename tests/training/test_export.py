@@ -293,7 +293,8 @@ def copies(column: Column, files: list[bytes], place: Path) -> tuple[np.ndarray,
     )
     leave(place, case.make(), case)
     TFTransformer.from_run(place).export(place / "out")
-    (found,) = score(place / "out", "serving_default", **{column.name: files}).values()
+    given: dict[str, Any] = {column.name: files}
+    (found,) = score(place / "out", **given).values()
     (expected,) = predicted(place, case)
     return found, expected
 

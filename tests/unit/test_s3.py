@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,7 @@ from horovod_spark_runner.data.store import (
 )
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.training.keras import exported
 
 from ..object_store import empty_folder, s3_server
 
@@ -112,3 +114,33 @@ def test_datasets_are_found_read_and_cleared(bucket: Location) -> None:
     assert cleared.manifest == left.manifest
     assert list_datasets(bucket) == []
     assert not [t for t in threading.enumerate() if t.name.startswith("hsr-")]
+
+
+def test_an_export_is_there_once_it_is_whole(
+    bucket: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "variables").mkdir()
+    files = {"saved_model.pb": b"graph", "variables/a": b"1", "variables/b": b"2"}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    columns = [Column("x", "float32", (3,))]
+    exported.publish(tmp_path, bucket, columns)
+    assert {file.name for file in bucket.files()} == {*files, "columns.json"}
+    known = exported.read_exported(bucket)
+    assert known is not None
+    assert known.columns == tuple(columns)
+    assert set(known.sums) == set(files)
+    (tmp_path / "variables" / "a").unlink()
+    exported.publish(tmp_path, bucket, columns)
+    assert {file.name for file in bucket.files()} == {*files, "columns.json"} - {"variables/a"}
+    copy = Location.copy_to
+
+    def failing(source: Location, target: Location, seen: object) -> None:
+        if source.name == "b":
+            raise OSError("storage is away")
+        copy(source, target, seen)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Location, "copy_to", failing)
+    with pytest.raises(OSError, match="storage is away"):
+        exported.publish(tmp_path, bucket, columns)
+    assert not bucket.join("saved_model.pb").exists()  # so no reader takes it for whole

@@ -115,10 +115,14 @@ class KerasEngine:
         return {ARCHIVE_FILE: parts.archive, **weights}
 
     def check_export(
-        self, format: str, columns: Sequence[Column], transforms: Collection[str]
+        self,
+        format: str,
+        names: Sequence[str],
+        transformed: Collection[str],
+        columns: Sequence[Column] = (),
     ) -> None:
         check_format(format, (SAVED_MODEL,))
-        check_exportable(columns, transforms)
+        check_exportable(names, transformed, columns)
 
     def export(
         self,

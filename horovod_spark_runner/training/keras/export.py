@@ -18,7 +18,7 @@ from ..spec import OutputSpec, TrainingSpec
 from ..trained_model import Recipe
 from .binding import InputBinding
 from .decoding import decoded
-from .exported import DECODED, SERVING, check_arguments, check_exportable, publish
+from .exported import DECODED, SERVING, check_exportable, publish
 from .graph import Graph
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .loading import make_model
@@ -39,7 +39,7 @@ class Served:
         outputs: what the model gives.
         added: what its outputs are called outside.
         rows: how many it has to be called with; ``None`` for any number.
-        transforms: columns that were trained with a transform.
+        transformed: feature columns that were trained with a transform.
         eager: whether the model is called without making a graph of it.
 
     Raises:
@@ -53,12 +53,11 @@ class Served:
     outputs: Sequence[OutputSpec]
     added: Sequence[str]
     rows: int | None = None
-    transforms: Sequence[str] = ()
+    transformed: Sequence[str] = ()
     eager: bool = False
 
     def __post_init__(self) -> None:
-        check_exportable(self.columns, self.transforms)
-        check_arguments(self.names)
+        check_exportable(self.names, self.transformed, self.columns)
         if len(set(self.added)) < len(self.added):
             raise ModelError(f"a SavedModel cannot give several outputs one name: {self.added}")
         if self.eager:
@@ -177,7 +176,7 @@ def served_by(spec: TrainingSpec, model: keras.Model, example: Any, name: NameOu
         outputs,
         name([output.name for output in outputs]),
         fixed_batch(model),
-        tuple(spec.transforms),
+        [one for one in names if one in spec.transforms],
         eager=bool(model.run_eagerly),
     )
 

@@ -49,52 +49,53 @@ class Exported:
     sums: Mapping[str, str]
 
 
-def check_exportable(columns: Sequence[Column], transforms: Collection[str]) -> None:
-    """Check that a graph can do what is done to columns before a model takes them.
+def check_exportable(
+    names: Sequence[str], transformed: Collection[str], columns: Sequence[Column] = ()
+) -> None:
+    """Check that a graph can take columns, and do what is done to them before a model takes them.
 
     Args:
-        columns: the feature columns.
-        transforms: columns that were trained with a transform.
+        names: what the feature columns are called in the signature.
+        transformed: feature columns that were trained with a transform.
+        columns: the feature columns, as far as they are known.
 
     Raises:
         ModelError: a column cannot be an input of a signature.
     """
-    why = "a SavedModel cannot take feature column {!r}: {}"
+    for name in transformed:
+        raise _refused(
+            name,
+            "the model was trained with a transform of it, which is a function of Python's; "
+            "transform the rows before, in a column of their own, or put it into the model's "
+            "layers",
+        )
     for column in columns:
-        if column.name in transforms:
-            reason = (
-                "the model was trained with a transform of it, which is a function of Python's; "
-                "transform the rows before, in a column of their own, or put it into the model's "
-                "layers"
-            )
-        elif column.encoding in ("npy", "npz"):
-            reason = (
+        if column.encoding in ("npy", "npz"):
+            raise _refused(
+                column.name,
                 f"it holds NumPy's {column.encoding} files, which TensorFlow does not read; train "
-                "on arrays"
+                "on arrays",
             )
-        elif column.encoding == "image" and column.dtype == "int8":
-            reason = "int8 does not hold the values of images; train on uint8"
-        elif column.encoding == "raw" and column.dtype not in _RAW_DTYPES:
-            reason = f"TensorFlow makes no {column.dtype} of raw bytes; train on another type"
-        else:
-            continue
-        raise ModelError(why.format(column.name, reason))
-
-
-def check_arguments(names: Sequence[str]) -> None:
-    """Check that TensorFlow keeps the names of a signature's inputs as they are.
-
-    Raises:
-        ModelError: it does not: it would call one otherwise, or fail.
-    """
+        if column.encoding == "image" and column.dtype == "int8":
+            raise _refused(column.name, "int8 does not hold the values of images; train on uint8")
+        if column.encoding == "raw" and column.dtype not in _RAW_DTYPES:
+            raise _refused(
+                column.name,
+                f"TensorFlow makes no {column.dtype} of raw bytes; train on another type",
+            )
     for name in names:
         if not _ARGUMENT.fullmatch(name) or keyword.iskeyword(name) or name == "self":
-            raise ModelError(
-                f"a SavedModel cannot take feature column {name!r}: TensorFlow makes it the name "
-                "of a Python argument, of ASCII letters, digits and underscores after a letter, "
-                "and no word of Python's. Call it otherwise, in the rows that are trained on, or "
-                "only there: TFTransformer.setFeatureCols([…]), then export"
+            raise _refused(
+                name,
+                "TensorFlow makes it the name of a Python argument, of ASCII letters, digits and "
+                "underscores after a letter, and no word of Python's. Call it otherwise, in the "
+                "rows that are trained on, or only there: TFTransformer.setFeatureCols([…]), then "
+                "export",
             )
+
+
+def _refused(name: str, reason: str) -> ModelError:
+    return ModelError(f"a SavedModel cannot take feature column {name!r}: {reason}")
 
 
 def publish(folder: Path, target: Location, columns: Sequence[Column]) -> None:
