@@ -383,7 +383,7 @@ def test_a_search_around_a_pipeline_is_saved_with_all_its_models(
     )
     classes = rows.selectExpr("a", "b", "int(a * 2.99) AS class")
     found = search.fit(classes)
-    assert all(0 <= accuracy <= 1 for accuracy in found.avgMetrics)
+    assert len(found.avgMetrics) == 2
     assert "no training row has: column 'class' never holds 7" in caplog.text
     # Threads that want the same rows of a cache directory write them once: two folds, and all rows.
     assert len(list((tmp_path / "data").glob("data-*"))) == 3

@@ -132,7 +132,7 @@ def test_faults_happen_once_each(points: Any, tmp_path: Path) -> None:
         given = {"epochs": 3, "checkpoints": checkpoints, **XY, **more}
         return train(points, run_dir, model_fn=small_model, **given)
 
-    faults = [Fault(3, kind="storage"), Fault(5, 1), Fault(9, 0, "terminate")]
+    faults = [Fault(1, kind="storage"), Fault(5, 1), Fault(9, 0, "terminate")]
     run = with_small_model(
         tmp_path / "run",
         callbacks=with_faults(faults, tmp_path / "notes"),
@@ -140,8 +140,9 @@ def test_faults_happen_once_each(points: Any, tmp_path: Path) -> None:
     )
     endings = [attempt.ending for attempt in run.summary.attempts]
     assert endings == ["rank killed or lost", "preempted", "finished"]
-    assert (tmp_path / "notes" / "storage-0-3").exists()
-    assert run.summary.attempts[1].first_step == 4  # the second try has written it
+    assert (tmp_path / "notes" / "storage-0-1").exists()
+    # The second try has written the checkpoint of step 2, for which that of step 4 has waited.
+    assert run.summary.attempts[1].first_step >= 2
     assert len(run.summary.history) == 3
 
     def here(fault: Fault, notes: str) -> Any:
@@ -155,10 +156,8 @@ def test_faults_happen_once_each(points: Any, tmp_path: Path) -> None:
             here(Fault(14, kind="raise"), "raised")
         with pytest.raises(PreemptedError, match="saved a checkpoint of step 4 "):
             here(Fault(3, kind="terminate"), "ended")
-        with pytest.raises(
-            CheckpointError, match="step 4 could not be written .* a test has asked"
-        ):
-            here(Fault(3, kind="storage", seconds=60), "full")
+        with pytest.raises(CheckpointError, match="step 2 could not be written .* a test has"):
+            here(Fault(1, kind="storage", seconds=60), "full")
     whole = with_small_model(tmp_path / "whole")
     assert whole.summary.history == run.summary.history
 

@@ -503,6 +503,7 @@ def test_a_keras_model_that_was_trained_elsewhere(spark: Any, frame: Any, tmp_pa
         check(transformer.transform(frame))
     named = TFTransformer.from_keras(model, feature_cols={"x": "a", "n": "b"})
     rows = named.transform(renamed).collect()
+    assert rows
     assert all(row.prediction == pytest.approx(sum(row.a) + row.b) for row in rows)
     assert not named.hasSummary
     with pytest.raises(InvalidInputError, match="no summary"):
