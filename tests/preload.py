@@ -1,10 +1,12 @@
-"""Libraries in C that are loaded into programs before their own: see the files ``*.c``."""
+"""Libraries in C that are loaded into programs before their own: see the heads of their files."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 from pathlib import Path
+
+PATIENT = Path(__file__).with_name("patient.c")
 
 
 def build(source: Path, folder: Path) -> Path | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from horovod_spark_runner.launch.slot.workspace import Workspace
-from tests.preload import build
+from tests.preload import PATIENT, build
 
 from .case import Case
 from .data import write_once
@@ -178,7 +178,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def start(folder: Path, cases: Sequence[Case], parts: Iterable[str] = PARTS) -> dict[str, World]:
     """Write the data and start the worlds, which work side by side."""
     write_once(folder)
-    patient = build(Path(__file__).with_name("patient.c"), folder)
+    patient = build(PATIENT, folder)
     return {part: World(folder, part, cases, patient) for part in parts}
 
 
