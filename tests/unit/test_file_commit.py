@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def predictor(tmp_path: Path) -> Iterator[Predictor]:
     recipe = read_finished_run(RunDirectory(str(tmp_path / "run")), model_fn=Counted()).recipe
     yield Predictor(str(tmp_path), lambda: recipe, recipe.columns, recipe.outputs, 64)
     inference._models.clear()
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
