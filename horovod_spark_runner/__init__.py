@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .runner import HorovodRunner
     from .settings.data import DataOptions
     from .settings.launching import LaunchOptions, MpiOptions
+    from .settings.tracking import MlflowOptions
     from .settings.training import (
         Allreduce,
         CheckpointOptions,
@@ -54,6 +55,7 @@ _LAZY = {
     "HorovodRunner": ".runner",
     "InitialWeights": ".settings.training",
     "LaunchOptions": ".settings.launching",
+    "MlflowOptions": ".settings.tracking",
     "MpiOptions": ".settings.launching",
     "RestartOptions": ".settings.training",
     "RunResult": ".launch.driver.launch",
@@ -79,6 +81,7 @@ __all__ = [
     "InvalidInputError",
     "LaunchError",
     "LaunchOptions",
+    "MlflowOptions",
     "ModelError",
     "MpiOptions",
     "NotEnoughSlotsError",

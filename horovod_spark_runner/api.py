@@ -13,6 +13,7 @@ from .run.request import Resume, TrainingRequest, check_request
 from .settings.data import DataOptions
 from .settings.kinds import ColumnNames, check_options
 from .settings.launching import LaunchOptions
+from .settings.tracking import MlflowOptions
 from .settings.training import (
     Allreduce,
     CheckpointOptions,
@@ -57,6 +58,7 @@ def run_training(
     restarts: RestartOptions | None = None,
     launch: LaunchOptions | None = None,
     sync: Allreduce | None = None,
+    mlflow: MlflowOptions | None = None,
 ) -> TFTransformer:
     """Train a Keras model on a DataFrame with Horovod, and return it as a transformer.
 
@@ -87,8 +89,8 @@ def run_training(
             no labels. Where both, or only some outputs, have a column, none is chosen: a
             `DataError` says what to give.
         sample_weight_col: column of weights of the rows in the loss, none of them negative.
-        validation: fraction of the rows, name of a boolean or integer column that is true for
-            validation rows, another DataFrame, or ``None`` (default).
+        validation: fraction of the rows, name of a column that is true or 1 for validation rows and
+            false or 0 for the others, another DataFrame, or ``None`` (default).
         validation_freq: validate after every so many epochs (1), or after those of these numbers,
             counted from 1.
         num_workers: ranks, one per Spark task; by default as many as Spark can run at once, which
@@ -136,6 +138,8 @@ def run_training(
         restarts: see `RestartOptions`: going on after a failure by itself.
         launch: see `LaunchOptions`: how the ranks are started and watched, and how MPI moves data.
         sync: how the ranks are kept one model; see `Allreduce`.
+        mlflow: see `MlflowOptions`: has the driver tell MLflow of the parameters, of every epoch's
+            metrics and of the model; ``None`` (default) does not.
 
     Returns:
         The trained model; `TFTransformer.summary` has its metrics.
@@ -187,5 +191,6 @@ def run_training(
         restarts=check_options("restarts", restarts, RestartOptions),
         launch=check_options("launch", launch, LaunchOptions),
         sync=check_options("sync", sync, Allreduce),
+        mlflow=None if mlflow is None else check_options("mlflow", mlflow, MlflowOptions),
     )
     return train_request(check_request(request))

@@ -19,7 +19,7 @@ from .data.prepare.schema import Roles
 from .data.read.reader import DatasetReader
 from .data.read.sharding import EpochPlan, plan_epoch
 from .data.store import delete_dataset
-from .errors import InvalidInputError
+from .errors import InvalidInputError, brief
 from .settings.data import WINDOW_BYTES, DataOptions, Materializer, Transform
 from .settings.kinds import check_count, check_flag
 from .spark.session import runs_on_this_machine
@@ -250,8 +250,8 @@ def _column_names(argument: str, given: Any) -> list[str]:
     listed = isinstance(names, Sequence) and len(names) > 0
     if not listed or not all(isinstance(name, str) for name in names):
         raise InvalidInputError(
-            f"{argument} must be a column name, or a list of some, got {given!r}; for the arrays "
-            "of chosen columns alone, see Dataset.epoch"
+            f"{argument} must be a column name, or a list of some, got {brief(given)}; for the "
+            "arrays of chosen columns alone, see Dataset.epoch"
         )
     return list(names)
 
@@ -331,7 +331,7 @@ def prepare_dataset(
     )
     listed = isinstance(columns, Sequence) and not isinstance(columns, str)
     if not listed or not all(isinstance(name, str) for name in columns):
-        raise InvalidInputError(f"columns must be a list of column names, got {columns!r}")
+        raise InvalidInputError(f"columns must be a list of column names, got {brief(columns)}")
     spark = session_of(df)
     roles = Roles(tuple(columns), (), labelled=False)
     check_data(df, roles, options)

@@ -27,6 +27,9 @@ from __future__ import annotations
 
 from typing import Any
 
+# What a message shows of a value: characters.
+_LONGEST = 200
+
 
 class HorovodSparkError(Exception):
     """Base of every error raised by horovod_spark_runner."""
@@ -145,6 +148,12 @@ class RankFailedError(RunFailedError):
             "remote_traceback": self.remote_traceback,
         }
         return _rebuild, (type(self), str(self), fields)
+
+
+def brief(value: object) -> str:
+    """Return how Python writes ``value``, for a message: of what is long, the beginning."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _rebuild(cls: type[HorovodSparkError], message: str, fields: dict[str, Any]) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import inspect
 import threading
 import time
 import uuid
@@ -13,27 +12,30 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Estimator
-from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLWritable
 
 from .data.prepare.datasets import session_of
 from .data.prepare.schema import quote_all
-from .errors import InvalidInputError
+from .errors import InvalidInputError, brief
 from .ml.estimator_files import EstimatorReader, EstimatorWriter
 from .ml.estimator_params import EstimatorParams
-from .ml.params import camel_case, prediction_settings
+from .ml.naming import check_added, surely_added
+from .ml.params import camel_case, check_own_params, prediction_settings
 from .ml.transformer import TFTransformer
 from .run.pipeline import train_request
 from .run.request import TrainingRequest, check_request
 from .run.several import train_several
-from .settings.code import by_import_name, is_import_name
+from .settings.code import by_import_name, is_import_name, misfit
 from .settings.data import DataOptions
 from .settings.estimator import options
 from .settings.kinds import ColumnNames
 from .settings.launching import LaunchOptions
+from .settings.tracking import MlflowOptions
 from .settings.training import Allreduce, CheckpointOptions, FitOptions, RestartOptions
-from .spark.session import runs_on_this_machine
+from .spark.session import is_case_sensitive, runs_on_this_machine
 from .storage.filesystem import Location
+from .training.columns import LABEL
+from .training.spec import FEATURES, bind_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -104,10 +106,11 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         """
         if params is not None and not isinstance(params, (Mapping, list, tuple)):
             raise InvalidInputError(
-                f"params must be a map from Params to values, or a list of maps, got {params!r}"
+                "params must be a map from Params to values, or a list of maps, got "
+                f"{brief(params)}"
             )
         for one in (params,) if isinstance(params, Mapping) else params or ():
-            self._check_own(one)
+            check_own_params(self, one)
         return super().fit(dataset, params)
 
     def fitMultiple(
@@ -130,7 +133,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             EnvironmentProblem: something is not installed or set up as it must be.
         """
         for one in paramMaps:
-            self._check_own(one)
+            check_own_params(self, one)
         stages = [self.copy(one) for one in paramMaps]
         place = self._new_place(dataset)
         requests = [
@@ -145,24 +148,6 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         calls = train_several(requests, place.join("data"))
         return _Fits([functools.partial(_model, *one) for one in zip(stages, calls, strict=True)])
 
-    def copy(self, extra: ParamMap | None = None) -> HorovodEstimator:
-        """Return a copy with other values of some Params; may be called by several threads.
-
-        Args:
-            extra: values by Param; those of other stages' Params are left out.
-
-        Raises:
-            InvalidInputError: a key is no Param, or a value cannot be right.
-        """
-        for key in extra or ():
-            if not isinstance(key, Param):
-                raise InvalidInputError(
-                    f"{key!r} is no Param; a map goes from Params to values, such as "
-                    "{estimator.epochs: 3}"
-                )
-        copied: HorovodEstimator = super().copy(dict(extra or {}))
-        return copied
-
     def write(self) -> EstimatorWriter:
         """Return the writer; ``write().overwrite().save(path)`` replaces what is there.
 
@@ -170,6 +155,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
 
         Raises:
             InvalidInputError: at ``save``, a Param holds what cannot be saved.
+            RunDirectoryError: at ``save``, there is something at the path already.
         """
         return EstimatorWriter(self)
 
@@ -179,6 +165,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
 
         Raises:
             InvalidInputError: at ``load``, there is another stage, or one of a newer format.
+            RunDirectoryError: at ``load``, there is none, or it is damaged.
         """
         return EstimatorReader(cls)
 
@@ -192,6 +179,10 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         value = self.getOrDefault
         resume_from = value("resumeFrom")
         features, labels = self._columns(dataset)
+        if hasattr(dataset, "sparkSession"):  # what is no DataFrame is told of with the rest
+            added = surely_added(settings, self._outputs(dataset.columns, features, labels))
+            by_case = is_case_sensitive(dataset.sparkSession)
+            check_added(added, added, dataset.columns, by_case=by_case)
         return TrainingRequest(
             frame=dataset,
             model=self._build(),
@@ -210,13 +201,16 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             run_dir=resume_from or str(place or self._new_place(dataset)),
             resume="never" if resume_from is None else "required",
             initial_weights=value("initialWeights"),
-            prediction_col=settings.prediction_col,
+            prediction_col=None,  # the model is given this estimator's Params
             fit=FitOptions(**{one.name: value(camel_case(one.name)) for one in fields(FitOptions)}),
             data=options(DataOptions, "data", value("data")),
             checkpoints=options(CheckpointOptions, "checkpoints", value("checkpoints")),
             restarts=options(RestartOptions, "restarts", value("restarts")),
             launch=options(LaunchOptions, "launch", value("launch")),
             sync=options(Allreduce, "sync", value("sync")),
+            mlflow=None
+            if value("mlflow") is None
+            else options(MlflowOptions, "mlflow", value("mlflow")),
         )
 
     def _columns(self, dataset: DataFrame) -> tuple[ColumnNames | None, ColumnNames | None]:
@@ -225,8 +219,8 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         label = self.getOrDefault("labelCol")
         if labels is not None and self.isSet("labelCol"):
             raise InvalidInputError(
-                f"labelCol={label!r} and labelCols={labels!r} both name the label columns; give "
-                "one of them"
+                f"labelCol={label!r} and labelCols={brief(labels)} both name the label columns; "
+                "give one of them"
             )
         if features is None and self.isSet("featuresCol"):
             features = [self.getOrDefault("featuresCol")]
@@ -234,6 +228,14 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         if labels is None and (self.isSet("labelCol") or by_default):
             labels = [label]
         return features, labels
+
+    def _outputs(
+        self, available: Sequence[str], features: ColumnNames | None, labels: ColumnNames | None
+    ) -> int | None:
+        """Return how many outputs are compared with labels; ``None`` if that is not yet known."""
+        if features is None and labels is None and FEATURES in available and LABEL in available:
+            return 1
+        return None if labels is None else len(bind_columns(labels, "label_cols").slots)
 
     def _validation(self) -> str | float | None:
         column: str | None = self.getOrDefault("validationIndicatorCol")
@@ -258,14 +260,11 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             return function
         if not callable(function):
             raise InvalidInputError(
-                f"modelArgs={arguments!r} are for a function, but modelFn={given!r} is a file"
+                f"modelArgs={brief(arguments)} are for a function, but modelFn={given!r} is a file"
             )
-        try:
-            inspect.signature(function).bind(**arguments)
-        except TypeError as error:
-            raise InvalidInputError(
-                f"modelArgs={arguments!r} do not fit modelFn: {error}"
-            ) from error
+        wrong = misfit(function, **arguments)
+        if wrong:
+            raise InvalidInputError(f"modelArgs={brief(arguments)} do not fit modelFn: {wrong}")
         build = functools.partial(function, **arguments)
         if hasattr(function, "horovod_engine"):
             build.horovod_engine = function.horovod_engine  # type: ignore[attr-defined]
@@ -283,16 +282,6 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             base = "runs"
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
         return Location(base).join(name)
-
-    def _check_own(self, given: Any) -> None:
-        """Check that a map holds Params of this estimator only: others would have no effect."""
-        if not isinstance(given, Mapping):
-            raise InvalidInputError(f"a map from Params to values is needed, got {given!r}")
-        for key in given:
-            if isinstance(key, Param) and not (key.parent == self.uid and self.hasParam(key.name)):
-                raise InvalidInputError(
-                    f"{key} is a Param of another stage; this one is {self.uid}"
-                )
 
     def _no_such(self, name: str) -> str:
         known = [one.name for one in self.params]

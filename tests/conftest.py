@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 from . import java, required
+from .digits import load as load_digits
 from .leftovers import MARK, await_nothing_left, inventory
 
 # A proxy of the machine's is not the way to the tests' own servers.
@@ -90,10 +91,7 @@ def spark(marked: None) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def digits() -> tuple[np.ndarray, np.ndarray]:
     """scikit-learn's 1,797 handwritten digits: images of 8×8 in 0…1, and labels."""
-    from sklearn.datasets import load_digits
-
-    data = load_digits()
-    return (data.images / 16.0).astype(np.float32).reshape(-1, 64), data.target.astype(np.int32)
+    return load_digits()
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from horovod_spark_runner.storage.arrays import dump_arrays, load_arrays
-from horovod_spark_runner.training.engine import Engine
+from horovod_spark_runner.training.engine import Engine, check_format
 from horovod_spark_runner.training.hooks import Hooks
 from horovod_spark_runner.training.spec import ModelNames, ModelSource, OutputSpec
 from horovod_spark_runner.training.state import TrainingVariables
@@ -218,6 +218,12 @@ class NumpyEngine:
 
     def held(self, parts: bytes) -> Mapping[str, bytes]:
         return {WEIGHTS_FILE: parts}
+
+    def check_export(self, format: str, names: Any, transformed: Any, columns: Any = ()) -> None:
+        check_format(format, ())
+
+    def export(self, recipe: Any, format: str, columns: Any, outputs: Any, target: Any) -> None:
+        check_format(format, ())
 
     def describe_outputs(self, recipe: Any) -> tuple[list[dict[str, Any]], str]:
         return [asdict(OUTPUT)], ""

@@ -88,7 +88,7 @@ def variables_of(model: Any) -> Any:
 
 def blank(columns: Sequence[Column]) -> Any:
     """Return one row of inputs: an array, or arrays by column."""
-    arrays = {c.name: np.zeros((1, *c.shape), c.dtype) for c in columns}
+    arrays = {column.name: column.blank() for column in columns}
     return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
 

@@ -97,7 +97,7 @@ def pack(
         compress_level: from 0 (fast) to 9 (small).
 
     Raises:
-        InvalidInputError: the output's name or place, or another argument, cannot be.
+        InvalidInputError: the output's name or folder, or another argument, is invalid.
         EnvironmentProblem: this is no virtual environment, or it cannot be packed.
     """
     _check_output(output, force, compress_level)
@@ -209,7 +209,7 @@ def find_editable(distribution: metadata.Distribution) -> Editable | None:
 
 
 def module_files(editable: Editable) -> Iterator[tuple[Path, str]]:
-    """Yield every file of the modules and its place, relative to site-packages.
+    """Yield every file of the modules and its path, relative to site-packages.
 
     Raises:
         EnvironmentProblem: a module cannot be found.

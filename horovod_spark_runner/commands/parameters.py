@@ -19,6 +19,7 @@ from ..settings.data import DataOptions
 from ..settings.launching import LaunchOptions, LaunchSettings, MpiOptions
 from ..settings.prediction import PredictionSettings
 from ..settings.table import Settings, default_of, kind_of, text_of
+from ..settings.tracking import MlflowOptions
 from ..settings.training import (
     Allreduce,
     CheckpointOptions,
@@ -36,6 +37,7 @@ OPTIONS: tuple[type[Settings], ...] = (
     Allreduce,
     LaunchOptions,
     MpiOptions,
+    MlflowOptions,
 )
 # What `run_training` takes one by one.
 EVERYDAY: tuple[type[Settings], ...] = (FitOptions, LaunchSettings)

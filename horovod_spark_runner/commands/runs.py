@@ -12,7 +12,14 @@ from typing import Any
 
 from ..errors import InvalidInputError, RunDirectoryError
 from ..rundir.attempt import FINISHED, RUNNING, Attempt, describe_attempts, steps_lost
-from ..rundir.checkpoint import CheckpointInfo, best_step, read_info, verify_checkpoint
+from ..rundir.checkpoint import (
+    CheckpointInfo,
+    LogValue,
+    PlainLogs,
+    best_step,
+    read_info,
+    verify_checkpoint,
+)
 from ..rundir.directory import RunDirectory
 from ..rundir.lock import read_lock, seems_held
 from ..settings.training import CheckpointOptions
@@ -42,7 +49,7 @@ class CheckpointLine:
     step: int
     epoch: int
     epoch_step: int
-    metrics: dict[str, float]
+    metrics: PlainLogs
     best: bool = False
     problem: str = ""
 
@@ -226,8 +233,14 @@ def _resume_lines(run: RunSummary) -> list[str]:
     ]
 
 
-def _metrics(metrics: dict[str, float]) -> str:
-    return " ".join(f"{name}={value:.4g}" for name, value in metrics.items())
+def _metrics(metrics: PlainLogs) -> str:
+    return " ".join(f"{name}={_value(value)}" for name, value in metrics.items())
+
+
+def _value(value: LogValue) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def list_runs(folder: Location, now: float) -> list[RunSummary]:

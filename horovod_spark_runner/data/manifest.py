@@ -84,7 +84,7 @@ class RowGroup:
 
     Attributes:
         file: index into the manifest's files.
-        index: row group's place in that file.
+        index: row group's number in that file.
         rows: rows it holds.
         size: bytes it takes in memory.
     """

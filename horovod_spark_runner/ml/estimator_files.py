@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, RunDirectoryError
 from ..settings.code import import_name, is_import_name
 from ..settings.estimator import plain_json
 from .estimator_params import EstimatorParams
+from .stage_files import location_of, read_metadata, write_metadata, write_stage
 
 # In Spark's metadata: the version of what is written here.
 _KEY, FORMAT = "horovodSparkRunnerFormat", 1
@@ -28,23 +30,24 @@ class EstimatorWriter(MLWriter):  # type: ignore[misc]
         super().__init__()
         self._stage = stage
 
-    def save(self, path: str) -> None:
-        """Save to a folder; what cannot be saved is refused before anything is replaced."""
-        self._values()
-        super().save(path)
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save it; what cannot be saved is refused before anything is replaced.
 
-    def saveImpl(self, path: str) -> None:
-        """Write into a folder that is free."""
-        DefaultParamsWriter.saveMetadata(
-            self._stage,
-            path,
-            self.sparkSession,
-            extraMetadata={_KEY: FORMAT},
-            paramMap=self._values(),
+        Args:
+            path: folder or URL.
+
+        Raises:
+            RunDirectoryError: there is something at ``path``, and `overwrite` was not asked for.
+            InvalidInputError: a Param holds what cannot be saved, ``path`` is none, or Spark reads
+                from other storage than this process writes to.
+            OSError: storage fails.
+        """
+        stage, spark = self._stage, self.sparkSession
+        values = {param.name: savable(param.name, v) for param, v in stage._paramMap.items()}
+        text = DefaultParamsWriter._get_metadata_to_save(stage, spark, {_KEY: FORMAT}, values)
+        write_stage(
+            spark, path, lambda place: write_metadata(place, text), overwrite=self.shouldOverwrite
         )
-
-    def _values(self) -> dict[str, Any]:
-        return {param.name: savable(param.name, v) for param, v in self._stage._paramMap.items()}
 
 
 class EstimatorReader(MLReader):  # type: ignore[misc]
@@ -58,9 +61,23 @@ class EstimatorReader(MLReader):  # type: ignore[misc]
         super().__init__()
         self._cls = cls
 
-    def load(self, path: str) -> Any:
-        """Return the estimator that was saved in a folder."""
-        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+    def load(self, path: str | os.PathLike[str]) -> Any:
+        """Return the estimator that was saved.
+
+        Args:
+            path: folder or URL.
+
+        Raises:
+            RunDirectoryError: there is none, or it is damaged.
+            InvalidInputError: there is another stage, or one of a newer format.
+        """
+        location = location_of(self.sparkSession, path)
+        try:
+            metadata = json.loads(read_metadata(location))
+        except ValueError as error:
+            if isinstance(error, RunDirectoryError):
+                raise
+            raise RunDirectoryError(f"the metadata in {location} are damaged: {error}") from error
         expected = f"{self._cls.__module__}.{self._cls.__name__}"
         if metadata.get("class") != expected:
             raise InvalidInputError(f"{path} holds a {metadata.get('class')}, not a {expected}")

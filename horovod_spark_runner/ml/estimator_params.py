@@ -100,9 +100,18 @@ class EstimatorParams(PredictionParams):
     getLaunch, setLaunch = accessors("launch")
     sync = param(EstimatorSettings, "sync")
     getSync, setSync = accessors("sync")
+    mlflow = param(EstimatorSettings, "mlflow")
+    getMlflow, setMlflow = accessors("mlflow")
 
     def __init__(self) -> None:
         super().__init__()
         for settings in (EstimatorSettings, FitOptions, LaunchSettings):
             set_defaults(self, settings)
         self._setDefault(featuresCol="features")
+
+    def _set(self, **values: Any) -> EstimatorParams:
+        # Converters name functions, for grids; a stage keeps what it was given.
+        for name, value in values.items():
+            one = self.getParam(name)
+            self._paramMap[one] = None if value is None else one.typeConverter.checked(value)
+        return self

@@ -13,6 +13,7 @@ from ..data.prepare.columns import sources_of_features
 from ..errors import DataError, HorovodSparkError, InvalidInputError, ModelError
 from ..serialize import check_picklable, dumps
 from ..settings.kinds import ColumnNames
+from ..spark.python_worker import ask_worker
 from ..spark.session import is_case_sensitive
 from ..training.engine import engine_named
 from ..training.evaluation import Question
@@ -21,7 +22,7 @@ from .evaluating import ROW_SCHEMA, SCHEMA, Evaluation
 from .features import check_once, feature_argument
 from .inference import ERROR, SKIP, Predictor
 from .spark_metrics import SparkMetric, check_fit, evaluate_rows, spark_metric
-from .targets import choose_targets, target_arguments
+from .targets import choose_targets, target_arguments, targets_by_outputs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -73,14 +74,17 @@ def evaluate(
             f"handle_invalid={request.handle_invalid!r} is for predictions: rows without one have "
             "no part in a metric; give evaluate(…, handle_invalid='skip') or 'error'"
         )
-    if recipe.targets is None:
-        raise InvalidInputError(
-            "the model comes from no training of this package's, so that the types of its labels "
-            "are not known and it cannot be evaluated here; transform the DataFrame, and give the "
-            "predictions to an evaluator of pyspark.ml.evaluation"
-        )
     metrics = _sorted_out(request.metrics, recipe)
-    targets, names = choose_targets(recipe.targets, request.label_cols, request.sample_weight_col)
+    trained, label_cols = recipe.targets, request.label_cols
+    if trained is None:
+        if metrics.compiled:
+            raise InvalidInputError(
+                "the model comes from no training of this package's, so that what it was compiled "
+                "with is not known; give the metrics, evaluate(df, metrics=['accuracy', …], "
+                "label_cols=…)"
+            )
+        trained, label_cols = targets_by_outputs(frame, recipe.outputs, label_cols), None
+    targets, names = choose_targets(trained, label_cols, request.sample_weight_col)
     check_fit(metrics.spark, recipe.outputs, targets.outputs)
     check_once(predictor.names, frame.columns, is_case_sensitive(frame.sparkSession))
     sources = sources_of_features(frame, predictor.names)
@@ -93,6 +97,7 @@ def evaluate(
         load=predictor.load,
         columns=recipe.columns,
         targets=targets.columns,
+        names=(*predictor.names, *names),
         question=dumps(Question(targets, metrics.compiled, metrics.others)),
         batch_size=predictor.batch_size,
         skip=request.handle_invalid == SKIP,
@@ -150,9 +155,7 @@ def _ask_first(frame: DataFrame, evaluation: Evaluation) -> None:
     Raises:
         HorovodSparkError: of the kind that it found.
     """
-    row = frame.sparkSession.range(0, 1, 1, 1).mapInArrow(evaluation.describe, "text string")
-    first = row.first()
-    told = json.loads(first.text) if first is not None else {"error": ""}
+    told = json.loads(ask_worker(frame.sparkSession, evaluation.describe))
     if told["error"]:
         raise getattr(errors, told["error"], ModelError)(told["message"])
 
@@ -160,16 +163,16 @@ def _ask_first(frame: DataFrame, evaluation: Evaluation) -> None:
 def _one_pass(
     rows: DataFrame, evaluation: Evaluation, recipe: Recipe, spark: tuple[SparkMetric, ...]
 ) -> dict[str, Any]:
-    schema = f"{SCHEMA}, {ROW_SCHEMA}" if spark else SCHEMA
-    told = rows.mapInArrow(evaluation.add_up, schema)
-    if not spark:
-        return _conclude(told, evaluation)
+    if evaluation.label is None:
+        return _conclude(rows.mapInArrow(evaluation.add_up, SCHEMA), evaluation)
+    told = rows.mapInArrow(evaluation.add_up, f"{SCHEMA}, {ROW_SCHEMA}")
     # The model sees each row once; Spark's evaluators read what it gave.
     told = told.persist()
     try:
         results = _conclude(told.filter("sums is not null"), evaluation)
         each = told.filter("output is not null").select("output", "label", "weight")
-        return {**results, **evaluate_rows(each, recipe.outputs[0], spark)}
+        label = evaluation.name_of(evaluation.label)
+        return {**results, **evaluate_rows(each, recipe.outputs[0], spark, label)}
     finally:
         told.unpersist()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle
@@ -54,6 +54,7 @@ class Evaluation:
         load: gives the model's recipe.
         columns: the feature columns; first in every batch.
         targets: the columns after them: labels and sample weights.
+        names: what the DataFrame calls all of them.
         question: the pickled `Question`.
         batch_size: rows per call of the model.
         skip: whether rows with invalid values are left out.
@@ -65,21 +66,25 @@ class Evaluation:
     load: Callable[[], Recipe] = field(repr=False)
     columns: tuple[Column, ...]
     targets: tuple[Column, ...]
+    names: tuple[str, ...]
     question: bytes = field(repr=False)
     batch_size: int
     skip: bool
     weight: str | None = None
     label: str | None = None
 
-    def describe(self, batches: Batches) -> Batches:
+    def name_of(self, target: str) -> str:
+        """Return the DataFrame's name for one of ``targets``."""
+        return self.names[len(self.columns) + [c.name for c in self.targets].index(target)]
+
+    def describe(self) -> str:
         """Tell what can go wrong with the question, before any row is read, as JSON."""
-        for _ in batches:
-            told = {"error": "", "message": ""}
-            try:
-                self._loaded()
-            except HorovodSparkError as error:
-                told = {"error": type(error).__name__, "message": str(error)}
-            yield pa.RecordBatch.from_pydict({"text": [json.dumps(told)]})
+        told = {"error": "", "message": ""}
+        try:
+            self._loaded()
+        except HorovodSparkError as error:
+            told = {"error": type(error).__name__, "message": str(error)}
+        return json.dumps(told)
 
     def add_up(self, batches: Batches) -> Batches:
         """Give the sums over a task's rows, and each row's output where wanted."""
@@ -89,12 +94,12 @@ class Evaluation:
         evaluator.begin()
         features = RowDecoder(self.columns, transforms, allow_nan=True)
         labels = RowDecoder(self.targets, transforms, allow_nan=True)
+        named = zip((*self.columns, *self.targets), self.names, strict=True)
+        given = [replace(column, name=name) for column, name in named]
         sums: list[np.ndarray] = []
         rows = skipped = 0
         for batch in batches:
-            valid = valid_in_all(
-                batch.columns, (*self.columns, *self.targets), None if self.skip else _ADVICE
-            )
+            valid = valid_in_all(batch.columns, given, None if self.skip else _ADVICE)
             kept = batch if valid is None else batch.filter(pa.array(valid))
             skipped += batch.num_rows - kept.num_rows
             if not kept.num_rows:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..data.manifest import Column
 from ..data.prepare.columns import Source, expression, sizes
 from ..data.prepare.schema import quote_all
-from ..errors import DataError, InvalidInputError
+from ..errors import DataError, InvalidInputError, brief
 from ..settings.prediction import PredictionSettings
 from ..training.spec import Binding
 
@@ -43,7 +43,7 @@ def feature_names(
         names = inputs.names or tuple(" + ".join(slot) for slot in slots)
         if set(names) != set(given):
             raise InvalidInputError(
-                f"{setting}={given!r} does not fit: {takes}, for its inputs {quote_all(names)}"
+                f"{setting}={brief(given)} does not fit: {takes}, for its inputs {quote_all(names)}"
             )
         asked = [given[name] for name in names]
     else:
@@ -54,7 +54,7 @@ def feature_names(
     nested = any(len(slot) > 1 for slot in each)
     same = len(flat) == len(wanted) and [renamed[name] for name in wanted] == flat
     if not same or (nested and list(map(len, each)) != list(map(len, slots))):
-        raise InvalidInputError(f"{setting}={given!r} does not fit: {takes}")
+        raise InvalidInputError(f"{setting}={brief(given)} does not fit: {takes}")
     return tuple(renamed[name] for name in trained)
 
 

@@ -17,7 +17,6 @@ from .udf import prediction_udf
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType
 
 # Whether UDFs take columns of columnar sources as they are; Spark has it from 4.3 on.
 _COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
@@ -72,17 +71,16 @@ def with_predictions(
 
 
 def _in_rows(frame: DataFrame, column: str) -> DataFrame:
-    """Return ``frame``, such that Spark can hand its rows on beside what a UDF gives.
+    """Return ``frame``, such that Spark hands its rows to the UDF one by one.
 
-    From a columnar source, such as Parquet, Spark 4.3 hands the UDF columns, and fails on vectors
-    and other user-defined types among those that stay behind. A filter makes rows of them; this
-    one is true for all, which the optimizer does not see, and lets other filters pass.
+    From a columnar source, such as Parquet, Spark 4.3 hands the UDF columns. It copies arrays out
+    of them more slowly than out of rows, and fails on vectors and other user-defined types among
+    the columns that stay behind. A filter makes rows of them; this one is true for all, which the
+    optimizer does not see, and lets other filters pass.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
 
-    if not any(_has_udt(field.dataType) for field in frame.schema.fields):
-        return frame
     try:
         columnar = str(frame.sparkSession.conf.get(_COLUMNAR))
     except PySparkException:  # an earlier Spark, which does not know it
@@ -90,21 +88,6 @@ def _in_rows(frame: DataFrame, column: str) -> DataFrame:
     if columnar.lower() == "false":
         return frame
     return frame.filter(F.hash(F.isnull(F.col(quoted(column)))) >= F.lit(-(2**31)))
-
-
-def _has_udt(data_type: DataType) -> bool:
-    from pyspark.sql.types import ArrayType, MapType, StructType, UserDefinedType
-
-    match data_type:
-        case UserDefinedType():
-            return True
-        case ArrayType():
-            return _has_udt(data_type.elementType)
-        case MapType():
-            return _has_udt(data_type.keyType) or _has_udt(data_type.valueType)
-        case StructType():
-            return any(_has_udt(field.dataType) for field in data_type.fields)
-    return False
 
 
 def _free_name(existing: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from ..data.manifest import Column
 from ..data.read.arrow_to_numpy import column_to_numpy
 from ..data.read.decode import RowDecoder, UndecodableRow
 from ..errors import DataError, ModelError
-from ..spark.python_worker import keep_to_task
+from ..spark.python_worker import keep_to_task, spare_from_collection
 from ..training.spec import OutputSpec
 from ..training.trained_model import Model, Recipe
 from .ahead import Prepared
@@ -84,13 +84,18 @@ class Predictor:
 
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Yield the predictions for all rows, in their order; in other batches than they came."""
+        loads = self.digest not in _models
         model = self._model()
         pieces = (Piece(a, self._valid(a), 0, len(a[0])) for a in batches)
         with Prepared(
             functools.partial(self._prepare, model), ahead=_prepares_ahead(model)
         ) as made:
             for group in cut(pieces, self.batch_size):
-                yield _joined([self._predict(model, *pair) for pair in made.each(group)])
+                predicted = _joined([self._predict(model, *pair) for pair in made.each(group)])
+                if loads:  # once it has been called, as a graph is made then
+                    spare_from_collection()
+                    loads = False
+                yield predicted
 
     def _valid(self, arrays: tuple[pa.Array, ...]) -> np.ndarray | None:
         """Return which rows are valid; ``None`` if all are."""

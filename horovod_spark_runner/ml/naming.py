@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..data.prepare.schema import quote_all
 from ..errors import DataError, InvalidInputError
-from ..settings.prediction import PredictionCol
+from ..settings.prediction import PredictionCol, PredictionSettings
 
 DEFAULT = "prediction"
 
@@ -39,6 +39,27 @@ def added_columns(outputs: Sequence[str], given: PredictionCol) -> list[str]:
             + quote_all(outputs)
         )
     return list(given)
+
+
+def surely_added(settings: PredictionSettings, outputs: int | None) -> list[str]:
+    """Return the names of columns that will be added, as far as they are known before the model is.
+
+    Args:
+        settings: what is asked for.
+        outputs: how many outputs are compared with labels; ``None`` if that is not known. Of one,
+            that it is the model's only output is taken for granted.
+    """
+    names: list[str] = []
+    for given in (settings.probability_col, settings.raw_prediction_col):
+        if given is not None:
+            names += [given] if isinstance(given, str) else given.values()
+    asked = settings.prediction_col
+    if isinstance(asked, Mapping):
+        return [*names, *asked.values()]
+    if asked is None or isinstance(asked, str):
+        single = outputs == 1 or settings.output_form == "struct"
+        return [*names, asked or DEFAULT] if single else names
+    return [*names, *asked]
 
 
 def check_added(

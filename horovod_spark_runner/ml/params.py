@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
+from ..errors import InvalidInputError, brief
+from ..settings.code import named
 from ..settings.kinds import ColumnNames
 from ..settings.prediction import (
     ClassCol,
@@ -39,7 +41,19 @@ class Converter:
     name: str
 
     def __call__(self, value: object) -> Any:
-        """Return ``value`` as JSON can hold it, or raise `InvalidInputError`."""
+        """Return ``value`` as JSON can hold it, or raise `InvalidInputError`.
+
+        Functions are given by their names, where they have some: what grids are made of can be
+        saved with a search.
+        """
+        return named(self.checked(value))
+
+    def checked(self, value: object) -> Any:
+        """Return ``value`` as a Param keeps it, functions as themselves.
+
+        Raises:
+            InvalidInputError: it cannot be right.
+        """
         kind = kind_of(_field(self.settings, self.name))
         checked = kind.check(camel_case(self.name), value)
         if checked is None:
@@ -109,6 +123,41 @@ def prediction_settings(stage: PredictionParams) -> PredictionSettings:
     return PredictionSettings(**given)
 
 
+def check_params(given: Mapping[Any, Any]) -> None:
+    """Check that a map goes from Params of stages to values.
+
+    Raises:
+        InvalidInputError: a key is something else, and would have no effect.
+    """
+    for key in given:
+        if not isinstance(key, Param):
+            raise InvalidInputError(
+                f"{brief(key)} is no Param; a map goes from Params to values, such as "
+                f"{{stage.{key if isinstance(key, str) else 'predictionCol'}: …}}"
+            )
+        if key.parent == Params._dummy().uid:
+            raise InvalidInputError(
+                f"{key.name} is given as the Param of a class, which is no stage's; give the "
+                f"stage's own, {{stage.{key.name}: …}}"
+            )
+
+
+def check_own_params(stage: Params, given: Any) -> None:
+    """Check that a map holds Params of ``stage`` only: others would have no effect.
+
+    A model has its estimator's uid, and searches give it the estimator's maps, too.
+
+    Raises:
+        InvalidInputError: it does not, or is no map.
+    """
+    if not isinstance(given, Mapping):
+        raise InvalidInputError(f"a map from Params to values is needed, got {brief(given)}")
+    check_params(given)
+    for key in given:
+        if key.parent != stage.uid:
+            raise InvalidInputError(f"{key} is a Param of another stage; this one is {stage.uid}")
+
+
 def _field(settings: type[Settings], name: str) -> Any:
     return settings.__dataclass_fields__[name]
 
@@ -151,6 +200,19 @@ class PredictionParams(FeatureParams):
     def __init__(self) -> None:
         super().__init__()
         set_defaults(self, PredictionSettings)
+
+    def copy(self: P, extra: Mapping[Any, Any] | None = None) -> P:
+        """Return a copy with other values of some Params; may be called by several threads.
+
+        Args:
+            extra: values by Param; those of other stages' Params are left out.
+
+        Raises:
+            InvalidInputError: a key is no stage's Param, or a value cannot be right.
+        """
+        check_params(extra or {})
+        copied: P = super().copy(dict(extra or {}))  # type: ignore[misc]
+        return copied
 
     def getPredictionCol(self) -> PredictionCol:
         """Return the names of the columns to add as they were given."""

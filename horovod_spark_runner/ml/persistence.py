@@ -16,7 +16,6 @@ import contextlib
 import json
 import logging
 import os
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
 from .._version import __version__
-from ..errors import DataError, InvalidInputError, RunDirectoryError
+from ..errors import DataError, RunDirectoryError
 from ..rundir.directory import RunDirectory
 from ..settings.data import Transform
-from ..spark.session import classic_context
 from ..storage.filesystem import Location
 from ..storage.sums import sum_of
 from .served import ServedModel
+from .stage_files import location_of, read_metadata, write_metadata, write_stage
 from .summary import TrainingSummary
 from .trained import read_finished_run
 
@@ -97,28 +96,9 @@ class StageWriter(MLWriter):  # type: ignore[misc]
             OSError: storage fails.
         """
         spark = self.sparkSession
-        location = location_of(spark, path)
-        there = location.exists()
-        if there and not (self.shouldOverwrite and location.is_folder):
-            advice = "write().overwrite().save(path) replaces it"
-            raise RunDirectoryError(
-                f"{location} is there already; "
-                + (advice if location.is_folder else "it is a file, not a folder")
-            )
-        if location.renames_whole:
-            aside = location.parent.join(f".{location.name}.{uuid.uuid4().hex[:8]}")
-            try:
-                self._write(aside, spark)
-                location.delete_folder()
-                aside.move_to(location)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    aside.delete_folder()
-                raise
-        else:
-            self._write(location, spark)
-        if "://" not in os.fspath(path) and classic_context(spark) is None:
-            _check_seen(spark, path, location)
+        location = write_stage(
+            spark, path, lambda place: self._write(place, spark), overwrite=self.shouldOverwrite
+        )
         self._tell_needs(location)
 
     def _write(self, location: Location, spark: SparkSession) -> None:
@@ -133,10 +113,7 @@ class StageWriter(MLWriter):  # type: ignore[misc]
         text = DefaultParamsWriter._get_metadata_to_save(self._stage, spark, {_OWN: own})
         metadata = json.loads(text)
         metadata[_OWN]["metadata"] = _sum_of_all(metadata)
-        folder = location.join("metadata")
-        folder.make_folder()
-        folder.join("part-00000").write_text(json.dumps(metadata) + "\n")
-        folder.join("_SUCCESS").write_bytes(b"")
+        write_metadata(location, json.dumps(metadata))
 
     def _tell_needs(self, location: Location) -> None:
         """Warn of what loading will need besides the files, by loading it."""
@@ -229,56 +206,11 @@ class StageReader(MLReader):  # type: ignore[misc]
         return stage
 
 
-def location_of(spark: SparkSession, path: str | os.PathLike[str]) -> Location:
-    """Return the place that Spark means by a path: without a scheme, on its default file system.
-
-    Raises:
-        InvalidInputError: it is no path, or relative to a file system that is not this machine's.
-    """
-    location = Location(path)
-    context = classic_context(spark)
-    text = os.fspath(path)
-    if context is None or not location.is_local or text.startswith("file:"):
-        return location
-    default = str(context._jsc.hadoopConfiguration().get("fs.defaultFS") or "file:///")
-    if default.startswith("file:"):
-        return location
-    if not text.startswith("/"):
-        raise InvalidInputError(
-            f"{text!r} is relative, and Spark's default file system is {default}; give a whole "
-            f"path there, or a URL, such as {location.spark_url}"
-        )
-    return Location(default.rstrip("/") + text)
-
-
-def _check_seen(spark: SparkSession, path: str | os.PathLike[str], location: Location) -> None:
-    """Check that the server of Spark Connect reads what this process has written.
-
-    Raises:
-        InvalidInputError: it does not; then nothing stays there.
-    """
-    written = location.join("metadata", "part-00000").read_text()
-    try:
-        row = spark.read.text(os.path.join(path, "metadata")).first()
-        seen = row is not None and row[0] == written.rstrip("\n")
-    except Exception:  # whatever Spark raises for what is not there
-        seen = False
-    if not seen:
-        location.delete_folder()
-        raise InvalidInputError(
-            f"Spark's server finds nothing at {os.fspath(path)!r}, where this process has written "
-            "to its own disk; give the URL of storage that both reach"
-        )
-
-
 def _read_metadata(location: Location, name: str) -> dict[str, Any]:
     """Return the metadata of the stage, which must be of class ``name``."""
-    folder = location.join("metadata")
-    parts = [part for part in folder.list() if part.name.startswith("part-")]
-    if not parts:
-        raise RunDirectoryError(f"{location} holds no saved transformer: {folder} is missing")
+    folder, text = location.join("metadata"), read_metadata(location)
     try:
-        metadata: dict[str, Any] = json.loads(parts[0].read_text())
+        metadata: dict[str, Any] = json.loads(text)
         found = metadata["class"]
         if found != name:
             raise RunDirectoryError(f"{location} holds a stage of class {found}, not {name}")

@@ -54,6 +54,21 @@ class ServedModel:
         recipe = self._shipped.recipe()
         return engine_named(recipe.engine).model(recipe)
 
+    def whole(self) -> Recipe:
+        """Return all that the model is made from, and what it gives; the framework may be loaded.
+
+        Raises:
+            ModelError: the model cannot be called, or is not the one that was trained.
+        """
+        recipe = self._shipped.recipe()
+        known = self._known
+        if known.learn_outputs and not recipe.outputs:
+            told, problem = engine_named(recipe.engine).describe_outputs(recipe)
+            outputs = tuple(output_from(one) for one in told)
+            known = replace(known, recipe=replace(recipe, outputs=outputs), problem=problem)
+        check_callable(known)
+        return replace(recipe, outputs=known.recipe.outputs)
+
     def save(self, directory: RunDirectory) -> None:
         """Write the model's files.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidInputError
+from ..errors import DataError, InvalidInputError
 from ..training.spec import Binding, OutputSpec
 from .inference import is_scalar
 
@@ -126,7 +126,7 @@ def _width(output: OutputSpec) -> int | None:
 
 
 def evaluate_rows(
-    rows: DataFrame, output: OutputSpec, metrics: Sequence[SparkMetric]
+    rows: DataFrame, output: OutputSpec, metrics: Sequence[SparkMetric], label: str
 ) -> dict[str, float]:
     """Return the metrics by name.
 
@@ -134,6 +134,10 @@ def evaluate_rows(
         rows: ``output``, ``label`` (arrays of numbers) and ``weight``.
         output: what the model gives.
         metrics: what to compute.
+        label: the DataFrame's name for the label column, for messages.
+
+    Raises:
+        DataError: labels are not the classes that a metric is about; Spark would take any number.
     """
     from pyspark.ml.functions import array_to_vector
     from pyspark.sql import functions as F
@@ -154,6 +158,7 @@ def evaluate_rows(
     )
     found: dict[str, float] = {}
     for metric in metrics:
+        _check_classes(frame, metric, label)
         one = metric.evaluator
         columns = {one.labelCol: "label", one.weightCol: "weight"}
         if metric.kind == _BINARY:
@@ -164,3 +169,20 @@ def evaluate_rows(
             columns[one.probabilityCol] = "scores"
         found[metric.name] = float(one.evaluate(frame, columns))
     return found
+
+
+def _check_classes(frame: DataFrame, metric: SparkMetric, label: str) -> None:
+    from pyspark.sql import functions as F
+
+    value = F.col("label")
+    if metric.kind == _BINARY:
+        wanted, right = "0 or 1", value.isin(0.0, 1.0)
+    elif metric.kind == _CLASSES:
+        wanted, right = "whole numbers from 0", (value >= 0) & (value == F.floor(value))
+    else:
+        return
+    wrong = frame.filter(~right).select("label").first()
+    if wrong is not None:
+        raise DataError(
+            f"{metric.name!r} takes labels that are {wanted}, but column {label!r} holds {wrong[0]}"
+        )

@@ -7,18 +7,82 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..data.manifest import Column
-from ..data.prepare.columns import sources_of_features
-from ..data.prepare.schema import quote_all
-from ..errors import DataError, InvalidInputError
+from ..data.prepare.columns import Source, sources_of, sources_of_features
+from ..data.prepare.schema import Roles, quote_all
+from ..errors import DataError, InvalidInputError, brief
 from ..settings.kinds import ColumnNames
 from ..spark.session import is_case_sensitive
-from ..training.spec import Binding, bind_columns
+from ..training.columns import LABEL
+from ..training.spec import Binding, OutputSpec, bind_columns
 from ..training.trained_model import Targets
 from .features import check_once, feature_argument
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
+
+
+def targets_by_outputs(
+    frame: DataFrame, outputs: Sequence[OutputSpec], label_cols: ColumnNames | str | None
+) -> Targets:
+    """Return what the outputs of a model that was trained elsewhere are compared with.
+
+    Args:
+        frame: the rows; labels have the types that `run_training` would give them.
+        outputs: the model's outputs, by which the shapes of labels are known.
+        label_cols: the label columns; by default ``label`` for a model with one output.
+
+    Raises:
+        InvalidInputError: the label columns are not known, or do not fit the outputs.
+        DataError: a column is missing, or of a type that is no label's.
+    """
+    if label_cols is None and not (len(outputs) == 1 and LABEL in frame.columns):
+        raise InvalidInputError(
+            "the model comes from no training of this package's, so that its label columns are not "
+            f"known; give label_cols=…, a column for each output: {_names_of(outputs)}"
+        )
+    binding = bind_columns([LABEL] if label_cols is None else label_cols, "label_cols")
+    names = [output.name for output in outputs]
+    if binding.names is None and len(binding.slots) != len(outputs):
+        raise InvalidInputError(
+            f"label_cols gives {binding.describe()}; give a column for each output: "
+            + _names_of(outputs)
+        )
+    unknown = [name for name in binding.names or () if name not in names]
+    if len(outputs) == 1:  # the only one may be called by its layer, too, which workers know
+        names, unknown = list(binding.names or names), []
+    if unknown or len(names) != len(outputs):
+        raise InvalidInputError(
+            f"label_cols names {quote_all(unknown or names)}; the model's outputs are "
+            + _names_of(outputs)
+        )
+    by_name = dict(zip(names, outputs, strict=True))
+    columns: dict[str, Column] = {}
+    for output, slot in zip(binding.names or names, binding.slots, strict=True):
+        sources = sources_of(frame, Roles(slot, slot)) if slot else ()
+        for source in sources:
+            columns[source.name] = _label_column(source, by_name[output], len(slot))
+    return Targets(binding, tuple(columns.values()))
+
+
+def _label_column(source: Source, output: OutputSpec, joined: int) -> Column:
+    """Return a label as it is compared with an output: of its shape, or of classes in its place."""
+    depth = 1 if source.kind == "vector" else source.depth
+    shape: tuple[int | None, ...] = ()
+    if depth and joined == 1 and depth in (len(output.shape), len(output.shape) - 1):
+        shape = output.shape[:depth]
+    known = tuple(size for size in shape if size is not None)
+    if source.kind == "binary" or len(known) != depth:
+        raise DataError(
+            f"label column {source.name!r} holds {source.kind} values, which cannot be compared "
+            f"with output {output.name!r} of shape {output.shape}; give numbers, or arrays of "
+            "that shape"
+        )
+    return Column(source.name, source.dtype, known)
+
+
+def _names_of(outputs: Sequence[OutputSpec]) -> str:
+    return quote_all([output.name for output in outputs])
 
 
 def choose_targets(
@@ -42,7 +106,7 @@ def choose_targets(
     if chosen is True or not isinstance(chosen, (str, type(None))):
         raise InvalidInputError(
             "sample_weight_col must be a column's name, None for that of the training, or False "
-            f"for no weights, got {weight!r}"
+            f"for no weights, got {brief(weight)}"
         )
     if chosen is None:
         return replace(trained, columns=tuple(columns), weight=None), tuple(given)
@@ -59,7 +123,7 @@ def _renamed(trained: Binding, label_cols: ColumnNames | str | None) -> dict[str
     names = {name: name for name in trained.columns}
     if label_cols is None:
         return names
-    given = bind_columns([label_cols] if isinstance(label_cols, str) else label_cols, "label_cols")
+    given = bind_columns(label_cols, "label_cols")
     if given.names is None:
         if len(given.slots) != len(trained.slots):
             raise InvalidInputError(

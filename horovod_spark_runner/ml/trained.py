@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..data.prepare.schema import quote_all
-from ..errors import DataError, InvalidInputError, ModelError, RunDirectoryError
+from ..errors import DataError, InvalidInputError, ModelError, RunDirectoryError, brief
 from ..rundir.directory import RunDirectory
 from ..serialize import check_picklable
 from ..settings.data import Transform
 from ..settings.kinds import ColumnNames, check_count
 from ..training.engine import engine_named, engine_of
-from ..training.spec import KERAS, ModelSource, bind_columns, check_objects
+from ..training.spec import KERAS, ModelSource, bind_columns, check_model_fn, check_objects
 from ..training.trained_model import (
     WITH_MODEL_FN,
     Recipe,
@@ -122,8 +122,10 @@ def read_finished_run(
     if model_fn is not None and not callable(model_fn):
         raise InvalidInputError(
             "model_fn must be a function without arguments that returns the model, got "
-            f"{model_fn!r}"
+            f"{brief(model_fn)}"
         )
+    if model_fn is not None:
+        check_model_fn(model_fn)
     check_picklable(
         {"model_fn": model_fn, "custom_objects": custom_objects, "transforms": transforms}
     )

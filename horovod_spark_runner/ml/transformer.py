@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLWritable
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, brief
 from ..rundir.directory import RunDirectory
 from ..settings.data import Transform
 from ..settings.kinds import ColumnNames, check_place
@@ -25,9 +25,10 @@ from ..settings.prediction import (
 from ..spark.session import active_session, use_own_python
 from ..storage.filesystem import Location
 from .evaluate import EvaluationRequest, evaluate
+from .export import ExportRequest, export_model
 from .files import FilesRequest, predict_files
 from .frame import with_predictions
-from .params import PredictionParams, prediction_settings, set_params
+from .params import PredictionParams, check_own_params, prediction_settings, set_params
 from .persistence import StageReader, StageWriter, UserCode, loading_with
 from .served import ServedModel
 from .summary import TrainingSummary
@@ -182,7 +183,7 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
         """
         check_place("path", path)
         if not isinstance(signature, str) or not signature:
-            raise InvalidInputError(f"signature must be a name, got {signature!r}")
+            raise InvalidInputError(f"signature must be a name, got {brief(signature)}")
         return cls(ServedModel(adopt_keras_model(path, feature_cols, signature=signature)))
 
     @property
@@ -217,6 +218,22 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
             ModelError: ``model_fn`` builds another model than was trained.
         """
         return self._model.model()
+
+    def transform(self, dataset: DataFrame, params: Any = None) -> DataFrame:
+        """Return the DataFrame with the predictions.
+
+        Args:
+            dataset: has the feature columns.
+            params: a map from this transformer's Params to values that hold for this call.
+
+        Raises:
+            DataError: a column is missing, of another type, there twice, or has an added one's
+                name.
+            InvalidInputError: a Param does not fit the model, or the map has no effect.
+            ModelError: the model cannot be called.
+        """
+        check_own_params(self, params or {})
+        return super().transform(dataset, params)
 
     def write(self) -> StageWriter:
         """Return what saves this transformer: ``write().overwrite().save(path)``.
@@ -275,8 +292,9 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
         They are what ``model.evaluate`` gives in one process: every task adds up what the metrics
         keep, and the results follow from the sums over all rows. What has no exact value in that
         way (a loss that depends on which rows are in a batch together, a metric that keeps
-        something else than sums) is refused by name. So is a model of `from_keras` or
-        `from_saved_model`, of whose labels nothing is known.
+        something else than sums) is refused by name. A model of `from_keras` is evaluated by
+        ``metrics`` that are given, as what it was compiled with is not known; one of
+        `from_saved_model` is refused.
 
         Args:
             dataset: has the feature columns, and those the outputs are compared with.
@@ -286,7 +304,8 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
                 evaluator of ``pyspark.ml.evaluation``), and ``"compiled"`` for the model's own; or,
                 for several outputs, Keras' by output, as ``Model.compile`` takes them.
             label_cols: the label columns, where they are not called as in training: a list, or a
-                dictionary by the outputs' names.
+                dictionary by the outputs' names. Of a model of `from_keras` with one output, the
+                column ``label`` by default.
             sample_weight_col: the column of sample weights; by default that of the training,
                 ``False`` for none. It weighs ``metrics`` that are given here; those the model was
                 compiled with as ``Model.compile`` was told.
@@ -351,6 +370,32 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
         spark = active_session()
         use_own_python(spark)
         return predict_files(spark, request, self._model.predictor(spark, settings), sys.stderr)
+
+    def export(
+        self, path: str | os.PathLike[str], format: str = "saved_model", *, mode: str = "error"
+    ) -> None:
+        """Write the model for programs that know neither Spark nor this package.
+
+        TensorFlow is imported by this call. A ``"saved_model"`` predicts with TensorFlow alone:
+        ``tf.saved_model.load(path).signatures["serving_default"](**{column: tensor})`` takes the
+        feature columns, in the types and shapes the model was trained on, as `transform` does;
+        bytes (PNG, JPEG, raw) as strings, and in a second signature, ``"decoded"``, as arrays.
+        It gives the outputs, in the model's shapes, under the names of `transform`'s columns.
+
+        Args:
+            path: the folder or URL to write.
+            format: ``"saved_model"`` (default).
+            mode: ``"error"`` (default) refuses a path that holds something, ``"overwrite"``
+                replaces an earlier export.
+
+        Raises:
+            ModelError: the format cannot hold the model, or a column's transform; it says why.
+            RunDirectoryError: there is something at the path.
+            InvalidInputError: a Param asks for columns that Spark makes of outputs, or another
+                argument cannot be right.
+        """
+        request = ExportRequest(Location(path), format, mode, prediction_settings(self))
+        export_model(self._model, request)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         settings = prediction_settings(self)

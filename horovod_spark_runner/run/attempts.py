@@ -48,6 +48,7 @@ class StepObserver:
 
     console: Console
     first_step: int = 0
+    on_progress: Callable[[Progress], None] | None = None
 
     def __post_init__(self) -> None:
         self.last_step = self.first_step
@@ -56,8 +57,10 @@ class StepObserver:
         match told.message:
             case Resumed(run_step):  # perhaps earlier than the driver thought
                 self.first_step = self.last_step = run_step
-            case Progress(run_step=run_step):
-                self.last_step = run_step
+            case Progress() as progress:
+                self.last_step = progress.run_step
+                if self.on_progress is not None:
+                    self.on_progress(progress)
             case Started() if told.rank == 0:
                 self.console.say("building the model")
         self.console.on_message(told)
@@ -85,6 +88,7 @@ class Attempts:
         pause: waits for so many seconds.
         done: the attempts of this call so far.
         found: the checkpoint that the first one goes on from, unless others have come since.
+        on_progress: is called, and must return at once, when rank 0 tells how far it has come.
     """
 
     spark: SparkSession
@@ -97,6 +101,7 @@ class Attempts:
     pause: Callable[[float], None] = time.sleep
     done: list[Attempt] = field(default_factory=list)
     found: FoundCheckpoint | None = None
+    on_progress: Callable[[Progress], None] | None = None
 
     def __post_init__(self) -> None:
         self._earlier = self.directory.read_attempts()
@@ -129,7 +134,7 @@ class Attempts:
         self.directory.sweep()
         first_step = newest or 0
         console = Console(self.directory.location.name, quiet=not self.launching.stream_logs)
-        observer = StepObserver(console, first_step)
+        observer = StepObserver(console, first_step, self.on_progress)
         attempt = self._begin(first_step)
         try:
             workers = self._fitting()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import sys
 import time
 import uuid
@@ -11,9 +13,11 @@ from pathlib import Path
 
 from ..data.manifest import Manifest
 from ..data.prepare.datasets import Prepared, prepared, session_of
+from ..data.read.classes import absent_classes
 from ..errors import CheckpointError, DataError
 from ..launch.driver.console import Console
 from ..launch.driver.launcher import chosen_launcher
+from ..ml.naming import added_columns
 from ..ml.served import ServedModel
 from ..ml.summary import TrainingSummary
 from ..ml.trained import read_trained_model
@@ -26,6 +30,10 @@ from ..training.entry import modules_for
 from ..training.spec import TrainingSpec
 from .attempts import Attempts
 from .request import CheckedRequest
+from .saved_model import check_saved_model
+from .tracking import begin_tracking
+
+logger = logging.getLogger(__name__)
 
 
 def prepare_data(checked: CheckedRequest, own: Location) -> AbstractContextManager[Prepared]:
@@ -62,18 +70,15 @@ def train_request(
         materialized = time.monotonic()
         console.say(_describe(data, materialized - began))
         _check_enough_rows(data.train, checked.workers)
+        if request.checkpoints.saved_model:
+            columns = [data.train.column(name) for name in checked.inputs.columns]
+            check_saved_model(checked.source, checked.inputs, request.data.transforms, columns)
+        _warn_of_absent_classes(checked, data.train)
         if checked.checkpoint is not None:
             where = str(directory.location)
             check_same_data(checked.checkpoint, data.train.fingerprint, checked.settings, where)
-        # The script's name only: its arguments may hold secrets.
-        program = {"program": sys.argv[0]} if Path(sys.argv[0]).is_file() else {}
-        try:
-            run_id = _run_id(checked)
-            directory.write_config({**checked.settings, **program, "rows": data.train.rows})
-        except OSError as error:
-            raise CheckpointError(
-                f"run_dir {directory.location} takes no files: {error}"
-            ) from error
+        run_id = _begin_record(checked, data.train.rows)
+        tracking = begin_tracking(checked.tracking, request.mlflow, directory, checked.settings)
         attempts = Attempts(
             spark,
             checked.launching,
@@ -83,13 +88,21 @@ def train_request(
             lock,
             launcher,
             found=checked.found,
+            on_progress=None if tracking is None else tracking.on_progress,
         )
-        result = attempts.run(
-            lambda checkpoint, token: _training_spec(checked, data, run_id, checkpoint, token),
-            run_id,
-        )
+        try:
+            result = attempts.run(
+                lambda checkpoint, token: _training_spec(checked, data, run_id, checkpoint, token),
+                run_id,
+            )
+        except BaseException as error:
+            if tracking is not None:
+                tracking.fail(error)
+            raise
     trained = time.monotonic()
     report = result.result
+    if tracking is not None:
+        tracking.finish(report.history)
     transforms = request.data.transforms
     model = ServedModel(read_trained_model(directory, checked.source, report.saved, transforms))
     ended = time.monotonic()
@@ -113,6 +126,19 @@ def train_request(
     )
     settings = PredictionSettings(prediction_col=request.prediction_col)
     return TFTransformer(model, summary=summary, settings=settings)
+
+
+def _begin_record(checked: CheckedRequest, rows: int) -> str:
+    """Record in the run directory what is trained, on so many rows; return the run's id."""
+    directory = checked.directory
+    # The script's name only: its arguments may hold secrets.
+    program = {"program": sys.argv[0]} if Path(sys.argv[0]).is_file() else {}
+    try:
+        run_id = _run_id(checked)
+        directory.write_config({**checked.settings, **program, "rows": rows})
+    except OSError as error:
+        raise CheckpointError(f"run_dir {directory.location} takes no files: {error}") from error
+    return run_id
 
 
 def _describe(data: Prepared, seconds: float) -> str:
@@ -147,6 +173,9 @@ def _training_spec(
         callbacks=request.callbacks,
         transforms=dict(request.data.transforms),
         settings=checked.settings,
+        name_outputs=functools.partial(added_columns, given=request.prediction_col)
+        if request.checkpoints.saved_model
+        else None,
     )
 
 
@@ -164,4 +193,19 @@ def _check_enough_rows(train: Manifest, num_workers: int) -> None:
         raise DataError(
             f"the training data have {train.rows} rows, fewer than the {num_workers} ranks asked "
             "for; lower num_workers"
+        )
+
+
+def _warn_of_absent_classes(checked: CheckedRequest, train: Manifest) -> None:
+    weights, labels = checked.fit.class_weight, checked.outputs.columns
+    transformed = set(labels) & set(checked.request.data.transforms)
+    if weights is None or len(labels) != 1 or transformed or train.column(labels[0]).encoding:
+        return
+    absent = absent_classes(train, labels[0], weights)
+    if absent:
+        logger.warning(
+            "class_weight gives weights to classes that no training row has: column %r never "
+            "holds %s",
+            labels[0],
+            ", ".join(map(str, absent)),
         )

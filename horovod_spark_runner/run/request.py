@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..data.prepare.datasets import check_data, frame_of, session_of
 from ..data.prepare.schema import Roles
-from ..errors import InvalidInputError, RunDirectoryError
+from ..errors import InvalidInputError, RunDirectoryError, brief
 from ..launch.driver.console import Console
+from ..ml.naming import check_added, surely_added
 from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint, read_steps
 from ..rundir.directory import RunDirectory
 from ..serialize import check_picklable
 from ..settings.data import DataOptions
 from ..settings.kinds import ColumnNames, check_choice, check_place
 from ..settings.launching import LaunchOptions, LaunchSettings
-from ..settings.prediction import PredictionCol, check_prediction_col
+from ..settings.prediction import PredictionCol, PredictionSettings, check_prediction_col
 from ..settings.table import derive
+from ..settings.tracking import MlflowOptions
 from ..settings.training import (
     Allreduce,
     CheckpointOptions,
@@ -36,7 +38,7 @@ from ..settings.training import (
 from ..spark.capacity import Allotment, check_slots
 from ..spark.encryption import check_encryption
 from ..spark.memory import check_memory_limit
-from ..spark.session import runs_on_this_machine
+from ..spark.session import is_case_sensitive, runs_on_this_machine
 from ..storage.filesystem import Location
 from ..training.changes import settings_to_go_on_with
 from ..training.columns import by_convention, by_name, recorded_columns
@@ -44,6 +46,8 @@ from ..training.engine import engine_named, engine_of
 from ..training.spec import FEATURES, Binding, ModelSource, WarmStart, bind_columns
 from ..training.warm_start import read_warm_start
 from .names import names_of_model
+from .saved_model import check_saved_model
+from .tracking import check_tracking
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,6 +86,7 @@ class TrainingRequest:
     restarts: RestartOptions
     launch: LaunchOptions
     sync: Allreduce
+    mlflow: MlflowOptions | None = None
 
     def __post_init__(self) -> None:
         if self.run_dir == "":
@@ -94,7 +99,9 @@ class TrainingRequest:
         check_choice("resume", self.resume, get_args(Resume))
         weight = self.sample_weight_col
         if weight is not None and (not isinstance(weight, str) or not weight):
-            raise InvalidInputError(f"sample_weight_col must be a column's name, got {weight!r}")
+            raise InvalidInputError(
+                f"sample_weight_col must be a column's name, got {brief(weight)}"
+            )
         check_prediction_col("prediction_col", self.prediction_col)
         if isinstance(self.validation, Real) and not isinstance(self.validation, bool):
             object.__setattr__(self, "validation", float(self.validation))
@@ -133,6 +140,7 @@ class CheckedRequest:
         found: the checkpoint to go on from.
         begun_with: the ``initial_weights`` the run was begun with.
         seconds: what the checks took.
+        tracking: MLflow's client and experiment, if it is to be told of the training.
     """
 
     request: TrainingRequest
@@ -147,6 +155,7 @@ class CheckedRequest:
     found: FoundCheckpoint
     begun_with: str | None
     seconds: float
+    tracking: tuple[Any, str] | None = None
 
     @property
     def roles(self) -> Roles:
@@ -196,38 +205,20 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     given = _given_columns(request)
     bound = None if given is None else _check_columns(request, *given)
     directory = RunDirectory(Location(request.run_dir or _default_run_dir(spark)))
-    launching = derive(
-        LaunchSettings,
-        request.launch,
-        num_workers=request.num_workers,
-        gpus_per_worker=request.gpus_per_worker,
-        stream_logs=request.stream_logs,
-        log_dir=str(directory.logs),
-    )
+    launching = _launching(request, directory)
     allotment = _check_spark(spark, launching, request.restarts)
+    tracking = None if request.mlflow is None else check_tracking(request.mlflow)
     console = Console(directory.location.name, quiet=not request.stream_logs)
     if request.num_workers is None:
         console.say(allotment.describe())
     directory.check_writable()
     found = find_checkpoint(directory, request.resume)
-    checkpoint = found.info
     if bound is None:  # takes a Spark job: after all that can be checked without one
         console.say("building the model once, to learn which columns its inputs are named like")
         bound = _check_columns(request, *_columns_by_name(request, source, spark))
-    fit, warm_start, begun_with = request.fit, None, _origin(request.initial_weights)
-    if checkpoint is not None:
-        fit, begun_with, warnings = settings_to_go_on_with(
-            checkpoint,
-            fit,
-            allotment.workers,
-            begun_with,
-            _recorded_data(request),
-            asdict(request.sync),
-        )
-        for text in warnings:
-            logger.warning("going on with run_dir %s: %s", directory.location, text)
-    elif isinstance(request.initial_weights, InitialWeights):
-        warm_start = read_warm_start(request.initial_weights)
+    if request.checkpoints.saved_model:
+        check_saved_model(source, bound[0], request.data.transforms)
+    fit, warm_start, begun_with = _beginning(request, found.info, allotment.workers, directory)
     return CheckedRequest(
         request,
         source,
@@ -240,7 +231,41 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
         found,
         begun_with,
         seconds=time.monotonic() - began,
+        tracking=tracking,
     )
+
+
+def _launching(request: TrainingRequest, directory: RunDirectory) -> LaunchSettings:
+    """Return how the ranks are started."""
+    return derive(
+        LaunchSettings,
+        request.launch,
+        num_workers=request.num_workers,
+        gpus_per_worker=request.gpus_per_worker,
+        stream_logs=request.stream_logs,
+        log_dir=str(directory.logs),
+    )
+
+
+def _beginning(
+    request: TrainingRequest,
+    checkpoint: CheckpointInfo | None,
+    workers: int,
+    directory: RunDirectory,
+) -> tuple[FitOptions, WarmStart | None, str | None]:
+    """Return the options that hold, weights to begin with, and what to record of those."""
+    asked = _origin(request.initial_weights)
+    if checkpoint is not None:
+        data, sync = _recorded_data(request), asdict(request.sync)
+        fit, begun_with, warnings = settings_to_go_on_with(
+            checkpoint, request.fit, workers, asked, data, sync
+        )
+        for text in warnings:
+            logger.warning("going on with run_dir %s: %s", directory.location, text)
+        return fit, None, begun_with
+    if isinstance(request.initial_weights, InitialWeights):
+        return request.fit, read_warm_start(request.initial_weights), asked
+    return request.fit, None, asked
 
 
 def _given_columns(request: TrainingRequest) -> tuple[ColumnNames, ColumnNames | None] | None:
@@ -268,6 +293,14 @@ def _check_columns(
         _check_class_weight(request, outputs)
     roles = Roles(inputs.columns, outputs.columns, request.sample_weight_col)
     check_data(request.frame, roles, request.data, request.validation)
+    if request.prediction_col is not None:
+        settings = PredictionSettings(prediction_col=request.prediction_col)
+        added = surely_added(settings, len(outputs.slots))
+        columns, by_case = (
+            frame_of(request.frame).columns,
+            is_case_sensitive(session_of(request.frame)),
+        )
+        check_added(added, added, columns, by_case=by_case)
     return inputs, outputs
 
 

@@ -14,9 +14,9 @@ import functools
 import json
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,10 @@ RANKS_FILE = "ranks.npz"
 MANIFEST_FILE = "checkpoint.json"
 
 T = TypeVar("T")
+
+LogValue: TypeAlias = "str | float | bool | list[LogValue] | None"
+# What an epoch told, by name, as JSON: numbers, and lists where a metric gives several.
+PlainLogs: TypeAlias = Mapping[str, LogValue]
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,9 @@ class CheckpointInfo:
 
     step: int
     epoch: int
-    history: list[dict[str, float]]
+    history: Sequence[PlainLogs]
     data_fingerprint: str
-    variables: list[list[Any]]
+    variables: Sequence[Sequence[Any]]
     epoch_step: int = 0
     world: int = 1
     run_id: str = ""
@@ -162,11 +166,15 @@ def best_step(infos: Mapping[int, CheckpointInfo], options: CheckpointOptions) -
     if metric is None:
         return None
     values = {
-        step: info.history[-1][metric]
+        step: info.history[-1].get(metric)
         for step, info in sorted(infos.items())
-        if info.epoch_step == 0 and info.history and metric in info.history[-1]
+        if info.epoch_step == 0 and info.history
     }
-    numbers = {step: value for step, value in values.items() if value == value}
+    numbers = {
+        step: value
+        for step, value in values.items()
+        if isinstance(value, (int, float)) and value == value
+    }
     choose = max if options.best_is_highest else min
     return choose(numbers, key=lambda step: numbers[step], default=None)
 

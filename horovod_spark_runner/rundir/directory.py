@@ -12,8 +12,10 @@
         logs/rank-00000.log         all output of each rank
         checkpoints/step-00000042/  variables.npz, ranks.npz, checkpoint.json (written last)
         metrics.jsonl               one line per epoch
+        mlflow.json                 identity of the run in MLflow, if it is told of the training
         events/train, validation    event files, for TensorBoard
         model/                      model.keras, weights.npz, sample.npz, signature.json (the last)
+        saved_model/                the model as a SavedModel, if asked for
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import contextlib
 import json
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import RunDirectoryError
@@ -88,6 +90,14 @@ class RunDirectory:
         return self.location.join("model")
 
     @property
+    def mlflow(self) -> Location:
+        return self.location.join("mlflow.json")
+
+    @property
+    def saved_model(self) -> Location:
+        return self.location.join("saved_model")
+
+    @property
     def signature(self) -> Location:
         return self.model.join("signature.json")
 
@@ -135,12 +145,24 @@ class RunDirectory:
             with contextlib.suppress(OSError):  # it takes room, and nothing else
                 for left in folder.list():
                     if _ASIDE.fullmatch(left.name):
-                        left.delete_file()
+                        left.delete_folder() if left.is_folder else left.delete_file()
+
+    def mlflow_run(self) -> str | None:
+        """Return the identity of the run in MLflow; ``None`` if none is known."""
+        try:
+            return str(json.loads(self.mlflow.read_text())["run_id"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunDirectoryError(f"{self.mlflow} is damaged: {error!r}") from error
+
+    def write_mlflow_run(self, run_id: str) -> None:
+        self.mlflow.write_text(json.dumps({"run_id": run_id}))
 
     def write_config(self, settings: dict[str, Any]) -> None:
         self.config.write_text(json.dumps(settings, indent=1))
 
-    def write_metrics(self, epochs: list[dict[str, float]]) -> None:
+    def write_metrics(self, epochs: Iterable[Mapping[str, object]]) -> None:
         """Write the metrics of all epochs so far, one JSON object per line."""
         lines = (json.dumps({"epoch": number, **logs}) for number, logs in enumerate(epochs))
         self.metrics.write_text("".join(f"{line}\n" for line in lines))

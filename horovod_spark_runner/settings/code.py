@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import InvalidInputError
@@ -49,3 +51,30 @@ def by_import_name(name: str, text: str) -> Any:
             "or give the function itself"
         ) from error
     return found
+
+
+def named(value: Any) -> Any:
+    """Return ``value`` with the functions and classes in it by their import names, if they have."""
+    if callable(value):
+        return import_name(value) or value
+    if isinstance(value, Mapping):
+        return {key: named(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [named(one) for one in value]
+    return tuple(map(named, value)) if isinstance(value, tuple) else value
+
+
+def misfit(function: Callable[..., Any], *given: Any, **by_name: Any) -> str:
+    """Return why ``function`` cannot be called with such arguments; ``""`` if it can.
+
+    Some functions written in C do not tell what they take; these may be called.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(*given, **by_name)
+    except TypeError as error:
+        return f"it takes {signature}: {error}"
+    return ""

@@ -9,12 +9,13 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, brief
 from .code import by_import_name, is_import_name
 from .data import DataOptions
 from .kinds import PLACE, TEXT, ColumnNames, Kind, check_columns, optional
 from .launching import LaunchOptions, MpiOptions
 from .table import Settings, default_of, from_table, setting
+from .tracking import MlflowOptions
 from .training import Allreduce, CheckpointOptions, RestartOptions
 
 BY_NAME = 'given as itself or by its name, ``"package.module:name"``, which can be saved'
@@ -23,7 +24,8 @@ BY_NAME = 'given as itself or by its name, ``"package.module:name"``, which can 
 def _check_code(name: str, value: object) -> Any:
     if not callable(value) and not is_import_name(value):
         raise InvalidInputError(
-            f'{name} must be a function, or name one as "package.module:function", got {value!r}'
+            f'{name} must be a function, or name one as "package.module:function", got '
+            f"{brief(value)}"
         )
     return value
 
@@ -35,7 +37,7 @@ def _check_model(name: str, value: object) -> Any:
         return os.fspath(value)
     raise InvalidInputError(
         f'{name} must be a function that returns a compiled model, name one as "package.module:'
-        f'function", or be the path of a .keras or .json file, got {value!r}'
+        f'function", or be the path of a .keras or .json file, got {brief(value)}'
     )
 
 
@@ -47,13 +49,15 @@ def _check_callbacks(name: str, value: object) -> Any:
 
 def _check_objects(name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise InvalidInputError(f"{name} must be a dictionary by name, got {value!r}")
+        raise InvalidInputError(f"{name} must be a dictionary by name, got {brief(value)}")
     return {key: _check_code(f"{name}[{key!r}]", one) for key, one in value.items()}
 
 
 def _check_arguments(name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise InvalidInputError(f"{name} must be a dictionary of arguments by name, got {value!r}")
+        raise InvalidInputError(
+            f"{name} must be a dictionary of arguments by name, got {brief(value)}"
+        )
     return {key: plain_json(f"{name}[{key!r}]", one) for key, one in value.items()}
 
 
@@ -76,8 +80,8 @@ def plain_json(name: str, value: object) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [plain_json(f"{name}[{number}]", one) for number, one in enumerate(value)]
     raise InvalidInputError(
-        f"{name} must be a finite number, text, or a list or dictionary of these, got {value!r} of "
-        f"type {type(value).__name__}"
+        f"{name} must be a finite number, text, or a list or dictionary of these, got "
+        f"{brief(value)} of type {type(value).__name__}"
     )
 
 
@@ -167,7 +171,7 @@ def _check_label_columns(name: str, value: object) -> ColumnNames:
 def _check_fraction(name: str, value: object) -> float:
     number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else 0.0
     if not 0 < number < 1:
-        raise InvalidInputError(f"{name} must be a fraction between 0 and 1, got {value!r}")
+        raise InvalidInputError(f"{name} must be a fraction between 0 and 1, got {brief(value)}")
     return number
 
 
@@ -230,7 +234,8 @@ class EstimatorSettings(Settings):
     validation_indicator_col: str | None = setting(
         None,
         optional(TEXT),
-        "boolean or integer column that is true for rows to validate with; none by default.",
+        "column that is true or 1 for rows to validate with, and false or 0 for the others; none "
+        "by default.",
     )
     validation_fraction: float | None = setting(
         None,
@@ -262,3 +267,10 @@ class EstimatorSettings(Settings):
         {}, _settings_of(LaunchOptions), "see `LaunchOptions`, likewise.", shown=False
     )
     sync: Mapping[str, Any] = setting({}, _settings_of(Allreduce), "see `Allreduce`, likewise.")
+    mlflow: Mapping[str, Any] | None = setting(
+        None,
+        optional(_settings_of(MlflowOptions)),
+        "see `MlflowOptions`, likewise: ``{}`` tells MLflow, by its defaults, of every fit; "
+        "``None`` (default) does not.",
+        shown=False,
+    )

@@ -1,4 +1,4 @@
-"""The kinds of settings: what a value must be, and how other places say it."""
+"""The kinds of settings: what a value must be, and how others say it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, brief
 
 T = TypeVar("T")
 # Columns by input or output: one, several that are joined, or (labels only) none.
@@ -46,7 +46,7 @@ def check_count(name: str, value: object, minimum: int = 1) -> int:
     number = whole_number(value)
     if number is None or number < minimum:
         raise InvalidInputError(
-            f"{name} must be a whole number of at least {minimum}, got {value!r}"
+            f"{name} must be a whole number of at least {minimum}, got {brief(value)}"
         )
     return number
 
@@ -76,14 +76,14 @@ def check_number(name: str, value: object, *, unit: str = "") -> float:
     number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else -1.0
     if not math.isfinite(number) or number < 0:
         kind = f"a number of {unit}" if unit else "a number"
-        raise InvalidInputError(f"{name} must be {kind}, at least 0, got {value!r}")
+        raise InvalidInputError(f"{name} must be {kind}, at least 0, got {brief(value)}")
     return number
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     """Return ``value`` if it is one of ``choices``, else raise ``InvalidInputError``."""
     if not isinstance(value, str) or value not in choices:
-        raise InvalidInputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        raise InvalidInputError(f"{name} must be one of {', '.join(choices)}, got {brief(value)}")
     return value
 
 
@@ -94,7 +94,7 @@ def check_flag(name: str, value: object) -> bool:
         InvalidInputError: it is something else, such as ``"no"``, which Python takes for true.
     """
     if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):
-        raise InvalidInputError(f"{name} must be True or False, got {value!r}")
+        raise InvalidInputError(f"{name} must be True or False, got {brief(value)}")
     return bool(value)
 
 
@@ -107,7 +107,7 @@ def check_place(name: str, value: object) -> str | os.PathLike[str]:
     if value == "":
         raise InvalidInputError(f"{name} is empty; give a folder or URL, or leave it out")
     if not isinstance(value, (str, os.PathLike)):
-        raise InvalidInputError(f"{name} must be the path or URL of a folder, got {value!r}")
+        raise InvalidInputError(f"{name} must be the path or URL of a folder, got {brief(value)}")
     return value
 
 
@@ -127,26 +127,28 @@ def check_options(name: str, value: object, cls: type[T]) -> T:
 
 
 def check_columns(name: str, value: object, *, may_lack: bool = False) -> ColumnNames:
-    """Return columns by input or output as plain lists, dictionaries and names.
+    """Return columns by input or output as a plain list or dictionary of names.
 
     Args:
         name: what they are, for the message.
-        value: the columns.
+        value: the columns; one by itself may be given as its name.
         may_lack: whether there may be none for one of them.
 
     Raises:
         InvalidInputError: they are neither a list nor a dictionary of columns.
     """
+    if isinstance(value, str) and value:
+        return [value]
     if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, Mapping)):
         raise InvalidInputError(
-            f"{name} must be a list of column names or a dictionary from the model's names to "
-            f"columns, got {value!r}"
+            f"{name} must be a column's name, a list of them or a dictionary from the model's "
+            f"names to columns, got {brief(value)}"
         )
     if not isinstance(value, Mapping):
         return [_check_slot(name, one, may_lack) for one in value]
     if not all(isinstance(key, str) for key in value):
         raise InvalidInputError(
-            f"{name} must name the model's inputs or outputs, got {tuple(value)!r}"
+            f"{name} must name the model's inputs or outputs, got {brief(tuple(value))}"
         )
     return {key: _check_slot(name, one, may_lack) for key, one in value.items()}
 
@@ -158,20 +160,21 @@ def _check_slot(name: str, given: object, may_lack: bool) -> str | list[str] | N
     if isinstance(given, (list, tuple)) and given and all(isinstance(n, str) for n in given):
         return list(given)
     raise InvalidInputError(
-        f"{name} must hold column names, or lists of those that are joined into one, got {given!r}"
+        f"{name} must hold column names, or lists of those that are joined into one, got "
+        f"{brief(given)}"
     )
 
 
 def _check_text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise InvalidInputError(f"{name} must be a name, got {value!r}")
+        raise InvalidInputError(f"{name} must be a name, got {brief(value)}")
     return value
 
 
 def _check_above_zero(name: str, value: object, *, unit: str) -> float:
     number = check_number(name, value, unit=unit)
     if not number:
-        raise InvalidInputError(f"{name} must be above 0, got {value!r}")
+        raise InvalidInputError(f"{name} must be above 0, got {brief(value)}")
     return number
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, brief
 from .kinds import COLUMNS, TEXT, ColumnNames, Kind, choice, count, optional
 from .table import Settings, from_table, setting
 
@@ -32,7 +32,7 @@ def check_prediction_col(name: str, given: object) -> PredictionCol:
         raise InvalidInputError(
             f"{name} must be a column's name (for several outputs, what their columns begin with), "
             "a dictionary from output to column, or a list of columns in the outputs' order, got "
-            f"{given!r}"
+            f"{brief(given)}"
         )
     return dict(given) if isinstance(given, Mapping) else list(given)  # type: ignore[call-overload]
 
@@ -44,7 +44,7 @@ def _check_class_col(name: str, given: object) -> ClassCol:
         return dict(given)
     raise InvalidInputError(
         f"{name} must be a column's name or, for several outputs, a dictionary from output to "
-        f"column, got {given!r}"
+        f"column, got {brief(given)}"
     )
 
 
@@ -117,6 +117,8 @@ class PredictionSettings(Settings):
         super().__post_init__()
         if self.features_col is not None and self.feature_cols is not None:
             raise InvalidInputError(
-                f"features_col={self.features_col!r} and feature_cols={self.feature_cols!r} both "
-                "name the feature columns; give one of them"
+                f"featuresCol={self.features_col!r} and featureCols={brief(self.feature_cols)} "
+                "both name the feature columns, and neither is joined to the other: give one of "
+                'them, and None for the other; featureCols=[["a", "b"]] joins columns into one '
+                "input"
             )

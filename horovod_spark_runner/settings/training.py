@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import Literal, get_args
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, brief
 from .kinds import (
     FLAG,
     SECONDS,
@@ -50,14 +50,14 @@ def _check_class_weight(name: str, weights: object) -> dict[int, float]:
     ):
         raise InvalidInputError(
             f"{name} must map classes (whole numbers) to weights of at least 0, such as "
-            f"{{0: 1.0, 1: 5.0}}, got {weights!r}"
+            f"{{0: 1.0, 1: 5.0}}, got {brief(weights)}"
         )
     return {int(label): float(weight) for label, weight in weights.items()}
 
 
 def _check_metric(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise InvalidInputError(f"{name} must be the name of a metric, got {value!r}")
+        raise InvalidInputError(f"{name} must be the name of a metric, got {brief(value)}")
     return value
 
 
@@ -65,7 +65,7 @@ def _check_weights(name: str, value: object) -> str | os.PathLike[str]:
     if not isinstance(value, (str, os.PathLike)) or value == "":
         raise InvalidInputError(
             "initial_weights must be the path or URL of a run, a Keras file or a SavedModel, got "
-            f"{value!r}"
+            f"{brief(value)}"
         )
     return value
 
@@ -189,6 +189,13 @@ class CheckpointOptions(Settings):
         FLAG,
         "write the metrics of every epoch, learning rate and samples per second for TensorBoard "
         "to ``events/`` in the run directory (default).",
+    )
+    saved_model: bool = setting(
+        False,
+        FLAG,
+        "also write the trained model as a SavedModel, to ``saved_model/`` in the run directory: "
+        "its inputs are the feature columns, and it predicts with TensorFlow alone, as "
+        "`TFTransformer.export` says (false).",
     )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -53,3 +54,15 @@ def keep_to_task() -> None:
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     gpus = context.resources().get("gpu") if context is not None else None
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses) if gpus is not None else ""
+
+
+def spare_from_collection() -> None:
+    """Leave what is alive now, such as a framework and a model, out of garbage collections.
+
+    Spark's worker collects garbage after every task, which looks at every object there is: beside
+    TensorFlow that takes longer than many a task. What was left out by an earlier call and is
+    garbage by now is collected first.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

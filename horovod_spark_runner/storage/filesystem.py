@@ -24,6 +24,7 @@ import pyarrow.fs as pafs
 
 from ..errors import EnvironmentProblem, InvalidInputError
 from .patience import Headway, answered
+from .trouble import WRITES
 
 T = TypeVar("T")
 HDFS_SCHEMES = ("hdfs", "viewfs")
@@ -252,6 +253,7 @@ class Location:
         answered(lambda _: self._append(data), self._text)
 
     def _append(self, data: bytes) -> None:
+        WRITES.check(self._text)
         with open(self._text, "ab") as stream:
             stream.write(data)
 
@@ -260,6 +262,7 @@ class Location:
         answered(lambda headway: self._write(memoryview(data).cast("B"), headway), self._text)
 
     def _write(self, data: memoryview, headway: Headway) -> None:
+        WRITES.check(self._text)
         with self.open_output() as stream:
             for begin in range(0, len(data), PART_BYTES):
                 stream.write(data[begin : begin + PART_BYTES])

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..errors import InvalidInputError
-from ..settings.kinds import check_choice, check_count
+from ..settings.kinds import check_choice, check_count, check_number
+from ..storage.trouble import WRITES
 from ..training.keras.source import check_given_callbacks
 from .one_rank import runs_here
 
-FaultKind = Literal["kill", "stop", "terminate", "raise"]
+FaultKind = Literal["kill", "stop", "terminate", "raise", "storage"]
 # These end or stop the process itself.
 _OF_THE_PROCESS = ("kill", "stop")
 
@@ -28,7 +29,9 @@ class Fault:
         rank: the rank it happens to (0).
         kind: ``"kill"`` (default): SIGKILL, as of the kernel's out-of-memory killer; ``"stop"``: it
             hangs, which ``stall_timeout`` finds; ``"terminate"``: SIGTERM, on which all ranks save
-            a checkpoint and leave; ``"raise"``: a RuntimeError, as of the user's own code.
+            a checkpoint and leave; ``"raise"``: a RuntimeError, as of the user's own code;
+            ``"storage"``: what rank 0 writes next (a checkpoint, event files) fails.
+        seconds: for how long all writes fail, of ``"storage"`` only; 0 (default) for one write.
 
     Raises:
         InvalidInputError: a field cannot be right.
@@ -37,11 +40,22 @@ class Fault:
     step: int
     rank: int = 0
     kind: FaultKind = "kill"
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         check_count("step", self.step)
         check_count("rank", self.rank, 0)
         check_choice("kind", self.kind, get_args(FaultKind))
+        check_number("seconds", self.seconds)
+        if self.kind != "storage" and self.seconds:
+            raise InvalidInputError(
+                f"seconds={self.seconds:g} is for faults of kind 'storage', got kind={self.kind!r}"
+            )
+        if self.kind == "storage" and self.rank:
+            raise InvalidInputError(
+                f"rank={self.rank}, but a fault of kind 'storage' happens to rank 0, which writes "
+                "for all"
+            )
 
     def strike(self) -> None:
         """Make it happen to this process.
@@ -58,6 +72,9 @@ class Fault:
         print(f"{self} happens", flush=True)
         if self.kind == "raise":
             raise RuntimeError(f"{self}")
+        if self.kind == "storage":
+            WRITES.begin(self.seconds)
+            return
         signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM}
         os.kill(os.getpid(), signals[self.kind])
 

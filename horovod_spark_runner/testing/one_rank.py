@@ -25,6 +25,7 @@ from ..launch.worker.main import describe_failure
 from ..serialize import dump_call, dumps
 from ..settings.launching import LaunchSettings
 from ..spark.capacity import Allotment
+from ..storage.trouble import WRITES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,6 +135,7 @@ def _as_rank(reports: _Reports, environment: Mapping[str, str]) -> Iterator[None
         yield
     finally:
         _running.clear()
+        WRITES.end()
         reporting.connect(None)
         for name, value in before.items():
             if value is None:

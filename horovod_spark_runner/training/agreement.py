@@ -8,12 +8,11 @@ asked for in between is asked for until then.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-# What a rank may ask of all ranks at a step, by place.
+# What a rank may ask of all ranks at a step, in this order.
 STOP, SAVE, PREEMPT = range(3)
 NOTHING = (False, False, False)
 
@@ -28,15 +27,15 @@ class Agreement:
     def __init__(self, world: MPI.Comm) -> None:
         self._world = world
 
-    def after_step(self, asked: Sequence[Any], meet: bool) -> Sequence[Any]:
-        """Return what is agreed on after a step that has carried no requests, by place.
+    def after_step(self, asked: Sequence[object], meet: bool) -> Sequence[float]:
+        """Return what is agreed on after a step that has carried no requests.
 
         Args:
-            asked: what this rank asks for, by place.
+            asked: what this rank asks for, in the order of ``NOTHING``.
             meet: whether the ranks meet after this step, on all ranks alike.
 
         Returns:
-            By place, something true for what any rank asks for.
+            In that order, another number than 0 for what any rank asks for.
         """
         if not meet:
             return NOTHING
@@ -44,11 +43,11 @@ class Agreement:
         self._world.Allreduce(MPI.IN_PLACE, agreed, op=MPI.MAX)
         return list(agreed)
 
-    def any_asks(self, asked: Any) -> bool:
+    def any_asks(self, asked: object) -> bool:
         """Tell whether any rank asks for the one thing that is in question."""
         return bool(self._world.allreduce(int(bool(asked)), op=MPI.MAX))
 
-    def at_epoch_end(self, stop: Any, end: bool) -> tuple[bool, bool]:
+    def at_epoch_end(self, stop: object, end: bool) -> tuple[bool, bool]:
         """Tell whether any rank asks to stop, and whether any was asked to end soon."""
         agreed = self._world.allreduce(int(bool(stop)) | int(end) << 1, op=MPI.BOR)
         return bool(agreed & 1), bool(agreed & 2)

@@ -41,7 +41,7 @@ class ModelChanges:
     record: dict[str, Any] = field(default_factory=dict)
 
 
-def differ(then: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differ(then: object, now: object, path: str = "") -> Iterator[tuple[str, object, object]]:
     """Yield where two JSON values differ: path, the old value, the new one."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         for key in sorted({*then, *now}):
@@ -53,23 +53,23 @@ def differ(then: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]
         yield path, then, now
 
 
-def other_model(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+def other_model(then: Mapping[str, object], now: Mapping[str, object]) -> str | None:
     """Return how two descriptions of a model differ, ``None`` if they do not."""
     found = [otherwise(path, *pair) for path, *pair in differ(then, now)]
     return joined(found) if found else None
 
 
-def otherwise(what: str, then: Any, now: Any) -> str:
+def otherwise(what: str, then: object, now: object) -> str:
     """Say how a setting differs from that of the call that began the run."""
     return f"{what} is {_show(now)} now, the run was begun with {_show(then)}"
 
 
-def since(what: str, then: Any, now: Any) -> str:
+def since(what: str, then: object, now: object) -> str:
     """Say the same of what an earlier call may have changed already."""
     return f"{what} is {_show(now)} now, the checkpoint was taken with {_show(then)}"
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.7g}"
     if isinstance(value, Mapping) and "class" in value:
@@ -92,7 +92,7 @@ def settings_to_go_on_with(
     workers: int,
     start: str | None,
     data: Mapping[str, Any],
-    sync: Mapping[str, Any],
+    sync: Mapping[str, object],
 ) -> tuple[FitOptions, str | None, list[str]]:
     """Return what a resumed run does with the arguments of the call that resumes it.
 
@@ -108,34 +108,18 @@ def settings_to_go_on_with(
         The settings that hold, the ``initial_weights`` to record, and warnings.
     """
     begun = info.settings.get("fit", {})
-    warnings = []
     kept = {
         name: begun[name]
         for name in ("lr_scaling", "warmup_epochs")
         if name in begun and begun[name] != getattr(fit, name)
     }
-    for name, value in kept.items():
-        warnings.append(
-            otherwise(name, value, getattr(fit, name))
-            + ": a resumed run keeps what it was begun with"
-        )
+    warnings = [
+        otherwise(name, value, getattr(fit, name)) + ": a resumed run keeps what it was begun with"
+        for name, value in kept.items()
+    ]
     held = replace(fit, **kept)
     warnings += _new_ones(info, fit, fit.batch_size * workers, data, sync)
-    # Where the split follows from it, too, the rows are others, which is refused.
-    splits = isinstance(data["validation"], float)
-    if info.order.get("seed", fit.seed) != fit.seed and not splits:
-        warnings.append(
-            since("seed", info.order["seed"], fit.seed)
-            + ": it changes the order of rows only; weights and random generators go on from the "
-            "checkpoint"
-        )
-    rate = info.state.get("learning_rate", {})
-    before = info.settings.get("num_workers", workers)
-    if held.lr_scaling != "none" and rate.get("done") and before != workers:
-        warnings.append(
-            since("num_workers", before, workers)
-            + f": the learning rate stays as lr_scaling={held.lr_scaling!r} has scaled it"
-        )
+    warnings += _without_effect(info, held, workers, splits=isinstance(data["validation"], float))
     recorded = info.settings.get("initial_weights", _ABSENT)
     if start is not None and start != recorded:
         begun_with = "" if recorded is _ABSENT else f"; the run was begun with {recorded!r}"
@@ -150,12 +134,39 @@ def settings_to_go_on_with(
     return held, start if recorded is _ABSENT else recorded, warnings
 
 
+def _without_effect(
+    info: CheckpointInfo, held: FitOptions, workers: int, *, splits: bool
+) -> Iterator[str]:
+    """Yield what is said of new values that change less than they would in a new run.
+
+    Args:
+        info: the checkpoint.
+        held: the settings that hold.
+        workers: ranks asked for.
+        splits: whether the split into training and validation rows follows from the seed.
+    """
+    # Where the split follows from it, too, the rows are others, which is refused.
+    if info.order.get("seed", held.seed) != held.seed and not splits:
+        yield (
+            since("seed", info.order["seed"], held.seed)
+            + ": it changes the order of rows only; weights and random generators go on from the "
+            "checkpoint"
+        )
+    rate = info.state.get("learning_rate", {})
+    before = info.settings.get("num_workers", workers)
+    if held.lr_scaling != "none" and rate.get("done") and before != workers:
+        yield (
+            since("num_workers", before, workers)
+            + f": the learning rate stays as lr_scaling={held.lr_scaling!r} has scaled it"
+        )
+
+
 def _new_ones(
     info: CheckpointInfo,
     fit: FitOptions,
     global_batch: int,
     data: Mapping[str, Any],
-    sync: Mapping[str, Any],
+    sync: Mapping[str, object],
 ) -> Iterator[str]:
     """Yield what is said of arguments whose new values are trained with."""
     parts = (info.settings.get(part, {}) for part in ("fit", "data", "sync"))
@@ -173,12 +184,12 @@ def _new_ones(
     if fit.steps_per_epoch is not None and batch != global_batch:
         yield (
             f"{since('the global batch', batch, global_batch)} rows: with steps_per_epoch the "
-            "place in the data is counted in batches, so rows of the current pass may come twice "
-            "or not at all"
+            "position in the data is counted in batches, so rows of the current pass may come "
+            "twice or not at all"
         )
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: object) -> object:
     """Return ``value`` as a checkpoint gives it back: keys are text."""
     return json.loads(json.dumps(value))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 from ..data.prepare.schema import quote_all
 from ..errors import DataError
@@ -105,7 +105,12 @@ def _ways(ways: Sequence[Sequence[str]]) -> str:
     return " or ".join(quote_all(names) for names in ways)
 
 
-def recorded_columns(binding: Binding) -> list[Any] | dict[str, Any]:
+# A column, several joined, or none; by the names of inputs or outputs, or in their order.
+_Slot: TypeAlias = str | list[str] | None
+Recorded: TypeAlias = list[_Slot] | dict[str, _Slot]
+
+
+def recorded_columns(binding: Binding) -> Recorded:
     """Return ``feature_cols`` or ``label_cols`` as JSON."""
-    slots = [slot[0] if len(slot) == 1 else list(slot) or None for slot in binding.slots]
+    slots: list[_Slot] = [s[0] if len(s) == 1 else list(s) or None for s in binding.slots]
     return slots if binding.names is None else dict(zip(binding.names, slots, strict=True))

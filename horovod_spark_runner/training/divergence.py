@@ -8,10 +8,10 @@ epoch's end and before the model is saved: 0.3 ms for each megabyte of weights (
 from __future__ import annotations
 
 import zlib
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import ArrayLike
 
 from ..errors import RanksDivergedError
 from .state import TrainingVariables
@@ -24,7 +24,7 @@ def checksums(variables: TrainingVariables) -> np.ndarray:
     return np.array([_checksum(variables.view(v)) for v in variables.shared], np.int64)
 
 
-def _checksum(value: Any) -> int:
+def _checksum(value: ArrayLike) -> int:
     return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
 
@@ -45,12 +45,12 @@ def check_ranks_agree(variables: TrainingVariables, world: MPI.Comm, when: str) 
     low, high = np.empty_like(own), np.empty_like(own)
     world.Allreduce(own, low, op=MPI.MIN)
     world.Allreduce(own, high, op=MPI.MAX)
-    different = [int(place) for place in np.flatnonzero(low != high)]
+    different = [int(index) for index in np.flatnonzero(low != high)]
     if not different:
         return
     shared = variables.shared
     # What the others differ by, if it is among them.
-    different.sort(key=lambda place: not variables.is_rate(shared[place]))
+    different.sort(key=lambda index: not variables.is_rate(shared[index]))
     root = world.bcast(own, root=0)
     ranks = world.allgather(bool((own != root).any()))
     others = [rank for rank, other in enumerate(ranks) if other]

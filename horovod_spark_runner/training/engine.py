@@ -14,11 +14,13 @@ the project's own.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..data.manifest import Column
 from ..errors import InvalidInputError
 from ..rundir.directory import RunDirectory
+from ..storage.filesystem import Location
 from .evaluation import Evaluator, Question
 from .spec import KERAS, Binding, ModelNames, ModelSource, TrainingSpec
 from .sync.synchroniser import Collectives, Synchroniser
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .trainee import Trainee
+
+# The format that TensorFlow's programs read.
+SAVED_MODEL = "saved_model"
 
 
 class Engine(Protocol):
@@ -40,7 +45,7 @@ class Engine(Protocol):
 
     # -- on the driver -------------------------------------------------------------------------
 
-    def source(self, model: Any, custom_objects: Mapping[str, Any] | None) -> ModelSource:
+    def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:
         """Return the source for ``run_training``'s ``model_fn``.
 
         Raises:
@@ -49,7 +54,7 @@ class Engine(Protocol):
         """
         ...
 
-    def check_callbacks(self, given: Any) -> None:
+    def check_callbacks(self, given: object) -> None:
         """Check as much of ``callbacks`` as shows without the framework.
 
         Raises:
@@ -97,14 +102,14 @@ class Engine(Protocol):
         directory: RunDirectory,
         model: Any,
         inputs: Binding | None,
-        custom_objects: Mapping[str, Any],
+        custom_objects: Mapping[str, object],
         signature: str = "",
     ) -> Any:
         """Write a model that was trained elsewhere as a training leaves it. On the driver.
 
         Args:
             directory: a directory without a model.
-            model: the model, or the place of its file.
+            model: the model, or the path or URL of its file.
             inputs: the columns of its inputs; ``None`` for the names by convention.
             custom_objects: the user's own classes and functions by name.
             signature: what to call of a format that offers several things to call; ``""`` for the
@@ -123,7 +128,7 @@ class Engine(Protocol):
         model: StoredModel,
         source: ModelSource | None,
         saved: Any,
-        custom_objects: Mapping[str, Any],
+        custom_objects: Mapping[str, object],
     ) -> Any:
         """Return what a trained model is made from again: `Recipe.own`. On the driver.
 
@@ -163,7 +168,52 @@ class Engine(Protocol):
         """
         ...
 
-    def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
+    def check_export(
+        self,
+        format: str,
+        names: Sequence[str],
+        transformed: Collection[str],
+        columns: Sequence[Column] = (),
+    ) -> None:
+        """Check as much of an export as shows without the model. On the driver.
+
+        Args:
+            format: what to export to.
+            names: what the feature columns are called there.
+            transformed: feature columns that were trained with a transform.
+            columns: the feature columns, as far as they are known.
+
+        Raises:
+            InvalidInputError: there is no such format.
+            ModelError: a column cannot be an input there.
+        """
+        ...
+
+    def export(
+        self,
+        recipe: Recipe,
+        format: str,
+        columns: Sequence[str],
+        outputs: Sequence[str],
+        target: Location,
+    ) -> None:
+        """Write the model in a format that other programs read. On the driver.
+
+        Args:
+            recipe: the model.
+            format: what to export to.
+            columns: what the feature columns are called there, in their order.
+            outputs: what its outputs are called there, in their order.
+            target: the place, a folder that is replaced.
+
+        Raises:
+            ModelError: the format cannot hold the model.
+            InvalidInputError: there is no such format.
+            OSError: storage fails.
+        """
+        ...
+
+    def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, object]], str]:
         """Return the fields of each `OutputSpec` of the model, or none and why.
 
         Asked in a Python worker of Spark's, for a model that another function builds than the one
@@ -176,7 +226,7 @@ class Engine(Protocol):
 
     # -- its evaluation ------------------------------------------------------------------------
 
-    def portable_metrics(self, given: Any) -> Any:
+    def portable_metrics(self, given: object) -> object:
         """Return ``metrics`` of `TFTransformer.evaluate` in a form that can be pickled.
 
         On the driver, where the framework is loaded only if it made a metric that was given.
@@ -196,7 +246,7 @@ class Engine(Protocol):
         ...
 
 
-def engine_of(model: Any) -> str:
+def engine_of(model: object) -> str:
     """Return the name of the engine for ``run_training``'s ``model_fn``.
 
     Raises:
@@ -208,6 +258,17 @@ def engine_of(model: Any) -> str:
             f"horovod_engine must be the dotted name of an engine's module, got {name!r}"
         )
     return name
+
+
+def check_format(format: object, formats: Sequence[str]) -> None:
+    """Check that ``format`` is one of those an engine exports to.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    if format not in formats:
+        known = ", ".join(map(repr, formats)) or "none for a model of this engine"
+        raise InvalidInputError(f"there is no format {format!r} to export to; there is {known}")
 
 
 def engine_named(name: str) -> Engine:

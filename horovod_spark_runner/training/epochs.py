@@ -82,14 +82,14 @@ class Epochs:
             epoch: its number.
             first: the step to begin with.
             run_step: steps of the whole run before that one; by default, as if all epochs had as
-                many as this one. With ``steps_per_epoch`` the place in the data follows from it.
+                many as this one. With ``steps_per_epoch`` the position in the data follows from it.
         """
         number = first
         before = epoch * self.steps
         if run_step is not None and self._training and self._fit.steps_per_epoch is not None:
             before = run_step - first
         while number < self.steps:
-            # The run's place in the data, counted in global batches, and the pass it is in.
+            # The run's position in the data, counted in global batches, and the pass it is in.
             passed, begin = divmod(before + number, self._steps_of_pass)
             plan = self._plan(passed if self._training else 0)
             with contextlib.closing(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from ..rundir.checkpoint import LogValue
 from ..storage.arrays import Arrays
 from .trained_model import Targets
 
@@ -24,7 +25,7 @@ class Question:
 
     targets: Targets
     compiled: bool = True
-    metrics: Any = field(default=None, repr=False)
+    metrics: object = field(default=None, repr=False)
 
 
 class Evaluator(Protocol):
@@ -57,7 +58,7 @@ class Evaluator(Protocol):
         """Return what the rows since the last call have added, to be added up with others'."""
         ...
 
-    def results(self, sums: Sequence[np.ndarray]) -> dict[str, Any]:
+    def results(self, sums: Sequence[np.ndarray]) -> dict[str, LogValue]:
         """Return the results that follow from the sums over all rows, by name.
 
         Numbers, and lists of numbers where a metric gives several.

@@ -14,9 +14,9 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from ..launch.worker.reporting import notify
+from ..rundir.checkpoint import LogValue, PlainLogs
 from ..rundir.directory import RunDirectory
 from ..rundir.lock import holds
 from ..storage.filesystem import Location
@@ -51,7 +51,7 @@ class EventFiles:
         self._told = False
         self._hangs = False
 
-    def epoch(self, number: int, logs: Mapping[str, Any], facts: Mapping[str, float]) -> None:
+    def epoch(self, number: int, logs: PlainLogs, facts: Mapping[str, float]) -> None:
         """Add the points of an epoch.
 
         Args:
@@ -186,12 +186,13 @@ def _events_before(file: Location, epoch: int) -> list[tuple[int, bytes]]:
     ]
 
 
-def _scalars(name: str, value: Any) -> dict[str, float]:
+def _scalars(name: str, value: LogValue) -> dict[str, float]:
     """Return the curves of a logged value: one, or one for each number of a list."""
     if isinstance(value, (list, tuple)):
         found: dict[str, float] = {}
         for number, inner in enumerate(value):
             found.update(_scalars(f"{name}/{number}", inner))
         return found
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return {name: float(value)} if is_number else {}
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return {name: float(value)}
+    return {}

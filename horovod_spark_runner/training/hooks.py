@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from ..rundir.checkpoint import PlainLogs
 from ..storage.arrays import Arrays
+from .logs import Logs
 
 
 class Hooks:
@@ -26,14 +28,14 @@ class Hooks:
     watch_begin = False
     watch_end = False
     watch_test = False
-    stop_training: Any = False
-    stop_evaluating: Any = False
+    stop_training: bool = False
+    stop_evaluating: bool = False
     initial_epoch: int = 0
 
     def train_begin(self) -> None:
         """Before the first step, of a resumed run as well."""
 
-    def train_end(self, logs: Mapping[str, Any] | None) -> None:
+    def train_end(self, logs: Logs | None) -> None:
         """After the last step; the variables may be set here for the last time.
 
         Args:
@@ -43,26 +45,26 @@ class Hooks:
     def epoch_begin(self, epoch: int) -> None:
         """Before the first step of an epoch, counted from 0."""
 
-    def epoch_end(self, epoch: int, logs: Mapping[str, Any]) -> dict[str, Any]:
+    def epoch_end(self, epoch: int, logs: Logs) -> dict[str, object]:
         """After an epoch and its evaluation; return the logs with what callbacks have added."""
         return dict(logs)
 
     def train_step_begin(self, number: int) -> None:
         """Before a step, by its number in the epoch; only if `watch_begin`."""
 
-    def train_step_end(self, number: int, logs: Any) -> None:
+    def train_step_end(self, number: int, logs: Logs | None) -> None:
         """After a step; only if `watch_end`, and ``logs`` are those of all ranks then."""
 
     def test_begin(self) -> None:
         """Before an evaluation."""
 
-    def test_end(self, logs: Mapping[str, Any]) -> None:
+    def test_end(self, logs: Logs) -> None:
         """After an evaluation."""
 
     def test_step_begin(self, number: int) -> None:
         """Before a step of the evaluation; only if `watch_test`."""
 
-    def test_step_end(self, number: int, logs: Any) -> None:
+    def test_step_end(self, number: int, logs: Logs | None) -> None:
         """After a step of the evaluation; only if `watch_test`."""
 
     # -- what of them is kept in checkpoints ---------------------------------------------------
@@ -70,7 +72,7 @@ class Hooks:
     def remember(self) -> None:
         """Note what callbacks hold now, just after `train_begin`: only changes are state."""
 
-    def restore_history(self, history: Sequence[Mapping[str, Any]]) -> None:
+    def restore_history(self, history: Sequence[PlainLogs]) -> None:
         """Take note of the epochs of earlier attempts."""
 
     def capture(self) -> tuple[dict[str, Any], Arrays]:

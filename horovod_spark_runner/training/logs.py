@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
+from ..rundir.checkpoint import LogValue
 
-def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
+# What JSON gives back.
+Json: TypeAlias = "str | float | bool | list[Json] | dict[str, Json] | None"
+# What a step, an epoch or an evaluation tells, by name: tensors, numbers, lists, or logs again.
+Logs: TypeAlias = Mapping[str, object]
+
+
+def flat(logs: Logs) -> dict[str, object]:
     """Return ``logs`` without nesting, as Keras's callbacks see them."""
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     for name, value in sorted(logs.items()):
         result.update(flat(value) if isinstance(value, Mapping) else {name: value})
     return result
 
 
-def plain(logs: Mapping[str, Any] | None) -> dict[str, Any]:
+def plain(logs: Logs | None) -> dict[str, LogValue]:
     """Return ``logs`` as JSON: numbers, and lists where a metric gives several."""
     return {name: _plain_value(value) for name, value in flat(logs or {}).items()}
 
 
-def _plain_value(value: Any) -> Any:
+def _plain_value(value: object) -> LogValue:
     if isinstance(value, (str, bool)) or value is None:
         return value
     if isinstance(value, (list, tuple)):
@@ -33,6 +40,6 @@ def _plain_value(value: Any) -> Any:
     return array.item() if array.size == 1 and array.ndim <= 1 else array.tolist()
 
 
-def numbers(logs: Mapping[str, Any]) -> dict[str, float]:
+def numbers(logs: Logs) -> dict[str, float]:
     """Return the entries of plain ``logs`` that are one number."""
     return {name: value for name, value in logs.items() if isinstance(value, float)}

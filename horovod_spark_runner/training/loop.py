@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from .epochs import Epochs, Step
 from .event_files import EventFiles
 from .keeper import Keeper
 from .learning_rate import LearningRate
-from .logs import numbers, plain
+from .logs import Logs, numbers, plain
 from .preemption import PreemptionWatch
 from .progress import PhaseWatch, Progress, ProgressReporter
 from .rank_state import restore_rank
@@ -143,8 +143,9 @@ class Training:
         if self._restored is not None:
             info = self._restored[0]
             state = info.state
+            history = [dict(logs) for logs in info.history]
             self._progress = Progress(
-                info.step, info.epoch, info.epoch_step, info.history, state.get("stopped_at")
+                info.step, info.epoch, info.epoch_step, history, state.get("stopped_at")
             )
         elif self._spec.warm_start is not None and self._rank == 0:
             self._trainee.load_initial_weights(self._spec.warm_start)
@@ -180,7 +181,7 @@ class Training:
         self._phases.end("build")
         self._hooks.stop_training = False
         resumed_in_epoch = self._begin()
-        logs: Mapping[str, Any] | None = None
+        logs: Logs | None = None
         while not self._finished:
             logs = self._run_epoch(begun=resumed_in_epoch)
             resumed_in_epoch = False
@@ -248,12 +249,12 @@ class Training:
         self._trainee.reset_metrics()
         self._hooks.epoch_begin(self._progress.epoch)
 
-    def _run_epoch(self, begun: bool) -> Mapping[str, Any]:
+    def _run_epoch(self, begun: bool) -> Logs:
         progress, steps = self._progress, self._epochs.steps
         if not begun:
             self._begin_epoch()
         time_before, rows_before = time.monotonic(), progress.rows
-        last: tuple[Any, float] = ({}, 1.0)
+        last: tuple[Logs | None, float] = ({}, 1.0)
         with contextlib.closing(
             self._epochs.steps_from(progress.epoch, progress.epoch_step, progress.step)
         ) as reading:
@@ -284,7 +285,7 @@ class Training:
         self._save()
         return results
 
-    def _run_step(self, step: Step) -> tuple[Any, bool]:
+    def _run_step(self, step: Step) -> tuple[Logs | None, bool]:
         """Run one step; return its logs, and whether the ranks have agreed to leave the epoch."""
         progress, steps = self._progress, self._epochs.steps
         self._keeper.poll()
@@ -327,7 +328,7 @@ class Training:
         end = number - number % length + length - 1
         return number % length == 0, number in (end, steps - 1), end
 
-    def _check_first(self, logs: Any) -> None:
+    def _check_first(self, logs: Logs | None) -> None:
         """Check, after the first step, what only then can be told."""
         self._checked = True
         self._keeper.check_metric(numbers(plain(logs)))
@@ -345,12 +346,12 @@ class Training:
         if error is not None:
             raise error
 
-    def _evaluate(self, epochs: Epochs) -> dict[str, Any]:
+    def _evaluate(self, epochs: Epochs) -> dict[str, object]:
         hooks = self._hooks
         hooks.stop_evaluating = False
         hooks.test_begin()
         self._trainee.reset_metrics()
-        last: tuple[Any, float] = ({}, 1.0)
+        last: tuple[Logs | None, float] = ({}, 1.0)
         with contextlib.closing(epochs.steps_from(0)) as reading:
             for step in reading:
                 begins, ends, end = self._execution(step.number, epochs.steps)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..launch.shared.messages import Progress as ProgressReport
 from ..launch.worker.reporting import send
-from .logs import numbers, plain
+from ..rundir.checkpoint import LogValue
+from .logs import Logs, numbers, plain
 
 PROGRESS_SECONDS = 0.2
 
@@ -30,7 +30,7 @@ class Progress:
     step: int = 0
     epoch: int = 0
     epoch_step: int = 0
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[dict[str, LogValue]] = field(default_factory=list)
     stopped_at: int | None = None
     rows: int = 0
     seconds: float = 0.0
@@ -49,7 +49,7 @@ class ProgressReporter:
         self._epochs = epochs
         self._last = 0.0
 
-    def step(self, progress: Progress, steps: int, logs: Any) -> None:
+    def step(self, progress: Progress, steps: int, logs: Logs | None) -> None:
         """Tell of a step of an epoch of ``steps``, unless the epoch's own report follows."""
         now = time.monotonic()
         if now - self._last >= PROGRESS_SECONDS and progress.epoch_step < steps:

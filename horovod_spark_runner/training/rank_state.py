@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..errors import RunDirectoryError
 from ..storage.arrays import Arrays
 from .hooks import Hooks
 from .random_state import capture_random, restore_random
-from .state import separate_seed
+from .state import Variable, separate_seed
 from .sync.synchroniser import Synchroniser
 from .trainee import Trainee
 
@@ -172,12 +173,12 @@ def split_states(values: list[dict[str, Any]], arrays: Arrays) -> list[RankState
     return states
 
 
-def numbered(variables: list[Any]) -> Arrays:
-    """Return copies of the values, named by their place."""
+def numbered(variables: Sequence[Variable]) -> Arrays:
+    """Return copies of the values, named by their number."""
     return {f"{number:05d}": np.array(v.numpy()) for number, v in enumerate(variables)}
 
 
-def assign(variables: list[Any], arrays: Arrays) -> None:
+def assign(variables: Sequence[Variable], arrays: Arrays) -> None:
     """Assign what `numbered` returned."""
     for number, variable in enumerate(variables):
         variable.assign(arrays[f"{number:05d}"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..data.manifest import Manifest
-from ..errors import DataError, InvalidInputError
+from ..errors import DataError, InvalidInputError, ModelError, brief
+from ..rundir.checkpoint import LogValue
+from ..settings.code import misfit
 from ..settings.data import Transform
 from ..settings.kinds import ColumnNames, check_columns
 from ..settings.training import Allreduce, CheckpointOptions, FitOptions
@@ -30,14 +32,14 @@ class ModelSource:
         engine: dotted name of the module whose engine makes and trains it.
     """
 
-    function: Callable[[], Any] | None = None
+    function: Callable[[], object] | None = None
     archive: bytes | None = field(default=None, repr=False)
     json: str | None = field(default=None, repr=False)
-    custom_objects: Mapping[str, Any] = field(default_factory=dict)
+    custom_objects: Mapping[str, object] = field(default_factory=dict)
     engine: str = KERAS
 
 
-def check_objects(given: Any) -> dict[str, Any]:
+def check_objects(given: object) -> dict[str, object]:
     """Return ``custom_objects`` as a dictionary.
 
     Raises:
@@ -48,9 +50,23 @@ def check_objects(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise InvalidInputError(
             "custom_objects must be a dictionary from names to classes and functions, such as "
-            f"{{'MyLayer': MyLayer}}, got {given!r}"
+            f"{{'MyLayer': MyLayer}}, got {brief(given)}"
         )
     return dict(given)
+
+
+def check_model_fn(function: Callable[..., Any]) -> None:
+    """Check that ``model_fn`` can be called without arguments.
+
+    Raises:
+        ModelError: it cannot.
+    """
+    wrong = misfit(function)
+    if wrong:
+        raise ModelError(
+            f"model_fn is called without arguments, but {wrong}; give them defaults, or "
+            "functools.partial(model_fn, …)"
+        )
 
 
 @dataclass(frozen=True)
@@ -167,6 +183,8 @@ class TrainingSpec:
         callbacks: those of the framework, or a function that returns them.
         transforms: what to do with each row's value, by column.
         settings: what to record in checkpoints.
+        name_outputs: gives the names of the outputs of a SavedModel, which is to be written, too,
+            for those of the model's; ``None`` writes none.
     """
 
     model: ModelSource
@@ -188,6 +206,7 @@ class TrainingSpec:
     callbacks: Any
     settings: dict[str, Any]
     transforms: Mapping[str, Transform] = field(default_factory=dict)
+    name_outputs: Callable[[Sequence[str]], Sequence[str]] | None = None
 
     @property
     def engine(self) -> str:
@@ -200,7 +219,7 @@ class TrainingSpec:
         return self.fit.batch_size * self.workers
 
     @property
-    def order(self) -> dict[str, Any]:
+    def order(self) -> dict[str, object]:
         """What the order of samples follows from, besides the data."""
         return {
             "global_batch": self.global_batch,
@@ -247,7 +266,7 @@ class TrainingReport:
             whatever comes before the first step), ``epochs``, ``save``.
     """
 
-    history: list[dict[str, Any]]
+    history: list[dict[str, LogValue]]
     samples_per_second: float
     train_seconds: float
     preempted_at: int | None = None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..errors import RunDirectoryError
 from ..storage.arrays import Arrays
@@ -26,18 +27,40 @@ class Variable(Protocol):
     def path(self) -> str: ...
 
     @property
-    def shape(self) -> Any: ...
+    def shape(self) -> Iterable[int]: ...
 
     @property
-    def dtype(self) -> Any: ...
+    def dtype(self) -> object: ...
 
-    def numpy(self) -> Any:
+    def numpy(self) -> np.ndarray:
         """Return the value."""
         ...
 
-    def assign(self, value: Any) -> Any:
+    def assign(self, value: np.ndarray) -> object:
         """Set the value."""
         ...
+
+
+class Described(NamedTuple):
+    """A variable in the description of a training's."""
+
+    name: str
+    path: str
+    shape: list[int]
+    dtype: str
+
+    @property
+    def kind(self) -> tuple[str, str, list[int], str]:
+        """What does not depend on the names of layers and models."""
+        group = self.name.partition("/")[0]
+        last = re.sub(r"_\d+$", "", self.path.rpartition("/")[2])
+        # An optimizer's variables carry the names of the weights they are for.
+        role = last.rpartition("_")[2] if group.startswith("optimizer") else last
+        return group, role, list(self.shape), self.dtype
+
+    def show(self) -> str:
+        """Return it for a message."""
+        return f"{self.path!r} ({self.dtype}, shape {tuple(self.shape)})"
 
 
 class TrainingVariables(ABC):
@@ -51,20 +74,20 @@ class TrainingVariables(ABC):
 
     @property
     @abstractmethod
-    def groups(self) -> dict[str, list[Any]]:
+    def groups(self) -> dict[str, list[Variable]]:
         """The shared variables: ``model`` (weights), ``optimizer``, ``optimizer1`` and so on."""
 
     @property
-    def seeds(self) -> list[Any]:
+    def seeds(self) -> list[Variable]:
         """The states of random layers."""
         return []
 
-    def view(self, variable: Any) -> Any:
+    def view(self, variable: Variable) -> ArrayLike:
         """Return a variable's value as NumPy can read it, without a copy where that is possible."""
         return variable.numpy()
 
     def trained_by(self) -> list[list[int] | None]:
-        """Return, for each optimizer, the places of the weights it was built for, as JSON.
+        """Return, for each optimizer, the indices of the weights it was built for, as JSON.
 
         ``None`` stands for one that is not built, or was built for something else than weights.
         """
@@ -76,11 +99,11 @@ class TrainingVariables(ABC):
         One that is built in its first step only would else have nothing to restore values to.
         """
 
-    def is_rate(self, variable: Any) -> bool:
+    def is_rate(self, variable: Variable) -> bool:
         """Tell whether others differ between ranks because this one does, such as a rate."""
         return False
 
-    def likely_cause(self, differing: Sequence[Any]) -> str:
+    def likely_cause(self, differing: Sequence[Variable]) -> str:
         """Return a sentence on why ``differing`` are not the same on all ranks, and what to do."""
         return (
             "They are set from what only their own rank knows; let all ranks change them alike, by "
@@ -88,7 +111,7 @@ class TrainingVariables(ABC):
         )
 
     @property
-    def _named(self) -> dict[str, Any]:
+    def _named(self) -> dict[str, Variable]:
         return {
             f"{group}/{number:05d}": variable
             for group, variables in self.groups.items()
@@ -96,15 +119,15 @@ class TrainingVariables(ABC):
         }
 
     @property
-    def shared(self) -> list[Any]:
+    def shared(self) -> list[Variable]:
         """The variables that have one value on all ranks."""
         return list(self._named.values())
 
-    def describe(self) -> list[list[Any]]:
-        """Return (name, path, shape, dtype) of every variable, as JSON."""
+    def describe(self) -> list[Described]:
+        """Return what tells every variable from another, as JSON."""
         seeds = {f"seed/{number:05d}": variable for number, variable in enumerate(self.seeds)}
         return [
-            [name, variable.path, list(variable.shape), str(variable.dtype)]
+            Described(name, variable.path, list(variable.shape), str(variable.dtype))
             for name, variable in {**self._named, **seeds}.items()
         ]
 
@@ -128,32 +151,32 @@ class TrainingVariables(ABC):
             variable.assign(arrays[name])
 
     def check_same(
-        self, described: list[list[Any]], where: str, changes: Sequence[str] = ()
+        self, described: Iterable[Iterable[Any]], where: str, changes: Sequence[str] = ()
     ) -> None:
         """Check that a checkpoint's variables are those of this model, whatever their names.
 
         Args:
-            described: what `describe` returned.
+            described: what `describe` returned, as JSON gives it back.
             where: the checkpoint.
             changes: known differences that may explain others.
 
         Raises:
             RunDirectoryError: they are not; the first difference is shown.
         """
-        own = self.describe()
+        own, theirs = self.describe(), [Described(*entry) for entry in described]
         differ = next(
             (
-                place
-                for place, (ours, theirs) in enumerate(zip(own, described, strict=False))
-                if _kind(ours) != _kind(theirs)
+                index
+                for index, (ours, other) in enumerate(zip(own, theirs, strict=False))
+                if ours.kind != other.kind
             ),
-            None if len(own) == len(described) else min(len(own), len(described)),
+            None if len(own) == len(theirs) else min(len(own), len(theirs)),
         )
         if differ is None:
             return
         shown = [
-            _show(entries[differ]) if differ < len(entries) else "no further variable"
-            for entries in (described, own)
+            entries[differ].show() if differ < len(entries) else "no further variable"
+            for entries in (theirs, own)
         ]
         why = f" ({'; '.join(changes)})" if changes else ""
         raise RunDirectoryError(_other_model(where, shown[0], shown[1] + why))
@@ -187,21 +210,6 @@ def separate_seed(seed: np.ndarray, rank: int) -> np.ndarray:
     if value.dtype.kind in "iu" and rank:  # int64 with TensorFlow, uint32 elsewhere
         value[..., 0] += np.array(rank * 0x9E3779B1 % 2**32, dtype=value.dtype)
     return value
-
-
-def _kind(entry: list[Any]) -> tuple[Any, ...]:
-    """Return what of a description does not depend on the names of layers and models."""
-    name, path, shape, dtype = entry
-    group = name.partition("/")[0]
-    last = re.sub(r"_\d+$", "", path.rpartition("/")[2])
-    # An optimizer's variables carry the names of the weights they are for.
-    role = last.rpartition("_")[2] if group.startswith("optimizer") else last
-    return group, role, list(shape), dtype
-
-
-def _show(entry: list[Any]) -> str:
-    _, path, shape, dtype = entry
-    return f"{path!r} ({dtype}, shape {tuple(shape)})"
 
 
 def _other_model(where: str, theirs: str, ours: str) -> str:

@@ -22,7 +22,7 @@ from ..storage.arrays import dump_arrays, load_arrays
 from ..storage.sums import copy_checked, read_checked, sealed, sum_of, unsealed
 from .spec import KERAS, Binding, OutputSpec
 
-# The bare weights, arrays named by their place: what any engine writes.
+# The bare weights, arrays named by their number: what any engine writes.
 WEIGHTS_FILE = "weights.npz"
 # What to call where a model cannot be made again from storage alone.
 WITH_MODEL_FN = "TFTransformer.from_run(run_dir, model_fn=…)"
@@ -242,6 +242,7 @@ def read_model(directory: RunDirectory) -> StoredModel:
     except FileNotFoundError as error:
         raise RunDirectoryError(
             f"{directory.location} holds no finished model ({directory.signature} is missing)"
+            + _checkpoint_hint(directory)
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(f"{directory.signature} cannot be read: {error}") from error
@@ -251,6 +252,20 @@ def read_model(directory: RunDirectory) -> StoredModel:
             f"directory ({here}): its files were put there from elsewhere"
         )
     return model
+
+
+def _checkpoint_hint(directory: RunDirectory) -> str:
+    """Return what to call if a checkpoint was taken for a run."""
+    place = directory.location
+    run = RunDirectory(place.parent.parent)
+    steps = [step for step in run.checkpoint_steps() if run.checkpoint(step).name == place.name]
+    if place.parent.name != run.checkpoint(0).parent.name or not steps:
+        return ""
+    return (
+        f": it is a checkpoint of the run in {run.location}; its weights are those of "
+        f"TFTransformer.from_run({str(run.location)!r}, checkpoint={steps[0]}) once that run is "
+        "finished"
+    )
 
 
 def with_checkpoint(model: StoredModel, step: int) -> StoredModel:

@@ -13,6 +13,7 @@ from .changes import ModelChanges, other_model
 from .epochs import Step
 from .hooks import Hooks
 from .learning_rate import Rates
+from .logs import Logs
 from .spec import WarmStart
 from .state import TrainingVariables, Variable
 
@@ -38,8 +39,8 @@ class Trainee(ABC):
 
     @abstractmethod
     def train_step(
-        self, step: Step, asked: Sequence[Any], last: bool
-    ) -> tuple[Any, Sequence[Any] | None]:
+        self, step: Step, asked: Sequence[bool], last: bool
+    ) -> tuple[Logs | None, Sequence[float] | None]:
         """Train on this rank's part of a global batch, together with all other ranks.
 
         The gradients go through the synchroniser's ``gradients``, as those of a mean over this
@@ -47,16 +48,16 @@ class Trainee(ABC):
 
         Args:
             step: the batch, and this rank's part of the global batch's rows.
-            asked: numbers or truth values that go along with the gradients.
+            asked: truth values that go along with the gradients.
             last: whether it is the last step of the epoch.
 
         Returns:
-            The step's logs by name, and the sums over the ranks of what was ``asked``; ``None``
-            where the synchroniser carries nothing.
+            The step's logs by name, ``None`` if it has none, and the sums over the ranks of what
+            was ``asked``; ``None`` where the synchroniser carries nothing.
         """
 
     @abstractmethod
-    def test_step(self, step: Step, last: bool) -> Any:
+    def test_step(self, step: Step, last: bool) -> Logs | None:
         """Update the metrics with this rank's part of a global batch; return the step's logs."""
 
     @abstractmethod
@@ -64,7 +65,7 @@ class Trainee(ABC):
         """Begin new sums, before an epoch and before an evaluation."""
 
     @abstractmethod
-    def results(self, kind: str, logs: Any, fraction: float) -> dict[str, Any]:
+    def results(self, kind: str, logs: Logs | None, fraction: float) -> dict[str, object]:
         """Return the results of an epoch over the rows of all ranks.
 
         Args:
@@ -148,7 +149,7 @@ class Trainee(ABC):
         """Return the states of the framework's own random generators, by name."""
         return {}
 
-    def metric_variables(self) -> list[Variable]:
+    def metric_variables(self) -> Sequence[Variable]:
         """Return the sums of metrics that an epoch goes on from; sums over rows, on each rank."""
         return []
 

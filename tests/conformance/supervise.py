@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from horovod_spark_runner.launch.slot.workspace import Workspace
+from tests.preload import PATIENT, build
 
 from .case import Case
 from .data import write_once
@@ -34,12 +35,16 @@ class World:
         folder: where recordings go.
         part: ``"one"`` or ``"two"``.
         cases: what to train.
+        patient: library that makes its ranks wait for each other without using a core.
     """
 
-    def __init__(self, folder: Path, part: str, cases: Sequence[Case]) -> None:
+    def __init__(
+        self, folder: Path, part: str, cases: Sequence[Case], patient: Path | None
+    ) -> None:
         self._folder = folder
         self._part = part
         self._left = list(cases)
+        self._patient = patient
         self._stopped = threading.Event()
         self._began = 0.0
         self._thread = threading.Thread(target=self._run, name=f"world-{part}", daemon=True)
@@ -77,7 +82,7 @@ class World:
                     self._command(workspace.shared_memory),
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env=_environment(workspace.path),
+                    env=_environment(workspace.path, self._patient),
                     cwd=ROOT,
                     start_new_session=True,
                     preexec_fn=_end_with_parent,
@@ -142,10 +147,11 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _environment(temporary: Path) -> dict[str, str]:
-    """Return an environment like that of a rank on one core."""
+def _environment(temporary: Path, patient: Path | None) -> dict[str, str]:
+    """Return an environment like that of a rank on one core, preloaded with ``patient``."""
     return {
         **os.environ,
+        **({} if patient is None else {"LD_PRELOAD": str(patient)}),
         "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
@@ -172,7 +178,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def start(folder: Path, cases: Sequence[Case], parts: Iterable[str] = PARTS) -> dict[str, World]:
     """Write the data and start the worlds, which work side by side."""
     write_once(folder)
-    return {part: World(folder, part, cases) for part in parts}
+    patient = build(PATIENT, folder)
+    return {part: World(folder, part, cases, patient) for part in parts}
 
 
 def differences(

@@ -21,7 +21,8 @@ def run_snippets(text: str, folder: Path, *further: str) -> subprocess.Completed
     snippets = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     assert len(snippets) >= 3
     script = folder / "snippets.py"
-    script.write_text("\n".join([*snippets, *further, "spark.stop()\n"]))
+    ending = ["spark.stop()\n"] if "SparkSession" in text else []
+    script.write_text("\n".join([*snippets, *further, *ending]))
     run = subprocess.run(
         [sys.executable, str(script)],
         capture_output=True,
@@ -41,6 +42,11 @@ def test_the_snippets_on_testing_run_one_after_the_other(tmp_path: Path) -> None
     for left in Path(os.environ["TMPDIR"]).glob("ompi.*"):  # by Open MPI, as the page says
         assert not [path for path in left.rglob("*") if path.is_file()]
         shutil.rmtree(left)
+
+
+def test_the_snippets_on_exports_run_one_after_the_other(tmp_path: Path) -> None:
+    run = run_snippets((ROOT / "docs" / "export.md").read_text(), tmp_path)
+    assert "shape=(2, 1)" in run.stdout
 
 
 @pytest.mark.mpi

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import time
 from datetime import datetime
@@ -16,10 +15,11 @@ import pytest
 from horovod_spark_runner.rundir.attempt import FINISHED, KILLED
 from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import Hosts
+from tests.preload import build
 
 from .injection import GO_FILE, Fault, note_of
 from .test_faults import assert_little_is_lost, job_command
-from .training import assert_same_end
+from .training import PATIENT_VARIABLE, assert_same_end
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
 
@@ -36,18 +36,18 @@ def attempts_of(job: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 def clock_ahead(folder: Path) -> dict[str, str]:
     """Return the environment of processes whose clock is ahead."""
-    compiler = shutil.which("cc")
-    if compiler is None:
+    library = build(Path(__file__).with_name("clock_ahead.c"), folder)
+    if library is None:
         pytest.skip("no C compiler")
-    library = folder / "clock_ahead.so"
-    source = str(Path(__file__).with_name("clock_ahead.c"))
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), source, "-ldl"], check=True)
     return {"LD_PRELOAD": str(library), "HSR_CLOCK_AHEAD": str(AHEAD)}
 
 
 @pytest.mark.timeout(600)
-def test_strangers_an_hour_apart_on_a_slow_link(undisturbed: Path, tmp_path: Path) -> None:
+def test_strangers_an_hour_apart_on_a_slow_link(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Hosts that cannot resolve each other's names, 1 Mbit/s between them, and two clocks."""
+    monkeypatch.delenv(PATIENT_VARIABLE, raising=False)  # a clock is preloaded
     with Hosts(tmp_path / "hosts", NAMES, strangers=True) as hosts:
         env = {NAMES[1]: clock_ahead(tmp_path)}
         cluster = HostCluster(hosts, NAMES, tmp_path, env, cores=1)

@@ -217,7 +217,8 @@ def test_a_driver_that_is_killed_in_every_phase(undisturbed: Path, tmp_path: Pat
     faults = [*rows, *(fault(phase, (1, "driver")) for phase in phases)]
     run_dir = tmp_path / "run"
     command = job_command(
-        "local-cluster[2,1,1024]",
+        # One executor for both ranks: five sessions of two would take twice the time.
+        "local-cluster[1,2,1024]",
         run_dir,
         tmp_path,
         faults,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from horovod_spark_runner import (
     RestartOptions,
     run_training,
 )
+from tests.digits import load as load_digits
 from tests.runs import assert_same_arrays
 
 from .injection import Fault, callbacks_for
@@ -24,6 +26,8 @@ EPOCHS = 3
 STEPS = 60
 RANKS = 2
 EVERY = 4
+# The library that ranks are preloaded with, if any; see `tests.preload`.
+PATIENT_VARIABLE = "FAULTS_PRELOAD"
 
 
 def model_fn() -> Any:
@@ -60,13 +64,8 @@ def plain_model_fn() -> Any:
 
 def make_frame(spark: Any) -> Any:
     """Return the rows, in one partition: in the same order on any master."""
-    from sklearn.datasets import load_digits
-
-    data = load_digits()
-    rows = [
-        ((image / 16).ravel().tolist(), int(label))
-        for image, label in zip(data.images[:ROWS], data.target[:ROWS], strict=True)
-    ]
+    images, labels = load_digits()
+    rows = list(zip(images[:ROWS].tolist(), labels[:ROWS].tolist(), strict=True))
     return spark.createDataFrame(rows, "image array<float>, digit int").coalesce(1)
 
 
@@ -86,6 +85,9 @@ def train(
     as a command line can hold them, too.
     """
     restarts = {"max_restarts": len(faults), "backoff_seconds": 0.1}
+    launch: dict[str, Any] = options.pop("launch", {})
+    if library := os.environ.get(PATIENT_VARIABLE):
+        launch = {**launch, "env": {"LD_PRELOAD": library, **launch.get("env", {})}}
     of_steps = [fault for fault in faults if isinstance(fault, Fault)]
     of_phases = [fault for fault in faults if isinstance(fault, PhaseFault)]
     makers = [
@@ -106,7 +108,7 @@ def train(
         stream_logs=False,
         checkpoints=CheckpointOptions(every_steps=EVERY),
         data=DataOptions(**options.pop("data", {})),
-        launch=LaunchOptions(**options.pop("launch", {})),
+        launch=LaunchOptions(**launch),
         restarts=RestartOptions(**{**restarts, **options.pop("restarts", {})}),
         **options,
     )

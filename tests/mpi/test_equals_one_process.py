@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner import Allreduce, DataOptions, RanksDivergedError, run_training
+from horovod_spark_runner import Allreduce, DataOptions, RanksDivergedError
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.data.read.sharding import plan_epoch
+from tests.trainings import train
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
@@ -68,24 +69,21 @@ def recorder(folder: str) -> list[Any]:
     return [Recorder()]
 
 
-def train(
+def recorded(
     frame: Any, folder: Path, optimizer: str, world: int, model_fn: Any = None, **more: Any
 ) -> tuple[list[np.ndarray], Any]:
     """Train on ``world`` ranks; return the weights of each rank after every step."""
     folder.mkdir(parents=True)
     place = str(folder)
-    transformer = run_training(
+    transformer = train(
         frame,
-        model_fn or (lambda: make_model(optimizer)),
-        feature_cols=["image"],
-        label_cols=["digit"],
+        folder / "run",
+        model_fn=model_fn or (lambda: make_model(optimizer)),
         num_workers=world,
         batch_size=GLOBAL_BATCH // world,
         epochs=EPOCHS,
-        run_dir=str(folder / "run"),
         data=DataOptions(keep_data=True),
         callbacks=lambda: recorder(place),
-        stream_logs=False,
         **more,
     )
     weights = [np.load(folder / f"rank-{rank}.npy") for rank in range(world)]
@@ -101,7 +99,7 @@ def frame(digits_df: Any) -> Any:
 def reference(frame: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Weights of one rank, by optimizer."""
     folder = tmp_path_factory.mktemp("one")
-    return {name: train(frame, folder / name, name, 1) for name in ("sgd", "adam")}
+    return {name: recorded(frame, folder / name, name, 1) for name in ("sgd", "adam")}
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -109,7 +107,7 @@ def reference(frame: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_ranks_equal_one_process(
     frame: Any, reference: Any, tmp_path: Path, optimizer: str, world: int
 ) -> None:
-    weights, transformer = train(frame, tmp_path / "run", optimizer, world)
+    weights, transformer = recorded(frame, tmp_path / "run", optimizer, world)
     single, single_transformer = reference[optimizer]
     steps = EPOCHS * -(-ROWS // GLOBAL_BATCH)
     assert weights[0].shape[0] == steps
@@ -125,7 +123,7 @@ def test_ranks_equal_one_process(
 
 def test_without_the_exchange_the_run_ends_after_the_first_step(frame: Any, tmp_path: Path) -> None:
     with pytest.raises(RanksDivergedError, match=r"after the first step, \d+ of .* rank 1: 'seq"):
-        train(frame, tmp_path / "run", "sgd", 2, make_model_without_exchange)
+        recorded(frame, tmp_path / "run", "sgd", 2, make_model_without_exchange)
 
 
 def plain_keras(run: Path) -> np.ndarray:
@@ -169,7 +167,7 @@ def test_one_rank_equals_plain_keras(reference: Any) -> None:
 def test_fewer_rows_in_the_last_batch_than_ranks(digits_df: Any, tmp_path: Path) -> None:
     """Four global batches and one row more: two of three ranks have none in the last step."""
     frame = digits_df.filter(f"id < {4 * GLOBAL_BATCH + 1}")
-    weights, transformer = train(frame, tmp_path / "run", "sgd", 3)
+    weights, transformer = recorded(frame, tmp_path / "run", "sgd", 3)
     expected = plain_keras(Path(transformer.summary.run_dir))
     assert len(expected) == EPOCHS * 5
     last = np.abs(expected[4] - expected[3]).max()
@@ -180,7 +178,7 @@ def test_fewer_rows_in_the_last_batch_than_ranks(digits_df: Any, tmp_path: Path)
 
 def test_gradients_are_sent_in_half_precision(frame: Any, reference: Any, tmp_path: Path) -> None:
     options = Allreduce(compression="fp16")
-    weights, _ = train(frame, tmp_path / "run", "sgd", 2, sync=options)
+    weights, _ = recorded(frame, tmp_path / "run", "sgd", 2, sync=options)
     np.testing.assert_array_equal(weights[1], weights[0])
     exact = reference["sgd"][0][0]
     first = np.concatenate([w.ravel() for w in make_model("sgd").get_weights()])

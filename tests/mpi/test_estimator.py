@@ -142,7 +142,7 @@ def test_maps_share_the_rows_and_run_at_once(
         estimator=estimator,
         estimatorParamMaps=maps,
         evaluator=RegressionEvaluator(),
-        numFolds=2,
+        numFolds=3,
         parallelism=2,
         seed=1,
         collectSubModels=True,
@@ -150,11 +150,15 @@ def test_maps_share_the_rows_and_run_at_once(
     found = search.fit(rows)
     assert len(found.avgMetrics) == 2
     assert all(np.isfinite(found.avgMetrics))
-    assert [[len(models) for models in found.subModels]] == [[2, 2]]
-    # For each fold, one of the two writes the rows; and the best once more, on all rows.
+    assert [[len(models) for models in found.subModels]] == [[2, 2, 2]]
+    # For each fold, one of the two writes the rows; and the best once more, on all rows. Spark
+    # hands over each fold's rows by themselves, so each row is written for the folds that train on
+    # it.
     shown = capfd.readouterr().err
-    assert len(re.findall(r"rows to train on, written in", shown)) == 3
-    assert len(re.findall(r"rows to train on, found again in", shown)) == 2
+    written = re.findall(r"(\d+) rows to train on, written in", shown)
+    assert len(written) == 4
+    assert sum(map(int, written)) == 2 * ROWS + ROWS
+    assert len(re.findall(r"rows to train on, found again in", shown)) == 3
     assert re.search(r"^fit-01: epoch 2/2 ", shown, re.MULTILINE)
     *folds, best = runs(tmp_path)
     for fold in folds:
@@ -207,6 +211,70 @@ def test_a_fit_goes_on_where_an_earlier_one_ended(rows: Any, estimator: HorovodE
     assert rest.summary.run_dir == place
     assert rest.summary.history == whole.summary.history
     assert_same_weights(Path(place), Path(whole.summary.run_dir))
+
+
+def stop_at_once() -> list[Any]:
+    import keras
+
+    return [keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9)]
+
+
+def test_what_users_of_other_estimators_rely_on(
+    spark: Any, rows: Any, estimator: HorovodEstimator, tmp_path: Path
+) -> None:
+    """Callbacks, sparse vectors, going on from a model, its Params and itself on the driver."""
+    from pyspark.ml.linalg import SparseVector, VectorUDT
+    from pyspark.sql import functions as F
+
+    sparse = F.udf(lambda a, b: SparseVector(2, {0: a, 1: b}), VectorUDT())
+    frame = rows.withColumn("sparse", sparse("a", "b"))
+    set_before = dict(estimator._paramMap)
+    own = {estimator.featuresCol: "sparse", estimator.callbacks: stop_at_once, estimator.epochs: 9}
+    model = estimator.fit(frame, own)
+    assert dict(estimator._paramMap) == set_before
+    assert len(model.summary.history) == 2  # stopped after the first that was no better
+    assert model.getFeaturesCol() == "sparse"
+    # Sparse and dense vectors are the same rows.
+    dense = estimator.fit(rows)
+    assert dense.summary.history == model.summary.history
+    more = {estimator.initialWeights: model.summary.run_dir, estimator.epochs: 1}
+    further = estimator.fit(frame, more)
+    assert further.summary.history[0]["loss"] < model.summary.history[0]["loss"]
+    predicted = further.transform(frame).select("features", "prediction").collect()
+    inputs = np.array([row.features.toArray() for row in predicted], np.float32)
+    np.testing.assert_allclose(
+        further.getModel().predict(inputs, verbose=0)[:, 0],
+        [row.prediction for row in predicted],
+        rtol=1e-5,
+        atol=1e-6,
+    )
+    place = str(tmp_path / "model")
+    model.save(place)
+    loaded = TFTransformer.load(place)
+    assert (loaded.uid, loaded.getFeaturesCol()) == (estimator.uid, "sparse")
+    assert loaded.summary == model.summary
+    assert loaded.transform(frame).count() == ROWS
+
+
+def test_fewer_rows_to_validate_with_than_ranks(rows: Any, estimator: HorovodEstimator) -> None:
+    held = rows.selectExpr("*", "a = 0 AS one")
+    model = estimator.setParams(numWorkers=2, validationIndicatorCol="one", epochs=1).fit(held)
+    error = RegressionEvaluator(metricName="mse").evaluate(model.transform(held.filter("one")))
+    assert model.summary.history[0]["val_loss"] == pytest.approx(error, rel=1e-5)
+
+
+def test_folds_by_a_column(rows: Any, estimator: HorovodEstimator) -> None:
+    folded = rows.selectExpr("*", "int(a * 48) % 2 AS fold")
+    search = CrossValidator(
+        estimator=estimator,
+        estimatorParamMaps=[{estimator.epochs: 1}],
+        evaluator=RegressionEvaluator(),
+        foldCol="fold",
+        numFolds=2,
+    )
+    found = search.fit(folded)
+    assert np.isfinite(found.avgMetrics).all()
+    assert found.transform(folded).where("prediction IS NOT NULL").count() == ROWS
 
 
 FRESH = """
@@ -285,13 +353,17 @@ print(model.getEstimator().getStages()[1].getModelArgs(), "tensorflow" in sys.mo
 
 
 def test_a_search_around_a_pipeline_is_saved_with_all_its_models(
-    rows: Any, estimator: HorovodEstimator, tmp_path: Path
+    rows: Any,
+    estimator: HorovodEstimator,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Classes are judged by Spark's own evaluator; another process loads all there is."""
     estimator.setParams(
         modelFn=make_classifier,
         labelCol="class",
         probabilityCol="p",
+        classWeight={0: 1.0, 2: 2.0, 7: 3.0},
         data={"data_dir": str(tmp_path / "data")},
         modelArgs={"units": 5},
         epochs=4,
@@ -311,7 +383,8 @@ def test_a_search_around_a_pipeline_is_saved_with_all_its_models(
     )
     classes = rows.selectExpr("a", "b", "int(a * 2.99) AS class")
     found = search.fit(classes)
-    assert all(0 <= accuracy <= 1 for accuracy in found.avgMetrics)
+    assert len(found.avgMetrics) == 2
+    assert "no training row has: column 'class' never holds 7" in caplog.text
     # Threads that want the same rows of a cache directory write them once: two folds, and all rows.
     assert len(list((tmp_path / "data").glob("data-*"))) == 3
     best = found.bestModel.transform(classes).select("prediction").collect()

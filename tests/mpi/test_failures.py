@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +158,27 @@ def test_mpirun_is_ended(spark: Any, tmp_path: Path, number: signal.Signals, tol
     assert seconds < SOON
 
 
-def test_a_job_cancelled_through_spark(spark: Any, tmp_path: Path) -> None:
-    error, seconds = run_with_fault(tmp_path, 2, lambda fault: spark.sparkContext.cancelAllJobs())
+@pytest.mark.parametrize(
+    "cancel",
+    [
+        lambda spark: spark.sparkContext.cancelAllJobs(),
+        lambda spark: spark.sparkContext.cancelJobGroup("nightly"),
+        lambda spark: spark.sparkContext.cancelJobsWithTag("team-a"),
+    ],
+    ids=["all", "group", "tag"],
+)
+def test_a_job_cancelled_through_spark(
+    spark: Any, tmp_path: Path, cancel: Callable[[Any], None]
+) -> None:
+    """A run is its caller's job: it has the group and the tags that are set around the call."""
+    spark.sparkContext.setJobGroup("nightly", "what runs at night")
+    spark.sparkContext.addJobTag("team-a")
+    try:
+        error, seconds = run_with_fault(tmp_path, 2, lambda fault: cancel(spark))
+    finally:
+        spark.sparkContext.removeJobTag("team-a")
+        for name in ("spark.jobGroup.id", "spark.job.description"):
+            spark.sparkContext.setLocalProperty(name, None)
     assert isinstance(error, RunCancelledError)
     assert seconds < SOON
 
@@ -401,6 +421,7 @@ def test_a_rank_that_closes_its_connections_does_not_hang_the_run(spark: Any) ->
 
 STOPPED_SESSION = """
 import sys, threading, time
+from collections.abc import Callable
 from pathlib import Path
 from pyspark.sql import SparkSession
 from horovod_spark_runner import HorovodRunner, RunCancelledError

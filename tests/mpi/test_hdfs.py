@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,19 @@ import pytest
 
 from horovod_spark_runner import (
     Dataset,
+    HorovodEstimator,
     RunDirectoryError,
     TFTransformer,
     prepare_dataset,
 )
+from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.rundir.lock import RunLock
 from horovod_spark_runner.storage.filesystem import Location
 from tests.faults.injection import Fault
 from tests.faults.training import make_frame, train
 from tests.hdfs_server import hdfs_server
+from tests.runs import save_run
 
 # Such as hdfs://127.0.0.1:8020, a name node that lets anybody write below /.
 GIVEN = os.environ.get("HSR_TEST_HDFS")
@@ -92,6 +96,27 @@ def test_a_dataset(folder: Location, spark: Any) -> None:
     assert isinstance(direct, Dataset)
     total = sum(int(batch["id"].sum()) for batch in direct.share(rank=0, size=1, batch_size=99))
     assert total == sum(range(500))
+
+
+@pytest.mark.spark
+def test_pipelines(folder: Location, spark: Any, tmp_path: Path) -> None:
+    import keras
+    from pyspark.ml import Pipeline, PipelineModel
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile("sgd", "mse")
+    save_run(tmp_path / "run", model, [Column("x", "float32", (3,))])
+    frame = spark.createDataFrame([([1.0, 2.0, 3.0],)], "x array<float>")
+    place = folder.join("pipeline").spark_url
+    transformer = TFTransformer.from_run(tmp_path / "run", prediction_col="p")
+    for _ in range(2):
+        PipelineModel([transformer]).write().overwrite().save(place)
+        assert PipelineModel.load(place).transform(frame).first().p == 6.0
+    estimator = HorovodEstimator(modelFn="no.such:model", epochs=3)
+    for _ in range(2):
+        Pipeline(stages=[estimator]).write().overwrite().save(place)
+        (loaded,) = Pipeline.load(place).getStages()
+        assert (loaded.uid, loaded.getEpochs()) == (estimator.uid, 3)
 
 
 @pytest.mark.mpi

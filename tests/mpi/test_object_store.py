@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner import RunDirectoryError, TFTransformer
+from horovod_spark_runner import HorovodEstimator, RunDirectoryError, TFTransformer
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.rundir import lock as lock_module
 from horovod_spark_runner.rundir.checkpoint import (
@@ -28,6 +27,7 @@ from horovod_spark_runner.settings.training import CheckpointOptions
 from horovod_spark_runner.storage.filesystem import Location
 from tests.faults.injection import Fault
 from tests.faults.training import make_frame, train
+from tests.object_store import s3_server
 from tests.runs import curves_in, save_run
 
 SECRET = "not-to-be-found-in-files"
@@ -38,32 +38,28 @@ PROXY = "http://127.0.0.1:1"
 @pytest.fixture(scope="module")
 def server() -> Iterator[dict[str, str]]:
     """Environment variables that lead to an S3 server with one bucket."""
-    moto_server = pytest.importorskip("moto.server")
+    pytest.importorskip("moto.server")
     import boto3
 
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    running = moto_server.ThreadedMotoServer(port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    environment = {
-        "AWS_ACCESS_KEY_ID": "somebody",
-        "AWS_SECRET_ACCESS_KEY": SECRET,
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "http_proxy": PROXY,
-        "AWS_ENDPOINT_URL": f"http://{host.replace('0.0.0.0', '127.0.0.1')}:{port}",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("http_proxy", PROXY)
-        client = boto3.client(
-            "s3",
-            endpoint_url=environment["AWS_ENDPOINT_URL"],
-            region_name="us-east-1",
-            aws_access_key_id="somebody",
-            aws_secret_access_key=SECRET,
-        )
-        client.create_bucket(Bucket="bucket")
-    yield environment
-    running.stop()
+    with s3_server() as url:
+        environment = {
+            "AWS_ACCESS_KEY_ID": "somebody",
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "http_proxy": PROXY,
+            "AWS_ENDPOINT_URL": url,
+        }
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("http_proxy", PROXY)
+            client = boto3.client(
+                "s3",
+                endpoint_url=url,
+                region_name="us-east-1",
+                aws_access_key_id="somebody",
+                aws_secret_access_key=SECRET,
+            )
+            client.create_bucket(Bucket="bucket")
+        yield environment
 
 
 @pytest.fixture
@@ -140,6 +136,21 @@ def test_a_transformer_saved_in_an_object_store(
             "model/signature.json",
             "model/weights.npz",
         }
+
+
+@pytest.mark.spark
+def test_an_estimator_saved_in_an_object_store(s3: dict[str, str], spark: Any) -> None:
+    estimator = HorovodEstimator(modelFn="no.such:model", epochs=3)
+    for place in ("s3://bucket/estimators/one", "s3a://bucket/estimators/two"):
+        estimator.save(place)
+        with pytest.raises(RunDirectoryError, match="is there already"):
+            estimator.save(place)
+        loaded = HorovodEstimator.load(place)
+        assert (loaded.uid, loaded.getEpochs()) == (estimator.uid, 3)
+        loaded.setEpochs(4).write().overwrite().save(place)
+        assert HorovodEstimator.load(place).getEpochs() == 4
+    with pytest.raises(RunDirectoryError, match="holds no saved stage"):
+        HorovodEstimator.load("s3://bucket/estimators/three")
 
 
 @pytest.mark.mpi

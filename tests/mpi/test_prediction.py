@@ -8,9 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner import RunDirectoryError, TFTransformer, run_training
+from horovod_spark_runner import (
+    CheckpointOptions,
+    DataOptions,
+    ModelError,
+    RunDirectoryError,
+    TFTransformer,
+    run_training,
+)
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.training.trained_model import read_model
+
+from ..trainings import digits_model, train
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
@@ -56,6 +65,42 @@ def test_validation_gives_what_evaluating_gives(digits_df: Any, tmp_path: Path) 
     expected = {n.removeprefix("val_"): v for n, v in last.items() if n.startswith("val_")}
     assert set(expected) == {"loss", "top3", "iou", "acc"}
     assert transformer.evaluate(frame.filter("held")) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_run_leaves_a_saved_model(digits_df: Any, tmp_path: Path) -> None:
+    """If asked for; where it is not, none of earlier weights stays."""
+    import tensorflow as tf
+
+    frame, run = digits_df.filter("id < 200"), tmp_path / "run"
+    wanted = CheckpointOptions(saved_model=True)
+    transformer = train(frame, run, epochs=1, checkpoints=wanted, prediction_col="share")
+    assert not [path for path in run.iterdir() if path.name.startswith(".saved_model")]
+    call = tf.saved_model.load(str(run / "saved_model")).signatures["serving_default"]
+    rows = transformer.transform(frame).collect()
+    given = tf.constant(np.array([row.image for row in rows], np.float32))
+    np.testing.assert_allclose(
+        call(image=given)["share"], [row.share for row in rows], rtol=1e-5, atol=1e-6
+    )
+    train(frame, run, epochs=2)
+    assert not (run / "saved_model").exists()
+
+
+def test_what_no_saved_model_can_be_is_refused_before_the_first_step(
+    digits_df: Any, tmp_path: Path
+) -> None:
+    frame, wanted = digits_df.filter("id < 200"), CheckpointOptions(saved_model=True)
+    data = DataOptions(transforms={"image": lambda value, rng: value / 2})
+    with pytest.raises(ModelError, match="'image': the model was trained with a transform"):
+        train(frame, tmp_path / "transform", checkpoints=wanted, data=data)
+
+    def eager() -> Any:
+        model = digits_model()
+        model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
+        return model
+
+    with pytest.raises(ModelError, match="compiled with run_eagerly=True"):
+        train(frame, tmp_path / "eager", checkpoints=wanted, model_fn=eager)
+    assert not (tmp_path / "eager" / "checkpoints").exists()
 
 
 def test_model_fn_is_not_called_to_predict(digits_df: Any, tmp_path: Path) -> None:

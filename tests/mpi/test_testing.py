@@ -11,6 +11,7 @@ import mpi4py.MPI  # noqa: F401 - it listens from its import on, so before the t
 import pytest
 
 from horovod_spark_runner import (
+    CheckpointError,
     CheckpointOptions,
     HorovodRunner,
     InvalidInputError,
@@ -124,14 +125,14 @@ def small_model() -> Any:
 
 
 def test_faults_happen_once_each(points: Any, tmp_path: Path) -> None:
-    """Killed in an epoch, asked to end in the next; a run within this process is not killed."""
+    """Storage that fails, a rank killed, one asked to end; a run in this process is not killed."""
     checkpoints = CheckpointOptions(every_steps=2)
 
     def with_small_model(run_dir: Path, **more: Any) -> Any:
         given = {"epochs": 3, "checkpoints": checkpoints, **XY, **more}
         return train(points, run_dir, model_fn=small_model, **given)
 
-    faults = [Fault(5, 1), Fault(9, 0, "terminate")]
+    faults = [Fault(1, kind="storage"), Fault(5, 1), Fault(9, 0, "terminate")]
     run = with_small_model(
         tmp_path / "run",
         callbacks=with_faults(faults, tmp_path / "notes"),
@@ -139,6 +140,9 @@ def test_faults_happen_once_each(points: Any, tmp_path: Path) -> None:
     )
     endings = [attempt.ending for attempt in run.summary.attempts]
     assert endings == ["rank killed or lost", "preempted", "finished"]
+    assert (tmp_path / "notes" / "storage-0-1").exists()
+    # The second try has written the checkpoint of step 2, for which that of step 4 has waited.
+    assert run.summary.attempts[1].first_step >= 2
     assert len(run.summary.history) == 3
 
     def here(fault: Fault, notes: str) -> Any:
@@ -152,6 +156,8 @@ def test_faults_happen_once_each(points: Any, tmp_path: Path) -> None:
             here(Fault(14, kind="raise"), "raised")
         with pytest.raises(PreemptedError, match="saved a checkpoint of step 4 "):
             here(Fault(3, kind="terminate"), "ended")
+        with pytest.raises(CheckpointError, match="step 2 could not be written .* a test has"):
+            here(Fault(1, kind="storage", seconds=60), "full")
     whole = with_small_model(tmp_path / "whole")
     assert whole.summary.history == run.summary.history
 
@@ -161,7 +167,9 @@ def test_faults_happen_once_each(points: Any, tmp_path: Path) -> None:
     [
         (lambda: Fault(0), "step must be a whole number of at least 1, got 0"),
         (lambda: Fault(1, -1), "rank must be a whole number"),
-        (lambda: Fault(1, kind="sleep"), "kind must be one of kill, stop, terminate, raise, got"),  # type: ignore[arg-type]
+        (lambda: Fault(1, kind="sleep"), "kind must be one of kill, .*, storage, got"),  # type: ignore[arg-type]
+        (lambda: Fault(1, seconds=3), "seconds=3 is for faults of kind 'storage', got kind='kill'"),
+        (lambda: Fault(1, 1, "storage"), "rank=1, but a fault of kind 'storage' happens to rank 0"),
         (lambda: with_faults([3], "notes"), "faults must be of class Fault, got 3"),  # type: ignore[list-item]
         (lambda: with_faults([], "notes", [3]), "callbacks holds 3"),
     ],

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 
-from pyspark.ml import PipelineModel
+from pyspark.ml import Pipeline, PipelineModel
 from pyspark.sql import SparkSession
+
+from horovod_spark_runner import HorovodEstimator
 
 FRAMEWORKS = ("tensorflow", "keras", "torch")
 
@@ -28,10 +30,15 @@ def main() -> None:
     model.write().overwrite().save(target)
     again = PipelineModel.load(target).transform(frame).first().p
     stage = model.stages[-1]
+    estimator = HorovodEstimator(modelFn="no.such:model", epochs=3, data={"allow_nan": True})
+    for _ in range(2):
+        Pipeline(stages=[estimator]).write().overwrite().save(f"{target}-estimator")
+    (kept,) = Pipeline.load(f"{target}-estimator").getStages()
     found = {
         "predicted": [predicted, again],
         "loaded": loaded,
         "uid": stage.uid,
+        "estimator": [kept.getModelFn(), kept.getEpochs(), kept.getData()],
         "loss": stage.summary.history[0]["loss"],
     }
     print(json.dumps(found), flush=True)

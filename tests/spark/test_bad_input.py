@@ -21,9 +21,10 @@ from horovod_spark_runner import (
     NotEnoughSlotsError,
     RunDirectoryError,
     prepare_dataset,
-    run_training,
 )
 from horovod_spark_runner.launch.driver.launcher import SparkLauncher, using_launcher
+
+from ..trainings import train
 
 pytestmark = pytest.mark.spark
 
@@ -50,21 +51,13 @@ def model_fn() -> Any:
     pytest.fail("model_fn was called on the driver")
 
 
-def train(frame: Any, folder: Path, **arguments: Any) -> Any:
-    given = {
-        "feature_cols": ["a"],
-        "label_cols": ["y"],
-        "num_workers": 2,
-        "run_dir": str(folder / "run"),
-        "stream_logs": False,
-        **arguments,
-    }
+def attempt(frame: Any, folder: Path, **arguments: Any) -> Any:
+    given = {"feature_cols": ["a"], "label_cols": ["y"], "model_fn": model_fn, **arguments}
     for name, options in (("data", DataOptions), ("checkpoints", CheckpointOptions)):
         own = {field.name for field in fields(options)} & given.keys()
         if own:
             given[name] = options(**{setting: given.pop(setting) for setting in own})
-    model = given.pop("model_fn", model_fn)
-    return run_training(frame, model, **given)
+    return train(frame, folder / "run", **given)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +92,10 @@ def train(frame: Any, folder: Path, **arguments: Any) -> Any:
         ({"run_dir": ""}, InvalidInputError, "run_dir is empty; give a folder"),
         ({"callbacks": 5}, InvalidInputError, "callbacks must be a list of .*got 5"),
         ({"custom_objects": [int]}, InvalidInputError, "custom_objects must be a dictionary"),
-        ({"feature_cols": "a"}, InvalidInputError, "feature_cols must be a list"),
+        ({"feature_cols": 1}, InvalidInputError, "feature_cols must be a column's name, a list"),
+        ({"feature_cols": "nosuch"}, DataError, "no column 'nosuch'; it has 'a', 'v', 'y'"),
+        ({"prediction_col": "v"}, DataError, "already has a column 'v', which a prediction is"),
+        ({"prediction_col": {"x": "V"}}, DataError, "already has a column 'v'"),
         ({"feature_cols": [1]}, InvalidInputError, "feature_cols must hold column names"),
         ({"sample_weight_col": "v"}, DataError, "one number per row"),
         ({"shapes": {"q": (1,)}}, DataError, "shapes names 'q'"),
@@ -132,7 +128,7 @@ def test_refused(
     frame: Any, tmp_path: Path, arguments: dict[str, Any], error: type, message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        train(frame, tmp_path, **arguments)
+        attempt(frame, tmp_path, **arguments)
     assert not list(tmp_path.glob("run/data/*"))
 
 
@@ -140,7 +136,7 @@ def test_nulls_are_counted(spark: Any, tmp_path: Path) -> None:
     frame = spark.createDataFrame([(1.0, 0), (None, 1), (None, 1)], "a double, y int")
     message = r"column 'a' has 2 null values in 3 rows, first in row 1 \(a=None, y=1\)"
     with pytest.raises(DataError, match=message):
-        train(frame, tmp_path)
+        attempt(frame, tmp_path)
     assert not list(tmp_path.glob("run/data/*"))
 
 
@@ -151,10 +147,10 @@ def test_null_vectors_and_labels_are_counted(spark: Any, tmp_path: Path) -> None
     schema = StructType([StructField("v", VectorUDT()), StructField("y", IntegerType())])
     rows: list[tuple[Any, int | None]] = [(Vectors.dense([1.0]), 1), (None, 0)]
     with pytest.raises(DataError, match="column 'v' has 1 null values in 2 rows"):
-        train(spark.createDataFrame(rows, schema), tmp_path, feature_cols=["v"])
+        attempt(spark.createDataFrame(rows, schema), tmp_path, feature_cols=["v"])
     rows = [(Vectors.dense([1.0]), None), (Vectors.sparse(1, []), 0)]
     with pytest.raises(DataError, match="column 'y' has 1 null values in 2 rows"):
-        train(spark.createDataFrame(rows, schema), tmp_path, feature_cols=["v"])
+        attempt(spark.createDataFrame(rows, schema), tmp_path, feature_cols=["v"])
 
 
 @pytest.mark.parametrize(
@@ -231,7 +227,7 @@ def test_values_name_column_and_first_row(
 ) -> None:
     frame = spark.createDataFrame(rows, schema).coalesce(1)
     with pytest.raises(DataError, match=message):
-        train(frame, tmp_path, feature_cols=["v"])
+        attempt(frame, tmp_path, feature_cols=["v"])
     assert not list(tmp_path.glob("run/data/*"))
 
 
@@ -240,13 +236,13 @@ def test_negative_sample_weights(spark: Any, tmp_path: Path, kind: str) -> None:
     frame = spark.range(9).selectExpr("id as y", "id / 2 as a", f"cast(2 - id as {kind}) as w")
     message = r"'w' has 6 negative sample weights in 9 rows, first in row 3 \(y=3, .*at least 0"
     with pytest.raises(DataError, match=message):
-        train(frame.coalesce(1), tmp_path, sample_weight_col="w")
+        attempt(frame.coalesce(1), tmp_path, sample_weight_col="w")
     with pytest.raises(DataError, match="validation rows .*'w' has .* negative sample weights"):
-        train(frame.filter("y < 3"), tmp_path, sample_weight_col="w", validation=frame)
+        attempt(frame.filter("y < 3"), tmp_path, sample_weight_col="w", validation=frame)
     folder = tmp_path / "files"
     frame.write.parquet(str(folder))
     with pytest.raises(DataError, match="'w' has negative sample weights, down to -6, in .*files"):
-        train(folder, tmp_path, sample_weight_col="w")
+        attempt(folder, tmp_path, sample_weight_col="w")
     assert not list(tmp_path.glob("run/data/*"))
 
 
@@ -257,36 +253,36 @@ def test_columns_that_spark_does_not_tell_apart(spark: Any, tmp_path: Path) -> N
     frame = spark.createDataFrame([(1.0, 2.0, 1)], ["a", "A", "y"])
     message = "the DataFrame has the columns 'a', 'A', which Spark does not tell apart"
     with pytest.raises(DataError, match=message):
-        train(frame, tmp_path)
+        attempt(frame, tmp_path)
     one = frame.toDF("b", "a", "y")
     with pytest.raises(DataError, match=message):
-        train(one, tmp_path, validation=frame)
+        attempt(one, tmp_path, validation=frame)
     held = frame.selectExpr("y as a", "y", "true as h", "false as H")
     with pytest.raises(DataError, match="'h', 'H', which Spark does not tell apart"):
-        train(held, tmp_path, validation="h")
+        attempt(held, tmp_path, validation="h")
     with pytest.raises(DataError, match="'h', 'H', which Spark does not tell apart"):
-        train(held, tmp_path, validation=0.5, stratify="h")
+        attempt(held, tmp_path, validation=0.5, stratify="h")
     faulty = frame.selectExpr("if(y > 0, null, 1.0) as a", "y", "true as h", "false as H")
     with pytest.raises(DataError, match=r"'a' has 1 null values in 1 rows, first in row 0 \(y=1\)"):
-        train(faulty, tmp_path)  # whose other columns cannot be shown
+        attempt(faulty, tmp_path)  # whose other columns cannot be shown
     pq.write_table(pa.table({"a": [1.0], "A": [1.0], "y": [1]}), tmp_path / "f.parquet")
     with pytest.raises(DataError, match="f.parquet cannot be read: .*column `a` already exists"):
-        train(str(tmp_path / "f.parquet"), tmp_path)
+        attempt(str(tmp_path / "f.parquet"), tmp_path)
 
 
 def test_what_is_no_data(spark: Any, tmp_path: Path) -> None:
     import pandas as pd
 
     with pytest.raises(DataError, match="must be a Spark DataFrame, .* type NoneType$"):
-        train(None, tmp_path)
+        attempt(None, tmp_path)
     frame = pd.DataFrame({"a": [1.0], "y": [1]})
     with pytest.raises(DataError, match="type pandas.*DataFrame; spark.createDataFrame makes"):
-        train(frame, tmp_path)
+        attempt(frame, tmp_path)
     for data in (None, frame, [1]):
         with pytest.raises(DataError, match="must be a Spark DataFrame"):
             prepare_dataset(data, ["a"], data_dir=str(tmp_path))
     with pytest.raises(InvalidInputError, match="must be a path or URL, got ''"):
-        train("", tmp_path)
+        attempt("", tmp_path)
 
 
 @pytest.mark.parametrize("columns", ["a", None, ["a", 1], 3])
@@ -300,7 +296,7 @@ def test_a_data_dir_that_cannot_be_written(frame: Any, tmp_path: Path) -> None:
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         message = "the rows cannot be written to .*file.*data_dir must be a folder"
         with pytest.raises(InvalidInputError, match=message):
-            train(frame, tmp_path, data_dir=str(place))
+            attempt(frame, tmp_path, data_dir=str(place))
         with pytest.raises(InvalidInputError, match=message):
             prepare_dataset(frame, ["a"], data_dir=str(place))
 
@@ -309,22 +305,22 @@ def test_validation_rows_of_another_type(spark: Any, frame: Any, tmp_path: Path)
     held = spark.createDataFrame([(1.0, 0.5)], "a double, y double")
     message = "the validation rows have column 'y': float32, the training rows 'y': int32"
     with pytest.raises(DataError, match=message):
-        train(frame, tmp_path, validation=held)
+        attempt(frame, tmp_path, validation=held)
     held = spark.createDataFrame([("b", 1)], "a string, y int")
     with pytest.raises(DataError, match="the validation rows have column 'a': string"):
-        train(frame, tmp_path, validation=held)
+        attempt(frame, tmp_path, validation=held)
 
 
 def test_labels_that_do_not_fit_the_type_asked_for(spark: Any, tmp_path: Path) -> None:
     frame = spark.createDataFrame([(1.0, 1), (2.0, 5_000_000_000)], "a double, y long")
     with pytest.raises(DataError, match=r"'y' has 1 values that are too large for int32.*int64"):
-        train(frame, tmp_path, dtypes={"y": "int32"})
+        attempt(frame, tmp_path, dtypes={"y": "int32"})
     with pytest.raises(DataError, match="'a' the type int32, but it holds real numbers"):
-        train(frame, tmp_path, dtypes={"a": "int32"})
+        attempt(frame, tmp_path, dtypes={"a": "int32"})
     with pytest.raises(DataError, match="'y' the type 'complex'; it must be one of int8"):
-        train(frame, tmp_path, dtypes={"y": "complex"})
+        attempt(frame, tmp_path, dtypes={"y": "complex"})
     with pytest.raises(DataError, match="dtypes names 'q'"):
-        train(frame, tmp_path, dtypes={"q": "int32"})
+        attempt(frame, tmp_path, dtypes={"q": "int32"})
 
 
 def test_overflow_in_vectors(spark: Any, tmp_path: Path) -> None:
@@ -333,91 +329,111 @@ def test_overflow_in_vectors(spark: Any, tmp_path: Path) -> None:
     rows = [(Vectors.dense([1.0, 2.0]), 0), (Vectors.sparse(2, {1: -1e300}), 1)]
     frame = spark.createDataFrame(rows, ["v", "y"]).coalesce(1)
     with pytest.raises(DataError, match=r"'v' has 1 values that are too large.*first in row 1"):
-        train(frame, tmp_path, feature_cols=["v"])
+        attempt(frame, tmp_path, feature_cols=["v"])
 
 
 def test_images_among_other_bytes(spark: Any, tmp_path: Path) -> None:
     png = b"\x89PNG\r\n\x1a\n" + b"0" * 20
     frame = spark.createDataFrame([(png, 0), (png, 1), (b"no", 2)], "v binary, y int").coalesce(1)
     with pytest.raises(DataError, match=r"1 values that are no PNG.*as 2 rows are,.* row 2 \(y=2"):
-        train(frame, tmp_path, feature_cols=["v"], shapes={"v": (8, 8, 3)})
+        attempt(frame, tmp_path, feature_cols=["v"], shapes={"v": (8, 8, 3)})
 
 
 def test_parquet_paths(spark: Any, frame: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nosuch holds no Parquet files"):
-        train(str(tmp_path / "nosuch"), tmp_path)
+        attempt(str(tmp_path / "nosuch"), tmp_path)
     with pytest.raises(DataError, match="must be a Spark DataFrame, or the path .* type list$"):
-        train([1, 2], tmp_path)
+        attempt([1, 2], tmp_path)
     folder = str(tmp_path / "files")
     spark.createDataFrame([(1.0, 1), (None, 2)], "a double, y int").write.parquet(folder)
     with pytest.raises(DataError, match=r"column 'a' has 1 null values in .*files"):
-        train(folder, tmp_path)
+        attempt(folder, tmp_path)
     with pytest.raises(DataError, match=r"no column 'b'; it has 'a', 'y'"):
-        train(folder, tmp_path, feature_cols=["b"])
+        attempt(folder, tmp_path, feature_cols=["b"])
     (tmp_path / "text").mkdir()
     file = tmp_path / "text" / "f.parquet"
     file.write_text("a,y\n1,2\n")
     for place in (file, file.parent):
         with pytest.raises(DataError, match="f.parquet is no Parquet file, or a damaged one"):
-            train(place, tmp_path)
+            attempt(place, tmp_path)
 
 
 def test_storage_that_spark_does_not_know(spark: Any, frame: Any, tmp_path: Path) -> None:
     message = "Spark cannot reach nosuch://x/y: .*No FileSystem for scheme"
     with pytest.raises(EnvironmentProblem, match=message):
-        train(frame, tmp_path, data_dir="nosuch://x/y")
+        attempt(frame, tmp_path, data_dir="nosuch://x/y")
     with pytest.raises(EnvironmentProblem, match=message):
-        train("nosuch://x/y", tmp_path)
+        attempt("nosuch://x/y", tmp_path)
 
 
 def test_stratify_needs_a_fraction_and_a_column(frame: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="stratify needs a fraction"):
-        train(frame, tmp_path, stratify="y")
+        attempt(frame, tmp_path, stratify="y")
     with pytest.raises(DataError, match="stratify='q': the DataFrame has no such column"):
-        train(frame, tmp_path, stratify="q", validation=0.5)
+        attempt(frame, tmp_path, stratify="q", validation=0.5)
 
 
 def test_empty(frame: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there are no rows"):
-        train(frame.filter("a < 0"), tmp_path)
+        attempt(frame.filter("a < 0"), tmp_path)
     assert not list(tmp_path.glob("run/data/*"))
 
 
 def test_fewer_rows_than_ranks(frame: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="have 2 rows, fewer than the 3 ranks"):
-        train(frame.filter("a < 2"), tmp_path, num_workers=3)
+        attempt(frame.filter("a < 2"), tmp_path, num_workers=3)
     assert not list(tmp_path.glob("run/data/*"))
 
 
 def test_a_validation_part_without_rows_is_named(frame: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"validation rows \(validation='held'\)"):
-        train(frame.filter("not held"), tmp_path, validation="held")
+        attempt(frame.filter("not held"), tmp_path, validation="held")
+
+
+def test_a_split_that_leaves_no_rows_to_one_side(frame: Any, tmp_path: Path) -> None:
+    message = r"validation rows \(validation=0.001\): there are no rows to validate with; give"
+    with pytest.raises(DataError, match=message):
+        train(frame, tmp_path, validation=0.001)
+    with pytest.raises(DataError, match="train rows .*no rows to train on; give a small"):
+        train(frame.filter("a < 1"), tmp_path, validation=0.9999999)
+
+
+@pytest.mark.parametrize(("kinds", "found"), [((0, 1, 2), 2), ((0, 1, -1), -1)])
+def test_a_validation_column_of_numbers_holds_0_and_1(
+    spark: Any, tmp_path: Path, kinds: tuple[int, ...], found: int
+) -> None:
+    """Such as the numbers of folds, or of training, validation and test rows."""
+    rows = [(float(kind), kind % 2, kind) for kind in kinds]
+    frame = spark.createDataFrame(rows, "a double, y int, part int")
+    message = f"'part' holds {found}; it must be true or 1 .*df\\['part'\\] == {found}"
+    with pytest.raises(DataError, match=message):
+        train(frame, tmp_path, validation="part")
 
 
 def test_null_in_the_validation_column_is_no_silent_loss(spark: Any, tmp_path: Path) -> None:
     frame = spark.createDataFrame([(1.0, 0, True), (2.0, 1, None)], "a double, y int, h boolean")
     with pytest.raises(DataError, match="'h' has 1 null values"):
-        train(frame, tmp_path, validation="h")
+        attempt(frame, tmp_path, validation="h")
 
 
 def test_several_columns_of_one_name(frame: Any, tmp_path: Path) -> None:
     both = frame.select("a", "a", "y")
     with pytest.raises(DataError, match="several columns named 'a'"):
-        train(both, tmp_path)
+        attempt(both, tmp_path)
 
 
 def test_what_cannot_be_pickled_is_named(frame: Any, tmp_path: Path) -> None:
     lock = threading.Lock()
     with pytest.raises(InvalidInputError, match="model_fn cannot be sent.*variable 'lock'"):
-        train(frame, tmp_path, model_fn=lambda: lock)
+        attempt(frame, tmp_path, model_fn=lambda: lock)
     with pytest.raises(InvalidInputError, match="callbacks cannot be sent.*lock"):
-        train(frame, tmp_path, callbacks=[lock])
+        attempt(frame, tmp_path, callbacks=[lock])
 
 
 def test_run_dir_that_cannot_be_written(frame: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirectoryError, match="is not writable"):
-        train(frame, tmp_path, run_dir=str(tmp_path / "file" / "run"))
+        attempt(frame, tmp_path, run_dir=str(tmp_path / "file" / "run"))
 
 
 @pytest.mark.parametrize(
@@ -435,7 +451,7 @@ def test_bad_model_files(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=message):
-        train(frame, tmp_path, model_fn=str(tmp_path / name))
+        attempt(frame, tmp_path, model_fn=str(tmp_path / name))
 
 
 def test_columns_that_are_no_names_of_the_model(frame: Any, tmp_path: Path) -> None:
@@ -453,22 +469,22 @@ def test_columns_that_are_no_names_of_the_model(frame: Any, tmp_path: Path) -> N
         raise KeyError("nosuch")
 
     with pytest.raises(DataError, match="inputs 'a', 'b', 'b' is no column: .* 'a', 'v', 'y'"):
-        train(frame, tmp_path, model_fn=two_inputs, feature_cols=None)
+        attempt(frame, tmp_path, model_fn=two_inputs, feature_cols=None)
     with pytest.raises(ModelError, match=r"could not be built:\n(?s:.*)KeyError: 'nosuch'"):
-        train(frame, tmp_path, model_fn=broken, feature_cols=None)
+        attempt(frame, tmp_path, model_fn=broken, feature_cols=None)
     assert not (tmp_path / "run" / "data").exists()
 
 
 def test_model_files_that_are_folders_or_urls(frame: Any, tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
     with pytest.raises(ModelError, match="saved' is a folder; give a function"):
-        train(frame, tmp_path, model_fn=tmp_path / "saved")
+        attempt(frame, tmp_path, model_fn=tmp_path / "saved")
     (tmp_path / "saved" / "saved_model.pb").write_bytes(b"")
     with pytest.raises(ModelError, match="is a SavedModel, .*initial_weights"):
-        train(frame, tmp_path, model_fn=str(tmp_path / "saved"))
+        attempt(frame, tmp_path, model_fn=str(tmp_path / "saved"))
     (tmp_path / "a b.json").write_text("{}")
     with pytest.raises(ModelError, match=r"a b\.json was not made by model.to_json"):
-        train(frame, tmp_path, model_fn=f"file://{tmp_path}/a%20b.json")
+        attempt(frame, tmp_path, model_fn=f"file://{tmp_path}/a%20b.json")
 
 
 def test_dynamic_allocation_is_refused(
@@ -483,4 +499,4 @@ def test_dynamic_allocation_is_refused(
     # Spark takes this setting only when the session is made.
     monkeypatch.setattr(conf, "get", with_dynamic_allocation)
     with pytest.raises(EnvironmentProblem, match="dynamicAllocation"):
-        train(frame, tmp_path)
+        attempt(frame, tmp_path)

@@ -16,7 +16,7 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationS
 
 from horovod_spark_runner import DataError, HorovodEstimator, InvalidInputError, NotEnoughSlotsError
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
 
 def make_model(width: int = 2, units: int = 1) -> Any:
@@ -25,6 +25,10 @@ def make_model(width: int = 2, units: int = 1) -> Any:
     model = keras.Sequential([keras.Input((width,)), keras.layers.Dense(units)])
     model.compile("sgd", "mse")
     return model
+
+
+def make_wide_model() -> Any:
+    return make_model(2, 4)
 
 
 def make_callbacks() -> list[Any]:
@@ -71,13 +75,19 @@ def estimator(tmp_path: Path) -> HorovodEstimator:
         (
             {"featuresCol": "features", "featureCols": ["features"]},
             InvalidInputError,
-            "both name the feature columns",
+            "both name the feature columns, and neither is joined to the other",
         ),
         ({"modelArgs": {"depth": 3}}, InvalidInputError, "do not fit modelFn: .*'depth'"),
         ({"modelFn": "no.such:function"}, InvalidInputError, "cannot be imported here"),
         ({"modelFn": "no.keras"}, InvalidInputError, "model file .*no.keras does not exist"),
         ({"callbacks": ["early"]}, InvalidInputError, "callbacks holds 'early'"),
         ({"warmupEpochs": 2}, InvalidInputError, "needs lr_scaling='linear'"),
+        ({"predictionCol": "even"}, DataError, "already has a column 'even', which a prediction"),
+        ({"predictionCol": "LABEL"}, DataError, "already has a column 'label'"),
+        ({"predictionCol": ["s"]}, DataError, "already has a column 's'"),
+        ({"probabilityCol": "s"}, DataError, "already has a column 's'"),
+        ({"rawPredictionCol": {"out": "s"}}, DataError, "already has a column 's'"),
+        ({"outputForm": "struct", "predictionCol": "s"}, DataError, "already has a column 's'"),
         ({"resumeFrom": "/nowhere"}, InvalidInputError, "holds no checkpoint|cannot be"),
         ({"numWorkers": 99}, NotEnoughSlotsError, "asked for 99 slots"),
     ],
@@ -87,6 +97,15 @@ def test_what_cannot_be_right_is_refused_before_the_job(
 ) -> None:
     with pytest.raises(error, match=message):
         estimator.setParams(**params).fit(rows)
+
+
+def test_a_column_of_the_default_name_is_in_the_way(estimator: HorovodEstimator, rows: Any) -> None:
+    taken = rows.withColumnRenamed("s", "prediction")
+    with pytest.raises(DataError, match="already has a column 'prediction', .*prediction_col="):
+        estimator.fit(taken)
+    # Of several outputs, no column is called so.
+    with pytest.raises(NotEnoughSlotsError):
+        estimator.setLabelCols(["label", "even"]).setNumWorkers(99).fit(taken)
 
 
 def test_a_map_that_cannot_be_right_is_refused_before_any_training(
@@ -193,6 +212,19 @@ def test_it_is_saved_and_loaded_alone_and_within_others(
     loaded = CrossValidator.load(place)
     same(loaded.getEstimator().getStages()[1])
     assert len(loaded.getEstimatorParamMaps()) == 4
+
+
+def test_a_search_over_functions_is_saved(estimator: HorovodEstimator, tmp_path: Path) -> None:
+    maps = ParamGridBuilder().addGrid(estimator.modelFn, [make_model, make_wide_model])
+    for cls in (CrossValidator, TrainValidationSplit):
+        search = cls(
+            estimator=estimator, estimatorParamMaps=maps.build(), evaluator=RegressionEvaluator()
+        )
+        search.write().overwrite().save(str(tmp_path / "search"))
+        loaded = cls.load(str(tmp_path / "search"))
+        again = [loaded.getEstimator().copy(one) for one in loaded.getEstimatorParamMaps()]
+        names = [f"{__name__}:make_model", f"{__name__}:make_wide_model"]
+        assert [one.getModelFn() for one in again] == names
 
 
 def test_what_cannot_be_saved_replaces_nothing(estimator: HorovodEstimator, tmp_path: Path) -> None:

@@ -261,6 +261,62 @@ def test_rows_that_cannot_be_evaluated(regression: TFTransformer, frame: Any) ->
         regression.evaluate(holes.filter("real is null"), handle_invalid="skip")
     with pytest.raises(DataError, match="sample weight is negative: -1.0"):
         regression.evaluate(rows.selectExpr("*", "-1 as v"), sample_weight_col="v")
+    # The columns are called as in the DataFrame.
+    with pytest.raises(DataError, match="column 'v' is null in row 0"):
+        regression.evaluate(rows.selectExpr("*", "cast(null as int) v"), sample_weight_col="v")
+    with pytest.raises(DataError, match="column 'other' is null in row"):
+        regression.evaluate(holes.withColumnRenamed("real", "other"), label_cols="other")
+
+
+def test_labels_that_are_no_classes_are_refused_by_name(frame: Any, tmp_path: Path) -> None:
+    """Spark takes any number for a class: of labels that are all 2, the area would be 1."""
+    two = saved(tmp_path / "two", classifier(1, loss="binary_crossentropy"), [REAL])
+    message = "'spark:areaUnderROC' takes labels that are 0 or 1, but column 'v' holds 2.0"
+    for metric in ("spark:areaUnderROC", "spark:areaUnderPR"):
+        with pytest.raises(DataError, match=message.replace("spark:areaUnderROC", metric)):
+            two.evaluate(frame.selectExpr("x", "2f AS v"), metric, label_cols="v")
+    more = saved(tmp_path / "more", classifier(3, loss="categorical_crossentropy"), [REAL])
+    for value in ("0.5f", "-1f"):
+        with pytest.raises(DataError, match="'spark:accuracy' takes .* whole numbers from 0, but"):
+            more.evaluate(
+                frame.selectExpr("x", f"{value} AS v"), "spark:accuracy", label_cols=["v"]
+            )
+
+
+def test_a_model_that_was_trained_elsewhere(
+    frame: Any, arrays: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    """By metrics that are given: what it was compiled with is not known."""
+    model = classifier(3, loss="sparse_categorical_crossentropy")
+    transformer = TFTransformer.from_keras(model, ["x"])
+    model.compile(metrics=["acc"], weighted_metrics=["accuracy"])
+    x, kind, weight = arrays["x"], arrays["kind"], arrays["w"]
+    plain = model.evaluate(x, kind, sample_weight=weight, return_dict=True, verbose=0)
+    given = ["sparse_categorical_accuracy", "spark:accuracy"]
+    found = transformer.evaluate(frame, given, label_cols="kind")
+    check(found, dict.fromkeys(given, plain["acc"]))
+    labelled = frame.withColumnRenamed("kind", "label")
+    check(transformer.evaluate(labelled, "acc", sample_weight_col="w"), {"acc": plain["accuracy"]})
+    # Labels in arrays: as many as the output.
+    one_hot = frame.selectExpr("x", "transform(array(0, 1, 2), i -> int(i = kind)) AS classes")
+    by_name = {model.output_names[0]: "classes"}
+    check(transformer.evaluate(one_hot, "acc", label_cols=by_name), {"acc": plain["acc"]})
+    for arguments, message in (
+        ({}, r"not known; give the metrics, evaluate\(df, metrics="),
+        ({"metrics": ["acc", "compiled"]}, "what it was compiled with is not known"),
+        ({"metrics": "acc"}, "its label columns are not known; give label_cols"),
+        ({"metrics": "acc", "label_cols": ["kind", "one"]}, "give a column for each output"),
+        ({"metrics": "acc", "label_cols": {"y": "kind"}}, "outputs are .*label_cols gives .'y'"),
+        ({"metrics": "acc", "label_cols": "nope"}, "has no column 'nope'"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            transformer.evaluate(frame, **arguments)
+    with pytest.raises(DataError, match=r"'t' holds array values, .* of shape \(3,\)"):
+        transformer.evaluate(frame.selectExpr("x", "array(x) AS t"), "acc", label_cols="t")
+    model.export(tmp_path / "graph", format="tf_saved_model", verbose=False)
+    graph = TFTransformer.from_saved_model(tmp_path / "graph", ["x"])
+    with pytest.raises(ModelError, match="a SavedModel is a graph, which Keras' metrics"):
+        graph.evaluate(frame, "acc", label_cols="kind")
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,29 @@ def test_a_worker_loads_a_model_once(run: Path, files: str, spark: Any) -> None:
     assert len(loads) == len(set(loads))
 
 
+def test_what_a_worker_keeps_costs_later_tasks_nothing(run: Path, files: str, spark: Any) -> None:
+    """Spark's workers collect garbage after every task: not among what a model needs."""
+    import pyarrow as pa
+
+    frame = spark.read.parquet(files)
+    assert line(run).transform(frame).agg({"prediction": "sum"}).first()[0] > 0
+
+    def look(batches: Any) -> Any:
+        import gc
+
+        from horovod_spark_runner.ml import inference
+
+        for _ in batches:
+            counts = [gc.get_freeze_count(), len(gc.get_objects())]
+            yield pa.RecordBatch.from_pydict({"counts": [counts] if inference._models else []})
+
+    numbers = spark.range(0, 8, 1, 8).mapInArrow(look, "counts array<long>").collect()
+    assert numbers
+    for row in numbers:
+        left_out, looked_at = row.counts
+        assert left_out > 10 * looked_at
+
+
 @pytest.mark.parametrize("policy", ["error", "keep", "skip"])
 def test_a_limit_scores_no_more_than_it_needs(
     policy: str, run: Path, files: str, spark: Any

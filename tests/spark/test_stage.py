@@ -22,7 +22,8 @@ from horovod_spark_runner import (
     TFTransformer,
 )
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.ml.persistence import FORMAT, location_of
+from horovod_spark_runner.ml.persistence import FORMAT
+from horovod_spark_runner.ml.stage_files import location_of
 
 from ..runs import save_run, variables_of
 
@@ -97,7 +98,7 @@ def test_params_are_read_set_and_explained(run: str) -> None:
         ("predictionCol", 3),
         ("probabilityCol", ["p"]),
         ("rawPredictionCol", ""),
-        ("featureCols", "x"),
+        ("featureCols", 3),
         ("featuresCol", ["x"]),
     ],
 )
@@ -118,6 +119,44 @@ def test_params_of_one_call_hold_for_it_alone(run: str, frame: Any) -> None:
     check(transformer.transform(frame))
     with pytest.raises(InvalidInputError, match="outputForm|output_form"):
         transformer.transform(frame, {transformer.outputForm: "list"})
+    other = TFTransformer.from_run(run)
+    maps: list[tuple[Any, str]] = [
+        ({"handleInvalid": "skip"}, r"'handleInvalid' is no Param.*\{stage.handleInvalid: …\}"),
+        ({TFTransformer.handleInvalid: "skip"}, "handleInvalid is given as the Param of a class"),
+        ({other.handleInvalid: "skip"}, f"{other.uid}__handleInvalid is a Param of another stage"),
+        ([transformer.handleInvalid], "a map from Params to values is needed, got"),
+    ]
+    for given, message in maps:
+        with pytest.raises(InvalidInputError, match=message):
+            transformer.transform(frame, given)
+
+
+def test_which_feature_columns_are_meant(run: str, frame: Any) -> None:
+    transformer = TFTransformer.from_run(run).setFeaturesCol("x").setFeatureCols(["x", "n"])
+    with pytest.raises(InvalidInputError, match="both name.*neither is joined to the other: give"):
+        transformer.transform(frame)
+    check(transformer.setFeaturesCol(None).transform(frame))
+
+
+def test_a_run_is_named_and_not_its_checkpoint(run: str, tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints" / "step-00000042"
+    place.mkdir(parents=True)
+    with pytest.raises(RunDirectoryError, match="holds no finished model") as caught:
+        TFTransformer.from_run(place)
+    told = f"it is a checkpoint of the run in {tmp_path}; its weights are those of TFTransformer"
+    assert told in str(caught.value)
+    assert f"from_run({str(tmp_path)!r}, checkpoint=42)" in str(caught.value)
+    with pytest.raises(RunDirectoryError, match=r"signature.json is missing\)$"):
+        TFTransformer.from_run(tmp_path)
+
+
+def test_a_model_fn_that_takes_arguments_is_refused_at_once(run: str) -> None:
+    def takes(units: int) -> Any:
+        raise NotImplementedError
+
+    build: Any = takes
+    with pytest.raises(ModelError, match="without arguments, but it takes .units: .*partial"):
+        TFTransformer.from_run(run, model_fn=build)
 
 
 def test_a_copy_has_its_own_params_and_the_same_model(run: str, frame: Any) -> None:
@@ -250,6 +289,7 @@ def test_a_pipeline_in_a_process_that_has_only_the_package(
     assert found["predicted"] == [10.0, 10.0]
     assert found["loaded"] == []
     assert (found["uid"], found["loss"]) == (transformer.uid, 1.0)
+    assert found["estimator"] == ["no.such:model", 3, {"allow_nan": True}]
     check(PipelineModel.load(str(tmp_path / "b")).transform(frame), "p")
 
 
@@ -306,7 +346,7 @@ def test_damaged_stages_are_told(run: str, spark: Any, tmp_path: Path) -> None:
         TFTransformer.from_run(run).save(str(tmp_path / name))
         return tmp_path / name
 
-    with pytest.raises(RunDirectoryError, match="holds no saved transformer"):
+    with pytest.raises(RunDirectoryError, match="holds no saved stage: .*metadata is missing"):
         TFTransformer.load(str(tmp_path / "nothing"))
     for file, message in (
         ("model.keras", "model.keras is damaged"),
@@ -463,6 +503,7 @@ def test_a_keras_model_that_was_trained_elsewhere(spark: Any, frame: Any, tmp_pa
         check(transformer.transform(frame))
     named = TFTransformer.from_keras(model, feature_cols={"x": "a", "n": "b"})
     rows = named.transform(renamed).collect()
+    assert rows
     assert all(row.prediction == pytest.approx(sum(row.a) + row.b) for row in rows)
     assert not named.hasSummary
     with pytest.raises(InvalidInputError, match="no summary"):

@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
+from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.errors import ModelError
+from horovod_spark_runner.training.keras.binding import bind_outputs
 from horovod_spark_runner.training.keras.names import names_of
 from horovod_spark_runner.training.keras.source import model_source
-from horovod_spark_runner.training.spec import ModelNames
+from horovod_spark_runner.training.spec import Binding, ModelNames
 
-from ..runs import source
+from ..runs import LABEL, source
 
 
 def compiled(model: Any, loss: Any = "mse") -> Any:
@@ -64,6 +67,17 @@ FUNCTIONAL = ModelNames((("a", "b"),), (("y", "z"),), True)
 )
 def test_names(model: Any, expected: ModelNames) -> None:
     assert names_of(source(model)) == expected
+
+
+def test_the_output_of_a_sequential_model_has_a_name() -> None:
+    model = sequential()
+    manifest = Manifest("", (), (LABEL,), (), "")
+    column = np.ones(3, np.float32)
+    for name in ("y", "prediction"):
+        labels = bind_outputs(model, Binding(["y"], (name,)), manifest, model.outputs[0])
+        assert labels({"y": column}) is column
+    with pytest.raises(ModelError, match=r"outputs are \['y'\], but label_cols gives \['z'\]"):
+        bind_outputs(model, Binding(["y"], ("z",)), manifest, model.outputs[0])
 
 
 def test_names_of_model_files(tmp_path: Path) -> None:

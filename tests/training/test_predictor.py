@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ def predictor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
     yield make
     inference._models.clear()
+    gc.unfreeze()
 
 
 def arrays(rows: Any) -> tuple[pa.Array, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -52,7 +51,7 @@ from horovod_spark_runner.launch.shared.messages import (
 from horovod_spark_runner.launch.shared.slot_plan import SlotPlan
 from horovod_spark_runner.launch.shared.topology import Node
 from horovod_spark_runner.launch.shared.typed_json import MessageError, to_json
-from horovod_spark_runner.launch.slot import driver_link, slot_link
+from horovod_spark_runner.launch.slot import slot_link
 from horovod_spark_runner.launch.slot.driver_link import DriverLink
 from horovod_spark_runner.launch.slot.json_door import JsonDoor, MpiIdentity, RemoteLaunch
 from horovod_spark_runner.launch.slot.node_door import NodeDoor, send_to_node
@@ -127,10 +126,12 @@ def test_a_slot_that_says_good_bye_is_not() -> None:
 
 def test_a_stranger_without_the_key_is_not_heard() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
-        DriverLink(server.address, b"x" * 32).send(told(0, Hello()))
+        link = DriverLink(server.address, b"x" * 32)
+        link.send(told(0, Hello()))
         with socket.create_connection(server.address) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
             time.sleep(0.3)
+        link.close()
         assert server.events.empty()
 
 
@@ -170,11 +171,10 @@ def test_a_call_that_cannot_be_fetched_says_from_where(tmp_path: Path) -> None:
         link.fetch(told(2, CallWanted()), tmp_path / "call", 10)
 
 
-def test_a_driver_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_link, "CONNECT_PAUSES", (0.0,))
+def test_a_driver_that_cannot_be_reached_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
-    link = DriverLink(address, KEY)
+    link = DriverLink(address, KEY, pauses=())
     with pytest.raises(
         LaunchError, match=f"cannot reach the driver at 127.0.0.1 port {address[1]}"
     ):
@@ -184,7 +184,6 @@ def test_a_driver_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatc
 def test_a_single_lost_connection_at_the_start_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(driver_link, "CONNECT_PAUSES", (0.0,))
     connect = socket.create_connection
     failures = iter([TimeoutError("lost")])
 
@@ -195,7 +194,7 @@ def test_a_single_lost_connection_at_the_start_is_tried_again(
 
     monkeypatch.setattr(socket, "create_connection", flaky)
     with ControlServer("127.0.0.1", KEY) as server:
-        link = DriverLink(server.address, KEY)
+        link = DriverLink(server.address, KEY, pauses=(0.0,))
         link.check()
         link.close()
 
@@ -248,13 +247,13 @@ def test_where_the_driver_listens(
     monkeypatch.setattr(driver, "connect_host", lambda spark: None)
     monkeypatch.setattr(driver, "runs_on_this_machine", lambda spark: False)
     spark: Any = SimpleNamespace(conf=Settings(**settings))
-    assert driver.control_place(spark) == place
+    assert driver.control_address(spark) == place
 
 
 def test_a_control_port_that_is_none() -> None:
     spark: Any = SimpleNamespace(conf=Settings(spark_horovod_controlPort="http"))
     with pytest.raises(InvalidInputError, match="controlPort must be a port, got 'http'"):
-        driver.control_place(spark)
+        driver.control_address(spark)
 
 
 def test_a_slot_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -598,12 +597,12 @@ def is_running(pid: int) -> bool:
 
 
 def test_what_a_killed_slot_leaves_is_swept_up() -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    path, child = owner.stdout.readline().split()
-    assert Path(path).stat().st_mode & 0o777 == 0o700
-    owner.send_signal(signal.SIGKILL)
-    owner.wait()
+    command = [sys.executable, "-c", OWNER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        path, child = owner.stdout.readline().split()
+        assert Path(path).stat().st_mode & 0o777 == 0o700
+        owner.kill()
     until(lambda: not Path(path).exists() and not is_running(int(child)))
 
 

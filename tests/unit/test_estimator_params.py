@@ -104,7 +104,9 @@ def test_setters_return_the_estimator_and_none_takes_back() -> None:
         ({"zzz": 3}, "has no Param 'zzz'; there are batchSize, "),
         ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
         ({"batchSize": "32"}, "batchSize must be a whole number"),
-        ({"labelCols": "y"}, "labelCols must be a list of column names or a dictionary"),
+        ({"labelCols": 3}, "labelCols must be a column's name, a list of them or a dictionary"),
+        # Of what is long, the beginning.
+        ({"labelCol": [0.25] * 999}, r"labelCol must be a name, got \[0\.25[0-9., ]{150,200}…$"),
         ({"modelFn": 3}, "modelFn must be a function that returns a compiled model"),
         ({"modelArgs": [1]}, "modelArgs must be a dictionary of arguments by name"),
         (
@@ -214,9 +216,38 @@ def test_a_grid_is_of_plain_params() -> None:
     ]
 
 
+def test_a_single_column_needs_no_list() -> None:
+    estimator = HorovodEstimator(featureCols="x", labelCols="y")
+    assert (estimator.getFeatureCols(), estimator.getLabelCols()) == (["x"], ["y"])
+
+
+def test_grids_name_functions_so_that_they_can_be_saved() -> None:
+    estimator = HorovodEstimator(modelFn=make_model)
+    builder = ParamGridBuilder().addGrid(estimator.modelFn, [make_model, Outer.make, len])
+    builder.addGrid(estimator.customObjects, [{"Outer": Outer}])
+    builder.addGrid(estimator.data, [{"transforms": {"x": make_transform}}])
+    maps = builder.build()
+    json.dumps([list(one.values()) for one in maps])
+    assert [one[estimator.modelFn] for one in maps] == [
+        f"{__name__}:make_model",
+        f"{__name__}:Outer.make",
+        "builtins:len",
+    ]
+    assert maps[0][estimator.customObjects] == {"Outer": f"{__name__}:Outer"}
+    # A stage keeps functions as they were given.
+    assert estimator.getModelFn() is make_model
+    assert estimator.copy(maps[1]).getModelFn() == f"{__name__}:Outer.make"
+
+
 def test_maps_that_would_have_no_effect_are_refused() -> None:
     estimator, other = HorovodEstimator(), HorovodEstimator()
     nothing: Any = None
+    with pytest.raises(InvalidInputError, match="batchSize is given as the Param of a class"):
+        estimator.fit(nothing, {HorovodEstimator.batchSize: 3})
+    with pytest.raises(InvalidInputError, match="batchSize is given as the Param of a class"):
+        estimator.copy({HorovodEstimator.batchSize: 3})
+    with pytest.raises(InvalidInputError, match=r"\{stage.epochs: …\}"):
+        estimator.fit(nothing, {"epochs": 3})
     with pytest.raises(InvalidInputError, match="'epochs' is no Param"):
         estimator.copy({"epochs": 3})
     with pytest.raises(InvalidInputError, match=f"{other.uid}__epochs is a Param of another stage"):

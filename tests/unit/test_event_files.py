@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from horovod_spark_runner.rundir.checkpoint import PlainLogs
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.rundir.lock import RunLock
 from horovod_spark_runner.storage.filesystem import Location
@@ -21,7 +22,11 @@ def attempt(place: Path, epochs: range, by: float = 1.0, **arguments: Any) -> No
     with RunLock(directory) as lock:
         files = EventFiles(directory, lock.token, **arguments)
         for epoch in epochs:
-            logs = {"loss": by / (epoch + 1), "f1": [0.25, epoch], "val_loss": by * epoch}
+            logs: PlainLogs = {
+                "loss": by / (epoch + 1),
+                "f1": [0.25, epoch],
+                "val_loss": by * epoch,
+            }
             files.epoch(epoch, logs, {"learning_rate": 0.5})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from horovod_spark_runner.settings.prediction import PredictionSettings
 from horovod_spark_runner.storage.filesystem import Location
 
 from ..counting_engine import Counted, save_line
+from ..object_store import empty_folder, s3_server
 
 
 @pytest.fixture
@@ -29,17 +31,13 @@ def predictor(tmp_path: Path) -> Iterator[Predictor]:
     recipe = read_finished_run(RunDirectory(str(tmp_path / "run")), model_fn=Counted()).recipe
     yield Predictor(str(tmp_path), lambda: recipe, recipe.columns, recipe.outputs, 64)
     inference._models.clear()
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
+    with s3_server() as url:
+        yield url
 
 
 @pytest.fixture(params=["disk", "object store"])
@@ -48,21 +46,7 @@ def storage(
 ) -> Location:
     if request.param == "disk":
         return Location(tmp_path / "storage")
-    import boto3
-
-    server = request.getfixturevalue("server")
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_ENDPOINT_URL": server,
-        "AWS_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
-    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="scored")
-    place = Location("s3://scored/a b")
-    place.delete_folder()
-    return place
+    return empty_folder(request.getfixturevalue("server"), "s3://scored/a b", monkeypatch)
 
 
 def fill(source: Location) -> int:

@@ -62,7 +62,7 @@ from horovod_spark_runner.launch.shared.typed_json import (
 from horovod_spark_runner.launch.slot.json_door import MpiIdentity, RemoteLaunch
 
 INFO = SlotInfo(1, "h", "n", "10.0.0.1", 7000, "/t", ("/t/0", "/t/1"), (("0",), ()))
-PLACEMENT = RankPlacement(3, 1, "h", local_rank=1, cross_rank=0, gpus=("0",), place=1)
+PLACEMENT = RankPlacement(3, 1, "h", local_rank=1, cross_rank=0, gpus=("0",), index=1)
 NODE = Node("h", "h", "10.0.0.1", 7000, 0, (0, 1), ("/t/0", "/t/1"))
 FAILURE = Failure(RAISED, 5.5, "ValueError: no", "ValueError", "Traceback", None, ("last", "words"))
 # One of each kind that travels.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from horovod_spark_runner.data.read.classes import absent_classes
 from horovod_spark_runner.data.read.open_files import IDLE_FILES
 from horovod_spark_runner.data.read.pieces import PieceReader, ReadAhead
 from horovod_spark_runner.data.read.sharding import Piece, plan_epoch
@@ -37,6 +38,15 @@ def expected(piece: Piece) -> list[int]:
     starts = np.cumsum([0] + [rows for file in SIZES for rows in file])
     first = int(starts[piece.row_group])
     return list(range(first + piece.start, first + piece.stop))
+
+
+def test_classes_that_no_row_has(tmp_path: Path) -> None:
+    made = dataset(tmp_path, SIZES)  # the rows are numbered
+    rows = sum(map(sum, SIZES))
+    assert absent_classes(made.manifest, "id", [0, 3, rows - 1]) == []
+    assert absent_classes(made.manifest, "id", [rows, 5, -1]) == [-1, rows]
+    assert absent_classes(made.manifest, "id", []) == []
+    assert not _open_in(tmp_path)
 
 
 def _open_in(folder: Path) -> list[str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.launch.slot import rank_log
 from horovod_spark_runner.launch.slot.rank_log import RankLog
 
 
@@ -25,8 +24,6 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         return append(log, stream, lines)
 
     monkeypatch.setattr(RankLog, "_append", slow)
-    monkeypatch.setattr(rank_log, "MAX_WAITING", 5)
-    monkeypatch.setattr(rank_log, "CLOSE_SECONDS", 0.2)
     yield free
     free.set()
     for thread in threading.enumerate():
@@ -51,7 +48,7 @@ def test_lines_before_and_after_the_rank_is_known(tmp_path: Path) -> None:
 
 
 def test_storage_that_hangs_holds_up_nobody(tmp_path: Path, hung: threading.Event) -> None:
-    log = RankLog(str(tmp_path), tmp_path)
+    log = RankLog(str(tmp_path), tmp_path, most=5, patience=0.2)
     log.open(3, "rank 3")
     began = time.monotonic()
     for number in range(100):
@@ -62,7 +59,7 @@ def test_storage_that_hangs_holds_up_nobody(tmp_path: Path, hung: threading.Even
 
 
 def test_what_was_dropped_is_counted(tmp_path: Path, hung: threading.Event) -> None:
-    log = RankLog(str(tmp_path), tmp_path)
+    log = RankLog(str(tmp_path), tmp_path, most=5, patience=0.2)
     log.open(3, "rank 3")
     for number in range(50):
         log.write([f"line {number}"])

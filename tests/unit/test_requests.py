@@ -13,6 +13,7 @@ from horovod_spark_runner.errors import DataError, InvalidInputError
 from horovod_spark_runner.run.request import TrainingRequest
 from horovod_spark_runner.settings.data import DataOptions
 from horovod_spark_runner.settings.launching import LaunchOptions
+from horovod_spark_runner.settings.tracking import MlflowOptions
 from horovod_spark_runner.settings.training import (
     Allreduce,
     CheckpointOptions,
@@ -226,6 +227,7 @@ GIVEN: dict[str, Any] = {
     "restarts": RestartOptions(max_restarts=2),
     "launch": LaunchOptions(stall_timeout=60),
     "sync": Allreduce(compression="fp16"),
+    "mlflow": MlflowOptions(experiment="digits"),
 }
 
 

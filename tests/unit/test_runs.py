@@ -60,6 +60,16 @@ def test_show_tells_all_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "goes on from step-00000024" in text
 
 
+def test_a_metric_of_several_numbers_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", "completed")
+    info = CheckpointInfo(30, 3, [{"loss": 0.5, "f1": [0.5, 0.12344]}], "abc", [])
+    save_checkpoint(run, info, {"variables.npz": {"a": np.zeros(3)}})
+    assert main(["runs", "show", str(tmp_path / "run")]) == 0
+    assert "step-00000030  epoch 3  loss=0.5 f1=[0.5, 0.1234]\n" in capsys.readouterr().out
+
+
 def test_a_running_one_names_who_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = make_run(tmp_path / "run", "running")
     with RunLock(directory):

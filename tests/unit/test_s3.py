@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,9 @@ from horovod_spark_runner.data.store import (
 )
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.training.keras import exported
+
+from ..object_store import empty_folder, s3_server
 
 BUCKET = "s3://bucket"
 HOSTILE = "a b'c é%20#+"
@@ -31,31 +35,13 @@ KEY = "0123456789abcdef"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
+    with s3_server() as url:
+        yield url
 
 
 @pytest.fixture
 def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Location:
-    import boto3
-
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_ENDPOINT_URL": server,
-        "AWS_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
-    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="bucket")
-    place = Location(f"{BUCKET}/{HOSTILE}")
-    place.delete_folder()
-    return place
+    return empty_folder(server, f"{BUCKET}/{HOSTILE}", monkeypatch)
 
 
 def test_files_and_folders(bucket: Location) -> None:
@@ -128,3 +114,33 @@ def test_datasets_are_found_read_and_cleared(bucket: Location) -> None:
     assert cleared.manifest == left.manifest
     assert list_datasets(bucket) == []
     assert not [t for t in threading.enumerate() if t.name.startswith("hsr-")]
+
+
+def test_an_export_is_there_once_it_is_whole(
+    bucket: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "variables").mkdir()
+    files = {"saved_model.pb": b"graph", "variables/a": b"1", "variables/b": b"2"}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    columns = [Column("x", "float32", (3,))]
+    exported.publish(tmp_path, bucket, columns)
+    assert {file.name for file in bucket.files()} == {*files, "columns.json"}
+    known = exported.read_exported(bucket)
+    assert known is not None
+    assert known.columns == tuple(columns)
+    assert set(known.sums) == set(files)
+    (tmp_path / "variables" / "a").unlink()
+    exported.publish(tmp_path, bucket, columns)
+    assert {file.name for file in bucket.files()} == {*files, "columns.json"} - {"variables/a"}
+    copy = Location.copy_to
+
+    def failing(source: Location, target: Location, seen: object) -> None:
+        if source.name == "b":
+            raise OSError("storage is away")
+        copy(source, target, seen)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Location, "copy_to", failing)
+    with pytest.raises(OSError, match="storage is away"):
+        exported.publish(tmp_path, bucket, columns)
+    assert not bucket.join("saved_model.pb").exists()  # so no reader takes it for whole

@@ -13,7 +13,7 @@ from horovod_spark_runner.data.prepare.checks import Footer, Layout, _faults, ch
 from horovod_spark_runner.data.prepare.columns import Source
 from horovod_spark_runner.data.prepare.fingerprint import is_reproducible
 from horovod_spark_runner.data.prepare.layout import columns_of
-from horovod_spark_runner.data.prepare.places import Place
+from horovod_spark_runner.data.prepare.matches import Matches
 from horovod_spark_runner.data.prepare.schema import (
     Roles,
     check_named,
@@ -95,7 +95,7 @@ def test_advice_reaches_into_arrays(kind: str) -> None:
 
 
 def test_a_place_shows_the_row() -> None:
-    place = Place(9, 2, 5, {"id": 7, "name": "x" * 99})
+    place = Matches(9, 2, 5, {"id": 7, "name": "x" * 99})
     assert place.describe() == f"row 5 (id=7, name='{'x' * 39})"
 
 
@@ -206,10 +206,10 @@ def test_options_become_plain() -> None:
         ({"dtypes": {"i": None}}, "'i' the type None; .* left out"),
         (
             {"transforms": {"i": lambda value: value}},
-            r"'i' a function with the arguments \(value\); it must be a function of a value and a",
+            r"'i' a function, but it takes \(value\): .*; it must be a function of a value and a",
         ),
-        ({"transforms": {"i": lambda value, rng, more: value}}, "with the arguments"),
-        ({"transforms": {"i": lambda *, value, rng: value}}, "with the arguments"),
+        ({"transforms": {"i": lambda value, rng, more: value}}, "but it takes .*'more'"),
+        ({"transforms": {"i": lambda *, value, rng: value}}, "but it takes"),
         ({"transforms": {"i": 3}}, "transforms gives column 'i' 3; it must be a function"),
         ({"allow_nan": "no"}, "allow_nan must be True or False, got 'no'"),
         ({"keep_data": 2}, "keep_data must be True or False, got 2"),

@@ -38,15 +38,15 @@ KEY = b"k" * 32
 class World:
     """A driver and its slots."""
 
-    consoles: ClassVar[list[Console]] = []
+    made: ClassVar[list[World]] = []
 
     def __init__(self, server: ControlServer, slots: int, *, quiet: bool = False) -> None:
         options = LaunchSettings(slots)
         self.plan = SlotPlan("unit", KEY, server.address, options, slots, slots, b"", 0)
-        console = Console("run 1", quiet=quiet)
-        self.consoles.append(console)
-        self.talk = Talk(self.plan, server, console)
+        self.console = Console("run 1", quiet=quiet)
+        self.talk = Talk(self.plan, server, self.console)
         self.links = [SlotLink(self.plan, slot) for slot in range(slots)]
+        self.made.append(self)
 
     def say(self, slot: int, message: SlotReport | RankReport) -> None:
         self.links[slot].tell(message)
@@ -64,14 +64,19 @@ class World:
                 return message
         raise AssertionError("nothing was heard")
 
+    def close(self) -> None:
+        self.console.close()  # lines of runs that go on say whose they are
+        for link in self.links:
+            link.close()
+
 
 @pytest.fixture
 def server() -> Iterator[ControlServer]:
     with ControlServer("127.0.0.1", KEY) as server:
         yield server
-    for console in World.consoles:  # lines of runs that go on say whose they are
-        console.close()
-    World.consoles.clear()
+    for world in World.made:
+        world.close()
+    World.made.clear()
 
 
 def test_slots_are_told_their_ranks(

@@ -60,7 +60,7 @@ def test_a_slot_is_told_what_concerns_it() -> None:
 
 def test_a_slot_with_several_gpus_holds_several_ranks() -> None:
     world = arrange([slot(0, "1", ("2",), ("3",)), slot(1, "1", ("0",), ("1",))])
-    assert [(p.slot, p.place, p.gpus) for p in world.placements] == [
+    assert [(p.slot, p.index, p.gpus) for p in world.placements] == [
         (1, 0, ("0",)),
         (1, 1, ("1",)),
         (0, 0, ("2",)),

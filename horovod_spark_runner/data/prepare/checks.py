@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import DataError
 from .columns import SPARK_TYPES, Source, elements, sizes
-from .places import locate
+from .matches import locate
 from .schema import quoted
 from .signatures import HEAD_BYTES, SIGNATURES, TITLES
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
 
+# How the message begins that there are none.
+NO_ROWS = "there are no rows"
 _FLOAT32_MAX = 3.4028234663852886e38
 
 
@@ -138,7 +140,7 @@ def check_values(
             negative sample weights, or arrays of differing sizes.
     """
     if not facts["rows"]:
-        raise DataError("there are no rows, so nothing to train on")
+        raise DataError(f"{NO_ROWS}, so nothing to train on")
     for number, source in enumerate(sources):
         footer = footers[source.name]
         nulls = facts.get(f"null{number}", footer.nulls)
@@ -316,8 +318,8 @@ def _ragged(
         if min(head) != max(head):
             where = f"; in row 0 alone, of {min(head)} to {max(head)}"
         else:
-            place = locate(frame, F.exists(found, lambda size: size != F.lit(head[0])))
-            where = f"; row 0 has {head[0]}, {place.describe()} does not"
+            other = locate(frame, F.exists(found, lambda size: size != F.lit(head[0])))
+            where = f"; row 0 has {head[0]}, {other.describe()} does not"
     return DataError(
         f"column {source.name!r} holds {what} of {low} to {high} {unit}{where}; all rows need the "
         "same number (pad or cut them)"
@@ -327,9 +329,9 @@ def _ragged(
 def _raise_if_found(frame: DataFrame | None, source: Source, fault: _Fault) -> None:
     if frame is None:
         raise DataError(f"column {source.name!r} has {fault.title}; {fault.advice}")
-    place = locate(frame, fault.condition(source))
-    if place.count:
+    faulty = locate(frame, fault.condition(source))
+    if faulty.count:
         raise DataError(
-            f"column {source.name!r} has {place.count} {fault.title} in {place.rows} rows, first "
-            f"in {place.describe()}; {fault.advice}"
+            f"column {source.name!r} has {faulty.count} {fault.title} in {faulty.rows} rows, first "
+            f"in {faulty.describe()}; {fault.advice}"
         )

@@ -17,6 +17,7 @@ from ...spark.session import active_session, classic_context
 from ...storage.filesystem import Location
 from ..manifest import Manifest
 from ..store import delete_dataset, sweep_incomplete
+from .checks import NO_ROWS
 from .columns import sources_of
 from .footers import parquet_files, read_metadata
 from .materialize import DataRequest, materialize
@@ -94,7 +95,7 @@ def check_spark_reaches(spark: SparkSession, place: Location) -> None:
     """Check that Spark's own side has the file system of ``place``; Python's side is another.
 
     Raises:
-        EnvironmentProblem: it has not.
+        EnvironmentProblem: Spark's side does not have it.
     """
     context = classic_context(spark)
     if place.is_local or context is None:  # Spark Connect does not tell
@@ -245,8 +246,14 @@ def _materialize_part(
     except DataError as error:
         if validation is None:
             raise
-        name = repr(validation) if isinstance(validation, (str, int, float)) else "a DataFrame"
-        raise DataError(f"{part} rows (validation={name}): {error}") from error
+        plain = isinstance(validation, (str, int, float))
+        name = repr(validation) if plain else "a DataFrame"
+        text = str(error)
+        if text.startswith(NO_ROWS):
+            use, other = ("train on", "smaller") if part == "train" else ("validate with", "larger")
+            advice = f"; give a {other} fraction" if isinstance(validation, float) else ""
+            text = f"{NO_ROWS} to {use}{advice}"
+        raise DataError(f"{part} rows (validation={name}): {text}") from error
 
 
 def like(held_out: Manifest, train: Manifest) -> Manifest:

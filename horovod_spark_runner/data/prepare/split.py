@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ...errors import DataError
+from ...errors import DataError, brief
 from ...spark.session import is_case_sensitive
 from .schema import Roles, check_unambiguous, quoted
 
@@ -56,7 +56,7 @@ def check_validation(
     else:
         raise DataError(
             "validation must be a fraction, the name of a column that is true for validation "
-            f"rows, or a DataFrame, got {validation!r}"
+            f"rows, or a DataFrame, got {brief(validation)}"
         )
 
 
@@ -69,8 +69,8 @@ def _check_column(frame: DataFrame, name: str, roles: Roles) -> None:
         raise DataError(f"validation column {name!r} is a feature, label or weight too")
     if types[name] not in ("boolean", "byte", "short", "integer", "long"):
         raise DataError(
-            f"validation column {name!r} is of type {types[name]}; it must be boolean, or an "
-            "integer that is 0 for training rows"
+            f"validation column {name!r} is of type {types[name]}; it must be boolean, or 1 for "
+            "rows to validate with and 0 for the others"
         )
 
 
@@ -131,18 +131,27 @@ def indicator(frame: DataFrame, name: str) -> SparkColumn:
     """Return the condition under which a row is for validation by the column ``name``.
 
     Raises:
-        DataError: it has null values.
+        DataError: it has null values, or numbers other than 0 and 1.
     """
     from pyspark.sql import functions as F
 
-    column = F.col(quoted(name))
-    nulls = frame.filter(column.isNull()).count()
+    column = F.col(quoted(name)).cast("long")
+    found = frame.agg(
+        F.count_if(column.isNull()), F.min(F.when(~column.isin(0, 1), column))
+    ).first()
+    nulls, other = (0, None) if found is None else found
     if nulls:
         raise DataError(
             f"validation column {name!r} has {nulls} null values; every row must be for training "
             "or for validation"
         )
-    return column.cast("int") != F.lit(0)
+    if other is not None:
+        raise DataError(
+            f"validation column {name!r} holds {other}; it must be true or 1 for rows to validate "
+            "with and false or 0 for the others: make it so, such as by "
+            f"df.withColumn({name!r}, df[{name!r}] == {other})"
+        )
+    return column != F.lit(0)
 
 
 def _hash(roles: Roles, seed: int) -> SparkColumn:
@@ -161,9 +170,9 @@ def _stratified(
     column = F.col(quoted(stratify))
     ranked = frame.withColumn("__hash", _hash(roles, seed))
     alike = Window.partitionBy(column)
-    # rank() gives equal rows the same place, so that they stay on one side.
-    place = F.rank().over(alike.orderBy("__hash"))
-    ranked = ranked.withColumn("__place", place).withColumn(
+    # rank() gives equal rows the same rank, so that they stay on one side.
+    rank = F.rank().over(alike.orderBy("__hash"))
+    ranked = ranked.withColumn("__rank", rank).withColumn(
         "__last", F.round(F.count(F.lit(1)).over(alike) * F.lit(fraction))
     )
     chosen = F.col("__place") <= F.col("__last")

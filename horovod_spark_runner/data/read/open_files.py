@@ -34,9 +34,9 @@ class OpenFiles:
     def take(self, number: int) -> pq.ParquetFile:
         """Return one of the dataset's files, which is nobody else's until it is put back."""
         with self._lock:
-            for place in reversed(range(len(self._idle))):
-                if self._idle[place][0] == number:
-                    return self._idle.pop(place)[1]
+            for index in reversed(range(len(self._idle))):
+                if self._idle[index][0] == number:
+                    return self._idle.pop(index)[1]
             footer = self._footers.get(number)
         location = self.location(number)
         # Over a network, few large requests are faster than many small ones. Writers like

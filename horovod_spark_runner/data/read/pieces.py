@@ -143,9 +143,9 @@ class PieceReader:
     def _fetch(self, number: int) -> pa.Table:
         while self._announced and all(ahead != number for ahead, _ in self._ahead):
             self._submit()
-        for place, (ahead, future) in enumerate(self._ahead):
+        for index, (ahead, future) in enumerate(self._ahead):
             if ahead == number:
-                del self._ahead[place]
+                del self._ahead[index]
                 return future.result()
         return self._read_group(number)
 

@@ -137,10 +137,10 @@ class DatasetReader:
     ) -> Chunk:
         counts, wanted = plan.chunk(steps, rank, world)
         chunk = {c.name: _room(sum(counts), c) for c in self._columns}
-        for lane, (positions, places) in wanted.items():
+        for lane, (positions, at) in wanted.items():
             if lane not in lanes:
                 lanes[lane] = _Lane(plan.lane_blocks(lane), self._read_block)
-            lanes[lane].copy_rows(positions, chunk, places)
+            lanes[lane].copy_rows(positions, chunk, at)
         samples = np.concatenate([_sample_numbers(plan, s, rank, world) for s in steps])
         random = functools.partial(_generator, plan.seed, plan.epoch, samples)
         try:
@@ -170,13 +170,13 @@ class DatasetReader:
                 step += len(counts)
 
     def _name_row(
-        self, error: UndecodableRow, plan: EpochPlan, slices: Sequence[LaneSlice], place: int
+        self, error: UndecodableRow, plan: EpochPlan, slices: Sequence[LaneSlice], number: int
     ) -> DataError:
         for part in slices:
-            if place < part.stop - part.start:
-                piece, row = plan.locate(part.lane, part.start + place)
+            if number < part.stop - part.start:
+                piece, row = plan.locate(part.lane, part.start + number)
                 return self._row_error(error, piece, row)
-            place -= part.stop - part.start
+            number -= part.stop - part.start
         raise AssertionError("a row that was not asked for") from error
 
     def _row_error(self, error: UndecodableRow, piece: Piece, row: int) -> DataError:
@@ -210,8 +210,8 @@ class _Lane:
         self._arrays: Arrays = {}
         self._order = np.empty(0, np.int32)
 
-    def copy_rows(self, positions: np.ndarray, target: Arrays, places: np.ndarray) -> None:
-        """Copy the rows at ascending lane ``positions`` to ``places`` of ``target``."""
+    def copy_rows(self, positions: np.ndarray, target: Arrays, at: np.ndarray) -> None:
+        """Copy the rows at ascending lane ``positions`` to the rows ``at`` of ``target``."""
         done = 0
         while done < len(positions):
             block = self._load(int(positions[done]))
@@ -219,7 +219,7 @@ class _Lane:
             # The shuffle happens here: a row is moved once from where it was read.
             rows = self._order[positions[done:end] - block.first]
             for name, values in target.items():
-                values[places[done:end]] = np.take(self._arrays[name], rows, axis=0)
+                values[at[done:end]] = np.take(self._arrays[name], rows, axis=0)
             done = end
 
     def _load(self, position: int) -> Block:

@@ -54,7 +54,7 @@ class Block:
     shuffle: bool
 
     def order(self) -> np.ndarray:
-        """Return which row of the pieces, laid end to end, is at which place."""
+        """Return which row of the pieces, laid end to end, comes where."""
         if not self.shuffle:
             return np.arange(self.rows)
         return permutation(self.rows, *self.key)
@@ -69,7 +69,7 @@ class LaneSlice:
     stop: int
 
 
-# By lane: positions to read, and their places in what is read.
+# By lane: positions to read, and the rows of the batch they become.
 LaneRows = dict[int, tuple[np.ndarray, np.ndarray]]
 
 
@@ -171,8 +171,8 @@ class EpochPlan:
             world: number of ranks.
 
         Returns:
-            The rows of each step, and by lane the positions to read and their places in the rows
-            of all these steps, laid end to end.
+            The rows of each step, and by lane the positions to read and the rows they become, of
+            those of all these steps laid end to end.
         """
         slices = self.rank_slices(steps.start, rank, world)
         count = sum(part.stop - part.start for part in slices)
@@ -268,14 +268,14 @@ class EpochPlan:
     def _pieces(self, begin: int, end: int) -> list[Piece]:
         order, starts = self._sequence
         pieces = []
-        place = max(0, bisect.bisect_right(starts, begin) - 1)
+        index = max(0, bisect.bisect_right(starts, begin) - 1)
         while begin < end:
-            group, start = order[place], starts[place]
+            group, start = order[index], starts[index]
             stop = min(end, start + self.row_groups[group])
             if stop > begin:
                 pieces.append(Piece(group, begin - start, stop - start))
                 begin = stop
-            place += 1
+            index += 1
         return pieces
 
 

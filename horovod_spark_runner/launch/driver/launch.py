@@ -16,7 +16,7 @@ from ... import errors
 from ...errors import EnvironmentProblem, InvalidInputError, LaunchError, RunCancelledError
 from ...serialize import dump_call
 from ...settings.launching import LaunchSettings
-from ...spark.capacity import check_slots
+from ...spark.capacity import Allotment, check_slots
 from ...spark.encryption import check_encryption
 from ...spark.memory import check_memory_limit
 from ...spark.session import (
@@ -142,14 +142,8 @@ def launch(
     check_encryption(spark, options)
     check_memory_limit(spark)
     allotment = check_slots(spark, options, workers)
-    bind, host, port = control_place(spark)
-    claim = Claim(
-        application_of(spark),
-        allotment.shape.demand,
-        allotment.slots,
-        # One port has room for one run.
-        None if port else allotment.total,
-    )
+    bind, host, port = control_address(spark)
+    claim = _claim(spark, allotment, one_at_a_time=bool(port))  # a port has room for one run
     with (
         contextlib.closing(observer),
         _turns.turn(claim, lambda: _say(observer, Queued())) as waited,
@@ -179,24 +173,26 @@ def launch(
             outcomes = run_job(SparkJob(spark, plan, allotment.shape.profile), talk)
             results = tuple(_unpickle_result(outcome, server) for outcome in outcomes)
     ended = time.monotonic()
+    phases = {"check": checked - began, **talk.phases.seconds(ended)}
     return RunResult(
         results=results,
         placement=tuple(o.placement for o in outcomes if o.placement is not None),
-        timings={
-            "check": checked - began,
-            **talk.phases.seconds(ended),
-            **_slowest(outcomes),
-            "total": ended - began,
-        },
+        timings={**phases, **_slowest(outcomes), "total": ended - began},
         ready_bytes=max(outcome.ready_bytes for outcome in outcomes),
     )
+
+
+def _claim(spark: SparkSession, allotment: Allotment, *, one_at_a_time: bool) -> Claim:
+    """Return what a run claims of the slots of its application."""
+    total = None if one_at_a_time else allotment.total
+    return Claim(application_of(spark), allotment.shape.demand, allotment.slots, total)
 
 
 def _say(observer: Observer, message: Queued | Notice) -> None:
     observer.on_message(by_driver(message))
 
 
-def control_place(spark: SparkSession) -> tuple[str, str, int]:
+def control_address(spark: SparkSession) -> tuple[str, str, int]:
     """Return where the driver listens for its slots, and what they are told: bind, host, port.
 
     The host is the one executors reach the driver at anyway. Behind a translation of addresses it

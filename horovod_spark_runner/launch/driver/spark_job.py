@@ -69,28 +69,37 @@ class SparkJob:
         self._cancelled = True
         context = classic_context(self._spark)
         if context is not None:
-            context.cancelJobGroup(self._tag)
+            context.cancelJobsWithTag(self._tag)
         else:
             self._spark.interruptTag(self._tag)
 
     def _make_thread(self) -> threading.Thread:
-        context = classic_context(self._spark)
-        if context is None:
-            return threading.Thread(target=self._run_tagged, name=self._tag, daemon=True)
+        """Return the job's thread, in which what the caller has set in its own holds, too.
+
+        The job keeps the caller's group and tags, by which others cancel it.
+        """
+        if classic_context(self._spark) is None:
+            tags = (*self._spark.getTags(), self._tag)
+            return threading.Thread(
+                target=self._run_tagged, args=(tags,), name=self._tag, daemon=True
+            )
         from pyspark import InheritableThread
 
-        # Takes the caller's Spark properties (pool, description, tags) along.
-        thread: threading.Thread = InheritableThread(target=self._run_grouped, name=self._tag)
+        # Takes the caller's Spark properties (pool, group, tags) along.
+        thread: threading.Thread = InheritableThread(target=self._run_described, name=self._tag)
         thread.daemon = True
         return thread
 
-    def _run_grouped(self) -> None:
-        description = f"Horovod on {self._plan.workers} ranks ({self._plan.run_id})"
-        self._spark.sparkContext.setJobGroup(self._tag, description, interruptOnCancel=True)
+    def _run_described(self) -> None:
+        context = self._spark.sparkContext
+        context.addJobTag(self._tag)
+        context.setInterruptOnCancel(True)
+        context.setJobDescription(f"Horovod on {self._plan.workers} ranks ({self._plan.run_id})")
         self._collect()
 
-    def _run_tagged(self) -> None:
-        self._spark.addTag(self._tag)
+    def _run_tagged(self, tags: Iterable[str]) -> None:
+        for tag in tags:
+            self._spark.addTag(tag)
         self._collect()
 
     def _collect(self) -> None:

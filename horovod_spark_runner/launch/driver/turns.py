@@ -65,9 +65,8 @@ class Turns:
             Whether it had to wait.
         """
         ticket = [claim]
-        waited = self._wait(ticket, on_wait)
         try:
-            yield waited
+            yield self._wait(ticket, on_wait)
         finally:
             with self._changed:
                 self._remove(self._running, ticket)

@@ -187,7 +187,7 @@ class RunWatch:
 
 
 def _outcome(told: Told, failure: Failure) -> RankOutcome:
-    place = None
+    placement = None
     if told.rank >= 0:
-        place = RankPlacement(told.rank, told.slot, told.host, local_rank=-1, cross_rank=-1)
-    return RankOutcome(told.slot, told.host, place, failure=failure)
+        placement = RankPlacement(told.rank, told.slot, told.host, local_rank=-1, cross_rank=-1)
+    return RankOutcome(told.slot, told.host, placement, failure=failure)

@@ -23,7 +23,7 @@ def share_of_cores(allowed: Sequence[int], rank: int, ranks: int, cpus: int) -> 
 
     Args:
         allowed: the cores that processes of this host may run on, neighbours side by side.
-        rank: place among the ranks of this host, from 0.
+        rank: number among the ranks of this host, from 0.
         ranks: ranks of this host.
         cpus: cores of each.
     """
@@ -38,7 +38,7 @@ def side_by_side(cores: Iterable[int], system: Path = SYSTEM) -> list[int]:
     Numbers do not tell: most systems number the first threads of all cores before the second ones.
     """
 
-    def place(core: int) -> tuple[int, int, int]:
+    def position(core: int) -> tuple[int, int, int]:
         topology = system / f"cpu{core}" / "topology"
         try:
             package = int((topology / "physical_package_id").read_text())
@@ -46,14 +46,14 @@ def side_by_side(cores: Iterable[int], system: Path = SYSTEM) -> list[int]:
         except (OSError, ValueError):  # some virtual machines do not say
             return 0, core, core
 
-    return sorted(cores, key=place)
+    return sorted(cores, key=position)
 
 
 def bind_to_cores(environment: Mapping[str, str]) -> None:
     """Keep this process, all its threads, to its share of the host's cores, if it has one.
 
     Args:
-        environment: with mpirun's part, from which the place on this host is known.
+        environment: with mpirun's part, from which the number on this host is known.
     """
     if any(name in environment for name in _DECIDED):
         return

@@ -243,7 +243,7 @@ class Told(Message):
 
     Attributes:
         slot: Spark barrier task; -1 for the driver itself.
-        rank: place in the world; -1 if the message is of no rank, or the rank is not known yet.
+        rank: number in the world; -1 if the message is of no rank, or the rank is not known yet.
         host: name of the slot's machine or container.
         message: what is told.
     """
@@ -322,7 +322,7 @@ class Begin(Message):
 
     Attributes:
         environment: what MPI gave the rank.
-        rank: place in the world.
+        rank: number in the world.
         size: ranks of the world.
     """
 

@@ -145,7 +145,7 @@ def root_cause(
         arrived: slots and ranks in the order in which the driver heard of their failures; clocks of
             different hosts do not tell it.
     """
-    order = {place: number for number, place in reversed([*enumerate(arrived)])}
+    order = {index: number for number, index in reversed([*enumerate(arrived)])}
     failed = [outcome for outcome in outcomes if outcome.failure is not None]
     return min(failed, key=lambda outcome: _telling(outcome, order), default=None)
 

@@ -1,7 +1,7 @@
 """Which rank goes where: on which host, in which slot, with which devices. Pure.
 
 A *slot* is one task of the Spark barrier stage; its index is the task's partition. It holds one
-rank, or several where Spark gave the task several ranks' GPUs. A *rank* is a place in the MPI
+rank, or several where Spark gave the task several ranks' GPUs. A *rank* is a process of the MPI
 world. Ranks are contiguous per host, so that Horovod's ``local_rank`` and ``cross_rank`` and MPI's
 shared-memory transport see the hosts as they are.
 """
@@ -49,13 +49,13 @@ class RankPlacement:
     """Where one rank runs.
 
     Attributes:
-        rank: place in the world, from 0.
+        rank: number in the world, from 0.
         slot: Spark barrier task that owns it.
         host: machine or container name.
-        local_rank: place among the ranks of its host, from 0.
-        cross_rank: place of its host among the hosts, from 0.
+        local_rank: number among the ranks of its host, from 0.
+        cross_rank: number of its host among the hosts, from 0.
         gpus: devices visible to it (``CUDA_VISIBLE_DEVICES``).
-        place: place among the ranks of its slot, from 0.
+        index: number among the ranks of its slot, from 0.
     """
 
     rank: int
@@ -64,7 +64,7 @@ class RankPlacement:
     local_rank: int
     cross_rank: int
     gpus: tuple[str, ...] = ()
-    place: int = 0
+    index: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Part:
         slot: whose part it is.
         size: ranks of the world.
         hosts: nodes of the world.
-        placements: the slot's own ranks, by place.
+        placements: the slot's own ranks, by index.
         nodes: all nodes for slot 0, which starts mpirun; else the one that the slot leads, if any.
         leader_folder: private folder of the slot that leads this node.
     """
@@ -149,7 +149,7 @@ class World:
                 slot=slot,
                 size=self.size,
                 hosts=len(self.nodes),
-                placements=tuple(sorted(own[slot], key=lambda placement: placement.place)),
+                placements=tuple(sorted(own[slot], key=lambda placement: placement.index)),
                 nodes=led.get(slot, ()),
                 leader_folder=folder,
             )
@@ -159,10 +159,10 @@ class World:
 
 @dataclass(frozen=True)
 class _Seat:
-    """One rank's place in a slot."""
+    """One rank of a slot, before it has a number."""
 
     slot: int
-    place: int
+    index: int
     door: str
     gpus: tuple[str, ...]
 
@@ -170,7 +170,7 @@ class _Seat:
     def order(self) -> tuple[tuple[tuple[int, str], ...], int, int]:
         # Numeric addresses in numeric order ("2" before "10"), names after them.
         devices = tuple((int(g), "") if g.isdecimal() else (1 << 30, g) for g in self.gpus)
-        return devices, self.slot, self.place
+        return devices, self.slot, self.index
 
 
 def arrange(infos: Sequence[SlotInfo], *, share_gpus: bool = False) -> World:
@@ -215,7 +215,7 @@ def arrange(infos: Sequence[SlotInfo], *, share_gpus: bool = False) -> World:
                     local_rank=local_rank,
                     cross_rank=cross_rank,
                     gpus=seat.gpus,
-                    place=seat.place,
+                    index=seat.index,
                 )
             )
         nodes.append(
@@ -246,9 +246,9 @@ def split_devices(gpus: Sequence[str], ranks: int) -> tuple[tuple[str, ...], ...
 
 def _seats(slots: Sequence[SlotInfo]) -> list[_Seat]:
     return [
-        _Seat(info.slot, place, door, gpus)
+        _Seat(info.slot, index, door, gpus)
         for info in slots
-        for place, (door, gpus) in enumerate(zip(info.doors, info.gpus, strict=True))
+        for index, (door, gpus) in enumerate(zip(info.doors, info.gpus, strict=True))
     ]
 
 

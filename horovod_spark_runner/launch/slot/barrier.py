@@ -14,7 +14,7 @@ from ..shared.outcome import RankOutcome
 from ..shared.slot_plan import SlotPlan
 from .slot import Slot
 
-OUTCOME_SCHEMA = "slot int, place int, part int, data binary"
+OUTCOME_SCHEMA = "slot int, index int, part int, data binary"
 OutcomeRow = tuple[int, int, int, bytes]  # as Spark collects it
 # An outcome travels as several rows: one Arrow buffer cannot hold a result of 2 GiB.
 PART_BYTES = 64 * 1024 * 1024
@@ -30,8 +30,8 @@ class SlotTask:
         for _ in batches:
             pass
         context = BarrierTaskContext.get()
-        for place, outcome in enumerate(run_slot(context, self.plan)):
-            yield from encode_outcome(outcome, place)
+        for index, outcome in enumerate(run_slot(context, self.plan)):
+            yield from encode_outcome(outcome, index)
 
 
 def run_slot(context: BarrierTaskContext, plan: SlotPlan) -> list[RankOutcome]:
@@ -56,26 +56,26 @@ def run_slot(context: BarrierTaskContext, plan: SlotPlan) -> list[RankOutcome]:
         slot.close()
 
 
-def encode_outcome(outcome: RankOutcome, place: int) -> Iterator[pa.RecordBatch]:
-    """Yield the outcome of a slot's rank at ``place`` as rows of `OUTCOME_SCHEMA`."""
+def encode_outcome(outcome: RankOutcome, index: int) -> Iterator[pa.RecordBatch]:
+    """Yield the outcome of a slot's rank at ``index`` as rows of `OUTCOME_SCHEMA`."""
     data = pickle.dumps(outcome, protocol=5)
     for part, begin in enumerate(range(0, len(data), PART_BYTES)):
         yield pa.RecordBatch.from_arrays(
             [
                 pa.array([outcome.slot], pa.int32()),
-                pa.array([place], pa.int32()),
+                pa.array([index], pa.int32()),
                 pa.array([part], pa.int32()),
                 pa.array([data[begin : begin + PART_BYTES]], pa.binary()),
             ],
-            names=["slot", "place", "part", "data"],
+            names=["slot", "index", "part", "data"],
         )
 
 
 def decode_outcomes(rows: Iterable[OutcomeRow]) -> list[RankOutcome]:
-    """Return the outcomes held by collected rows of `OUTCOME_SCHEMA`, by slot and place."""
+    """Return the outcomes held by collected rows of `OUTCOME_SCHEMA`, by slot and index."""
     parts: dict[tuple[int, int], dict[int, bytes]] = {}
-    for slot, place, part, data in rows:
-        parts.setdefault((slot, place), {})[part] = bytes(data)
+    for slot, index, part, data in rows:
+        parts.setdefault((slot, index), {})[part] = bytes(data)
     return [
         pickle.loads(b"".join(pieces[i] for i in sorted(pieces)))
         for _, pieces in sorted(parts.items())

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ...errors import LaunchError
@@ -29,9 +29,12 @@ class DriverLink:
     Args:
         address: the driver's host and port.
         key: the run's secret.
+        pauses: seconds between tries to connect.
     """
 
-    def __init__(self, address: tuple[str, int], key: bytes) -> None:
+    def __init__(
+        self, address: tuple[str, int], key: bytes, pauses: Sequence[float] = CONNECT_PAUSES
+    ) -> None:
         self._socket: socket.socket | None = None
         self._channel: Channel[Instruction]  # of each connection anew
         self._pending = bytearray()
@@ -40,7 +43,7 @@ class DriverLink:
         self._key = key
         self._problem = ""
         self._connect(CONNECT_TIMEOUT)
-        for pause in CONNECT_PAUSES:
+        for pause in pauses:
             if self._socket is None:
                 time.sleep(pause)
                 self._connect(CONNECT_TIMEOUT)

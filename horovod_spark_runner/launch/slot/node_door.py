@@ -118,6 +118,6 @@ def daemon_arguments(command: str) -> list[str]:
         raise LaunchError(f"mpirun wants an unknown program started on another host: {command}")
     arguments = words[programs[-1] + 1 :]
     if _INTERFACE in arguments:
-        place = arguments.index(_INTERFACE)
-        del arguments[place - 1 : place + 2]  # --prtemca NAME VALUE
+        index = arguments.index(_INTERFACE)
+        del arguments[index - 1 : index + 2]  # --prtemca NAME VALUE
     return arguments

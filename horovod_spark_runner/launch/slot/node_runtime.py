@@ -84,8 +84,8 @@ class NodeRuntime:
         """Return what keeps ranks on the chosen interface, and says where they share memory."""
         assert self._part is not None
         network = mpi_network(self.interface) if self._part.hosts > 1 else {}
-        place = self._workspace.shared_memory
-        return network if place is None else {**network, BACKING_DIRECTORY: str(place)}
+        folder = self._workspace.shared_memory
+        return network if folder is None else {**network, BACKING_DIRECTORY: str(folder)}
 
     def handlers(self) -> dict[int, Callable[[], None]]:
         """Return what to call when which descriptor can be read."""

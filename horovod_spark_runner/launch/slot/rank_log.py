@@ -29,16 +29,26 @@ class RankLog:
     Args:
         folder: where the logs of the run go; ``None`` to keep none.
         spool: private folder, for logs bound for an object store.
+        most: pieces of output that may wait for storage.
+        patience: seconds that storage may take for the last lines when the rank has ended.
 
     Attributes:
         problem: why the log, or the rest of it, is not kept; ``""`` if nothing is wrong.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None, spool: Path) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None,
+        spool: Path,
+        *,
+        most: int = MAX_WAITING,
+        patience: float = CLOSE_SECONDS,
+    ) -> None:
         self._folder = None if folder is None else Location(folder)
         self._spool = spool / "log"
         self._early: list[str] = []
-        self._waiting: queue.Queue[list[str] | None] = queue.Queue(MAX_WAITING)
+        self._waiting: queue.Queue[list[str] | None] = queue.Queue(most)
+        self._patience = patience
         self._dropped = 0
         self.problem = ""
         self._closed = False
@@ -75,8 +85,8 @@ class RankLog:
             return
         self._closed = True
         with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=CLOSE_SECONDS)
-            self._thread.join(CLOSE_SECONDS)
+            self._waiting.put(None, timeout=self._patience)
+            self._thread.join(self._patience)
         if self._thread.is_alive():
             self._give_up(TimeoutError("the storage does not answer"))
 

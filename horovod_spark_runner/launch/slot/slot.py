@@ -111,15 +111,15 @@ class Slot:
         self._workspace = Workspace(plan.run_id)
         self._closing.callback(self._workspace.close)
         self._devices = split_devices(self._gpus, count)
-        self._folders = [self._workspace.folder(f"rank-{place}") for place in range(count)]
+        self._folders = [self._workspace.folder(f"rank-{index}") for index in range(count)]
         self._payload = self._workspace.path / "payload"
         self._logs = [RankLog(plan.options.log_dir, folder) for folder in self._folders]
-        for place in range(count):
-            self._closing.callback(self._close_log, self._logs[place])
-            door = JsonDoor(self._folders[place] / "shim", MpiIdentity, self._on_shim(place))
+        for index in range(count):
+            self._closing.callback(self._close_log, self._logs[index])
+            door = JsonDoor(self._folders[index] / "shim", MpiIdentity, self._on_shim(index))
             self._doors.append(door)
             self._closing.callback(door.close)
-            process = self._start_process(place, max(1, self._cpus // count))
+            process = self._start_process(index, max(1, self._cpus // count))
             rank = Rank(process, self._on_failure)
             self._ranks.append(rank)
             self._closing.callback(rank.close)
@@ -132,14 +132,14 @@ class Slot:
         self._mpi = NodeRuntime(interface, plan.key, self._workspace)
         self._closing.callback(self._mpi.close)
 
-    def _start_process(self, place: int, cpus: int) -> RankProcess:
-        plan, folder = self._plan, self._folders[place]
+    def _start_process(self, index: int, cpus: int) -> RankProcess:
+        plan, folder = self._plan, self._folders[index]
         temporary = folder / "tmp"
         temporary.mkdir()
         environment = worker_environment(
             environment_at_start(),
             plan.options,
-            gpus=self._devices[place],
+            gpus=self._devices[index],
             cpus=cpus,
             python_path=sys.path,
             temporary=str(temporary),
@@ -152,8 +152,8 @@ class Slot:
             self._workspace,
             most_result_bytes=plan.most_result_bytes,
             idle_timeout=plan.options.worker_idle_timeout,
-            on_report=lambda report: self._on_report(place, report),
-            on_lines=lambda lines: self._on_lines(place, lines),
+            on_report=lambda report: self._on_report(index, report),
+            on_lines=lambda lines: self._on_lines(index, lines),
         )
 
     def run(self, gather: Callable[[str], list[str]]) -> list[RankOutcome]:
@@ -235,10 +235,10 @@ class Slot:
 
     def _join(self, part: Part) -> None:
         self._part = part
-        for place, placement in enumerate(part.placements):
-            self._ranks[place].placement = placement
+        for index, placement in enumerate(part.placements):
+            self._ranks[index].placement = placement
             title = f"rank {placement.rank} of {part.size} on {self._link.host}"
-            self._logs[place].open(placement.rank, title)
+            self._logs[index].open(placement.rank, title)
         self._link.take_call(self._payload, Path(part.leader_folder))
         self._joined = time.monotonic()
         self._mpi.join(part, self._plan.options.mpi)
@@ -335,25 +335,25 @@ class Slot:
 
     # -- events --------------------------------------------------------------------------------
 
-    def _on_shim(self, place: int) -> Callable[[Caller, MpiIdentity], None]:
-        return lambda shim, identity: self._begin(place, shim, identity)
+    def _on_shim(self, index: int) -> Callable[[Caller, MpiIdentity], None]:
+        return lambda shim, identity: self._begin(index, shim, identity)
 
-    def _begin(self, place: int, shim: Caller, identity: MpiIdentity) -> None:
+    def _begin(self, index: int, shim: Caller, identity: MpiIdentity) -> None:
         self._timings["mpirun"] = time.monotonic() - self._joined
         # What the user asked for, of MPI or in the environment, goes before our choice.
         own = {**environment_at_start(), **self._plan.options.env}
         chosen = self._mpi.rank_environment()
         asked = {name: own[name] for name in chosen if name in own}
         joined = {**chosen, **asked, **identity.environment}
-        self._ranks[place].begin(shim, joined, self._plan.workers)
+        self._ranks[index].begin(shim, joined, self._plan.workers)
 
-    def _on_report(self, place: int, report: RankReport) -> None:
-        self._ranks[place].begun |= isinstance(report, Started)
-        self._link.tell(report, self._rank_at(place))
+    def _on_report(self, index: int, report: RankReport) -> None:
+        self._ranks[index].begun |= isinstance(report, Started)
+        self._link.tell(report, self._rank_at(index))
 
-    def _on_lines(self, place: int, lines: list[str]) -> None:
-        self._logs[place].write(lines)
-        self._link.tell_lines(lines, self._rank_at(place))
+    def _on_lines(self, index: int, lines: list[str]) -> None:
+        self._logs[index].write(lines)
+        self._link.tell_lines(lines, self._rank_at(index))
 
     def _on_driver_message(self) -> None:
         for message in self._link.receive():
@@ -390,8 +390,8 @@ class Slot:
             if not self._link.send_result(rank.placement.rank, large.path, large.size):
                 rank.fail_result()
 
-    def _rank_at(self, place: int) -> int:
-        placement = self._ranks[place].placement if place < len(self._ranks) else None
+    def _rank_at(self, index: int) -> int:
+        placement = self._ranks[index].placement if index < len(self._ranks) else None
         return -1 if placement is None else placement.rank
 
 

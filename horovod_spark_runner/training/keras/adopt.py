@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import keras
 
@@ -16,10 +17,14 @@ from ..spec import FEATURES, Binding
 from ..trained_model import ModelWriter, Signature
 from .artifact import ModelInputs, load_archive, save_model
 from .binding import InputBinding, input_structure, match_inputs
+from .exported import DECODED, SERVING, read_exported
 from .graph import Graph, pack
 from .outputs import fixed_batch, output_specs, repeat_rows
 from .saved import PACKED_FILE, KerasFacts, SavedModel
 from .source import read_archive
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 # dtype of an input -> dtype of its column, where Spark has it not.
 _COLUMN_DTYPES = {
@@ -35,9 +40,9 @@ _PLAIN = ("int8", "int16", "int32", "int64", "float32", "float64", TEXT)
 
 def adopt_model(
     directory: RunDirectory,
-    model: Any,
+    model: object,
     inputs: Binding | None,
-    custom_objects: Mapping[str, Any],
+    custom_objects: Mapping[str, object],
 ) -> SavedModel:
     """Write ``model`` to ``directory``; see `Engine.adopt`.
 
@@ -86,10 +91,16 @@ def adopt_graph(
     Raises:
         ModelError: there is none, or no such signature; or the columns do not fit its inputs.
     """
-    packed = pack(folder)
+    exported = read_exported(folder)
+    known = {} if exported is None else {column.name: column for column in exported.columns}
+    if signature == SERVING and any(column.encoding for column in known.values()):
+        signature = DECODED  # bytes are decoded by Pillow, as in training
+    packed = pack(folder, None if exported is None else exported.sums)
     graph = Graph(packed, signature)
     names = sorted(graph.takes)
-    if inputs is None:
+    if inputs is None and sorted(known) == names:
+        inputs = Binding(tuple(known), tuple(known))
+    elif inputs is None:
         inputs = Binding(names if len(names) > 1 else [FEATURES], tuple(names))
     elif inputs.names is None and len(names) == len(inputs.slots) == 1:
         inputs = Binding(inputs.slots, tuple(names))
@@ -100,6 +111,8 @@ def adopt_graph(
         )
     tensors = [graph.takes[name] for name in inputs.names or ()]
     columns = _fitting(inputs, list(zip(tensors, inputs.slots, strict=True)))
+    fed = dict(zip(inputs.columns, inputs.names or (), strict=False))
+    columns = tuple(replace(known.get(fed[c.name], c), name=c.name) for c in columns)
     bind = InputBinding(graph, inputs, Manifest("", (), columns, (), ""))
     example = bind({column.name: column.blank() for column in columns})
     writer = ModelWriter(directory)
@@ -110,12 +123,14 @@ def adopt_graph(
     return SavedModel("graph")
 
 
-def _columns(model: Any, inputs: Binding) -> tuple[Column, ...]:
+def _columns(model: keras.Model, inputs: Binding) -> tuple[Column, ...]:
     """Return the columns that fit a Keras model's inputs."""
     return _fitting(inputs, match_inputs(model, inputs))
 
 
-def _fitting(inputs: Binding, matched: Sequence[tuple[Any, Sequence[str]]]) -> tuple[Column, ...]:
+def _fitting(
+    inputs: Binding, matched: Sequence[tuple[keras.KerasTensor | tf.TensorSpec, Sequence[str]]]
+) -> tuple[Column, ...]:
     """Return the columns that fit tensors, each of which some columns feed."""
     columns: dict[str, Column] = {}
     for tensor, names in matched:

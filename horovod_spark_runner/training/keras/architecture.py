@@ -15,6 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from ..logs import Json
+from .archive import LAMBDA
 from .optimizers import find_optimizers
 
 # Longer values (a vocabulary, an array) are recorded by their digest.
@@ -25,7 +27,7 @@ _INITIAL = ("seed", "weights")
 _NESTED = ("layers", "inbound_nodes", "input_layers", "output_layers", "build_input_shape")
 
 
-def describe_model(model: keras.Model) -> dict[str, Any]:
+def describe_model(model: keras.Model) -> dict[str, Json]:
     """Return the model's layers, its connections and what it was compiled with, as JSON.
 
     A layer that cannot tell its settings (no ``get_config``) is recorded by its class only.
@@ -47,7 +49,7 @@ def describe_model(model: keras.Model) -> dict[str, Any]:
     }
 
 
-def _layer(layer: keras.layers.Layer, model: keras.Model) -> dict[str, Any]:
+def _layer(layer: keras.layers.Layer, model: keras.Model) -> dict[str, Json]:
     # A class of one's own around the same layers is the same model to its weights.
     kind = "model" if layer is model else type(layer).__name__
     try:
@@ -63,12 +65,12 @@ def _layer(layer: keras.layers.Layer, model: keras.Model) -> dict[str, Any]:
     return described if graph is None else {**described, "graph": graph}
 
 
-def _graph(config: Mapping[str, Any]) -> Any:
-    """Return how the operations of a functional model are connected, by their places."""
+def _graph(config: Mapping[str, Any]) -> str | None:
+    """Return how the operations of a functional model are connected, by their indices."""
     operations = config.get("layers", [])
     if "output_layers" not in config:
         return None
-    places = {operation["name"]: place for place, operation in enumerate(operations)}
+    indices = {operation["name"]: index for index, operation in enumerate(operations)}
     nodes = []
     for operation in operations:
         settings = operation["config"]
@@ -76,21 +78,21 @@ def _graph(config: Mapping[str, Any]) -> Any:
         own = {} if "trainable" in settings else _plain({**settings, "name": None})
         nodes.append([operation["class_name"], own, operation["inbound_nodes"]])
     whole = [nodes, config["input_layers"], config["output_layers"]]
-    return _digest(_plain(_by_place(whole, places)))
+    return _digest(_plain(_by_index(whole, indices)))
 
 
-def _by_place(value: Any, places: Mapping[str, int]) -> Any:
-    """Return ``value`` with [name, node, tensor] as [place, node, tensor], deep inside too."""
+def _by_index(value: object, indices: Mapping[str, int]) -> object:
+    """Return ``value`` with [name, node, tensor] as [index, node, tensor], deep inside too."""
     if isinstance(value, (list, tuple)):
-        if len(value) == 3 and isinstance(value[0], str) and value[0] in places:
-            return [places[value[0]], *value[1:]]
-        return [_by_place(item, places) for item in value]
+        if len(value) == 3 and isinstance(value[0], str) and value[0] in indices:
+            return [indices[value[0]], *value[1:]]
+        return [_by_index(item, indices) for item in value]
     if isinstance(value, Mapping):
-        return {key: _by_place(item, places) for key, item in value.items()}
+        return {key: _by_index(item, indices) for key, item in value.items()}
     return value
 
 
-def _optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+def _optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Json]:
     try:
         config = {**optimizer.get_config(), "name": None}
     except Exception:  # an optimizer's own get_config may fail in any way
@@ -98,7 +100,7 @@ def _optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     return {"class": type(optimizer).__name__, "config": _plain(config)}
 
 
-def _loss(value: Any) -> Any:
+def _loss(value: object) -> Json:
     """Return a loss, or several; "mse" is recorded as the object it stands for."""
     if isinstance(value, str):
         return _plain(_loss_object(value))
@@ -109,7 +111,7 @@ def _loss(value: Any) -> Any:
     return _plain(value)
 
 
-def _loss_object(name: str) -> Any:
+def _loss_object(name: str) -> object:
     try:
         found = keras.losses.get(name)
     except ValueError:
@@ -125,7 +127,7 @@ def _snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Json:
     """Return ``value`` as JSON without automatic names; what is long as its digest."""
     if value is None or isinstance(value, (bool, int, str)):
         return _digest(value) if isinstance(value, str) and len(value) > _LONGEST else value
@@ -149,7 +151,7 @@ def _plain(value: Any) -> Any:
     return getattr(value, "__name__", type(value).__name__)
 
 
-def _mapping(value: Mapping[Any, Any]) -> Any:
+def _mapping(value: Mapping[Any, Any]) -> Json:
     kind, config = value.get("class_name"), value.get("config")
     if kind is None or "config" not in value:
         return {
@@ -157,8 +159,8 @@ def _mapping(value: Mapping[Any, Any]) -> Any:
             for key, item in value.items()
             if not str(key).endswith("initializer")
         }
-    if kind == "__lambda__":
-        return kind  # its code holds the file and line it was written at
+    if kind == LAMBDA:
+        return LAMBDA  # its code holds the file and line it was written at
     if kind == "function" or not isinstance(config, Mapping):
         return _plain(config)
     if kind == "DTypePolicy":
@@ -167,15 +169,16 @@ def _mapping(value: Mapping[Any, Any]) -> Any:
         return config.get("keras_history")
     left_out = (*_UNNAMED, *_NESTED, "seed", "dtype") if "name" in config else ("seed",)
     inner = {key: item for key, item in config.items() if key not in left_out}
-    return {"class": kind, **_mapping(inner)}
+    described: Any = _mapping(inner)
+    return {"class": kind, **described}
 
 
-def _short(value: Any) -> Any:
+def _short(value: Json) -> Json:
     if isinstance(value, list) and len(json.dumps(value)) > _LONGEST:
         return _digest(value)
     return value
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     text = json.dumps(value, sort_keys=True)
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]}"

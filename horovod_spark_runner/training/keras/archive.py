@@ -99,10 +99,10 @@ def with_named_lambdas(archive: bytes) -> bytes:
     return target.getvalue()
 
 
-Path = tuple[Any, ...]
+Path = tuple[str | int, ...]
 
 
-def _walk(value: Any, path: Path, layer: str) -> Iterator[tuple[Path, CustomPart]]:
+def _walk(value: object, path: Path, layer: str) -> Iterator[tuple[Path, CustomPart]]:
     if isinstance(value, Mapping):
         kind, inner = value.get("class_name"), value.get("config")
         if isinstance(kind, str) and "config" in value:
@@ -118,11 +118,11 @@ def _walk(value: Any, path: Path, layer: str) -> Iterator[tuple[Path, CustomPart
             yield from _walk(below, (*path, number), layer)
 
 
-def _is_layer(config: Any) -> bool:
+def _is_layer(config: object) -> bool:
     return isinstance(config, Mapping) and {"name", "trainable"} <= set(config)
 
 
-def _name(config: Any) -> str:
+def _name(config: object) -> str:
     return str(config.get("name") or "") if isinstance(config, Mapping) else ""
 
 

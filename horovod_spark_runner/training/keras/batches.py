@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from ...data.read.classes import classes_of
 from ...storage.arrays import Arrays
 from ..spec import TrainingSpec
 from .binding import InputBinding, bind_outputs
+from .protocols import Nest
 from .tensors import as_tensor
 
 
@@ -30,7 +32,7 @@ class BatchBinding:
         self._model = model
         self._spec = spec
         self._inputs = InputBinding(model, spec.inputs, spec.train)
-        self._labels: Any = None
+        self._labels: Callable[[Arrays], Nest]  # once the model's outputs are known
         self.columns = list(dict.fromkeys([*spec.inputs.columns, *spec.outputs.columns]))
         if spec.weight is not None and spec.weight not in self.columns:
             self.columns.append(spec.weight)
@@ -38,7 +40,7 @@ class BatchBinding:
         # Stands in where a rank has no row of its own.
         self.blank: Arrays = {c.name: c.blank() for c in columns}
 
-    def bind_labels(self, outputs: Any | None) -> None:
+    def bind_labels(self, outputs: Nest | None) -> None:
         """Take note of what the model's call gives, ``None`` if it has none.
 
         Raises:
@@ -47,7 +49,7 @@ class BatchBinding:
         self._labels = bind_outputs(self._model, self._spec.outputs, self._spec.train, outputs)
 
     @property
-    def example(self) -> Any:
+    def example(self) -> Nest:
         """One row of inputs, all zeros."""
         return self._inputs(self.blank)
 
@@ -58,7 +60,7 @@ class BatchBinding:
         values = keras.utils.pack_x_y_sample_weight(x, y, weight)
         return tf.nest.map_structure(as_tensor, values)
 
-    def training_data(self, arrays: Arrays) -> Any:
+    def training_data(self, arrays: Arrays) -> Nest:
         """Return `data`, with the weights of classes."""
         data = self.data(arrays)
         if self._spec.fit.class_weight is None:
@@ -75,8 +77,7 @@ def class_weights(labels: np.ndarray, weights: Mapping[int, float]) -> np.ndarra
         labels: whole numbers, or one-hot rows.
         weights: by class; 1 for those not in it.
     """
-    if labels.ndim > 1:
-        labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
-    classes, places = np.unique(np.round(labels).astype(np.int64), return_inverse=True)
+    of_rows = classes_of(labels)
+    classes, indices = np.unique(of_rows, return_inverse=True)
     by_class = np.array([weights.get(int(c), 1.0) for c in classes], keras.config.floatx())
-    return by_class[places.reshape(labels.shape)]
+    return by_class[indices.reshape(of_rows.shape)]

@@ -12,8 +12,9 @@ import numpy as np
 from ...data.manifest import Column, Manifest
 from ...errors import ModelError
 from ..spec import Binding
+from .protocols import Nest
 
-Columns = Mapping[str, Any]
+Columns = Mapping[str, np.ndarray]
 
 STRING = "string"
 
@@ -51,13 +52,19 @@ class InputBinding:
         """Return the model's input."""
         return self._pack([slot(arrays) for slot in self._slots])
 
-    def _as_given(self, values: list[Any]) -> Any:
+    def of_tensors(self, tensors: Mapping[str, Any]) -> Any:
+        """Return the model's input in a graph, of tensors in place of arrays."""
+        return self._pack([slot.of_tensors(tensors) for slot in self._slots])
+
+    def _as_given(self, values: list[Any]) -> Nest:
         if self._names is not None:
             return dict(zip(self._names, values, strict=True))
         return values[0] if len(values) == 1 else tuple(values)
 
 
-def match_inputs(model: Any, binding: Binding) -> list[tuple[Any, tuple[str, ...]]]:
+def match_inputs(
+    model: keras.Model, binding: Binding
+) -> list[tuple[keras.KerasTensor, tuple[str, ...]]]:
     """Return each input of a model whose inputs are known, and the columns that feed it.
 
     Raises:
@@ -83,7 +90,7 @@ class _Slot:
     def names(self) -> tuple[str, ...]:
         return tuple(self._names)
 
-    def __call__(self, arrays: Columns) -> Any:
+    def __call__(self, arrays: Columns) -> np.ndarray:
         if len(self._names) == 1:
             values = arrays[self._names[0]]
         else:
@@ -93,6 +100,20 @@ class _Slot:
         if self._shape is None or tuple(values.shape[1:]) == self._shape:
             return values
         return values.reshape(-1, *self._shape)
+
+    def of_tensors(self, tensors: Mapping[str, Any]) -> Any:
+        """Return what calling it does, of tensors."""
+        parts = [tensors[name] for name in self._names]
+        values = parts[0]
+        if len(parts) > 1:
+            # NumPy joins in the type that holds all of them, too.
+            wide = np.result_type(*(part.dtype.as_numpy_dtype for part in parts)).name
+            ranked = [keras.ops.expand_dims(p, -1) if len(p.shape) == 1 else p for p in parts]
+            joined = keras.ops.concatenate([keras.ops.cast(p, wide) for p in ranked], axis=-1)
+            values = keras.ops.cast(joined, self.column.dtype)
+        if self._shape is None or tuple(values.shape[1:]) == self._shape:
+            return values
+        return keras.ops.reshape(values, (-1, *self._shape))
 
     def fit(
         self,
@@ -149,7 +170,7 @@ def input_structure(model: keras.Model) -> Any | None:
     return inputs[0] if isinstance(model, keras.Sequential) else model.input
 
 
-def _match(structure: Any, binding: Binding, slots: Sequence[_Slot]) -> list[_Slot]:
+def _match(structure: Nest, binding: Binding, slots: Sequence[_Slot]) -> list[_Slot]:
     """Return the slots in the order of the flattened inputs."""
     tensors = keras.tree.flatten(structure)
     keys = path_names(structure)
@@ -171,14 +192,14 @@ def _match(structure: Any, binding: Binding, slots: Sequence[_Slot]) -> list[_Sl
     return list(slots)
 
 
-def path_names(structure: Any) -> list[str]:
+def path_names(structure: Nest) -> list[str]:
     """Return a name for every leaf of a structure: its keys, joined by ``_``."""
     return [
         "_".join(str(key) for key in path) for path, _ in keras.tree.flatten_with_path(structure)
     ]
 
 
-def holds_dictionary(structure: Any) -> bool:
+def holds_dictionary(structure: Nest) -> bool:
     """Tell whether a structure has dictionaries in it, whose entries have no order."""
     if isinstance(structure, Mapping):
         return True
@@ -209,7 +230,7 @@ def _both(tensors: Sequence[keras.KerasTensor], slots: Sequence[_Slot]) -> str:
 
 
 def bind_outputs(
-    model: keras.Model, binding: Binding, manifest: Manifest, outputs: Any | None
+    model: keras.Model, binding: Binding, manifest: Manifest, outputs: Nest | None
 ) -> Callable[[Columns], Any]:
     """Return the function that makes the labels of a batch as the model's loss takes them.
 
@@ -244,7 +265,7 @@ def bind_outputs(
     shape = keras.tree.lists_to_tuples(keras.tree.map_structure(lambda _: 0, outputs))
     blank = [np.zeros((1,), np.float32)] * len(leaves)
 
-    def labels(arrays: Columns) -> Any:
+    def labels(arrays: Columns) -> Nest:
         rows = len(next(iter(arrays.values())))
         values = [
             # Nothing is compared with it; Keras wants as many labels as outputs.
@@ -256,7 +277,7 @@ def bind_outputs(
     return labels
 
 
-def _plain(values: list[Any]) -> Any:
+def _plain(values: list[np.ndarray]) -> Nest:
     return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -288,7 +309,7 @@ def has_loss(model: keras.Model) -> bool:
 
 
 def _match_outputs(
-    model: keras.Model, outputs: Any, binding: Binding, slots: Sequence[_Slot | None]
+    model: keras.Model, outputs: Nest, binding: Binding, slots: Sequence[_Slot | None]
 ) -> list[_Slot | None]:
     """Return the slots in the order of the flattened outputs; ``None`` where there is no label."""
     count = len(keras.tree.flatten(outputs))
@@ -324,10 +345,17 @@ def _match_outputs(
     return list(slots)
 
 
-def name_choices(model: keras.Model, outputs: Any) -> list[list[str]]:
+def output_layers(model: keras.Model) -> list[str]:
+    """Return the names of the layers that give the outputs; none where its call decides."""
+    if isinstance(model, keras.Sequential):
+        return [layer.name for layer in model.layers[-1:]]
+    return list(getattr(model, "output_names", None) or [])
+
+
+def name_choices(model: keras.Model, outputs: Nest) -> list[list[str]]:
     """Return the names that outputs may be called by: the structure's own, and their layers'."""
     names = path_names(outputs)
-    layers = list(getattr(model, "output_names", None) or [])
+    layers = output_layers(model)
     if not keras.tree.is_nested(outputs):
         return [layers or ["prediction"], ["prediction"]]
     if holds_dictionary(outputs):

@@ -18,12 +18,17 @@ from typing import Any
 import keras
 import numpy as np
 
+from ..logs import Json
+
 logger = logging.getLogger(__name__)
 
 # Set by Keras itself for every training.
 _FRAMEWORK = {"model", "_model", "params"}
 # Under this name, the size of a CSVLogger's file stands among its attributes.
 _LOG = "csv_file"
+
+# A value as JSON, and the arrays that it refers to by their number.
+Packed = tuple[Json, list[np.ndarray]]
 
 
 class CallbackStates:
@@ -34,7 +39,7 @@ class CallbackStates:
             ``on_train_begin``.
     """
 
-    def __init__(self, callbacks: dict[str, Any]) -> None:
+    def __init__(self, callbacks: dict[str, keras.callbacks.Callback]) -> None:
         self._callbacks = callbacks
         self._initial = {
             name: {key: _pack(value) for key, value in _attributes(callback).items()}
@@ -48,10 +53,10 @@ class CallbackStates:
 
     def capture(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return what has changed: JSON by callback, and the arrays it refers to by name."""
-        state: dict[str, Any] = {}
+        state: dict[str, Json] = {}
         arrays: dict[str, np.ndarray] = {}
         for name, callback in self._callbacks.items():
-            changed = {}
+            changed: dict[str, Json] = {}
             for key, value in _attributes(callback).items():
                 packed = _pack(value)
                 if packed is None:
@@ -84,7 +89,7 @@ class CallbackStates:
                 except KeyError:  # a large array, and rank 0 had none
                     logger.warning("callback %s: attribute %s begins anew", name, key)
 
-    def _warn(self, name: str, key: str, value: Any) -> None:
+    def _warn(self, name: str, key: str, value: object) -> None:
         # What was there when the training began, and is no container, is no state; neither are
         # callables and files.
         initial = self._initial[name]
@@ -115,7 +120,7 @@ def _cut(callback: keras.callbacks.Callback, size: int) -> None:
         callback.append_header = size == 0
 
 
-def _attributes(callback: keras.callbacks.Callback) -> dict[str, Any]:
+def _attributes(callback: keras.callbacks.Callback) -> dict[str, object]:
     left_out = set(_FRAMEWORK)
     if hasattr(callback, "monitor_op"):
         # Keras turns its sign round, once, when it finds out which way the metric is better.
@@ -123,7 +128,7 @@ def _attributes(callback: keras.callbacks.Callback) -> dict[str, Any]:
     return {key: value for key, value in vars(callback).items() if key not in left_out}
 
 
-def _outline(value: Any) -> Any:
+def _outline(value: object) -> dict[int, int] | list[int] | None:
     """Return what changes with a container's items; of anything else, nothing does."""
     if isinstance(value, dict):
         return {id(key): id(item) for key, item in value.items()}
@@ -132,7 +137,7 @@ def _outline(value: Any) -> Any:
     return None
 
 
-def _pack(value: Any) -> tuple[Any, list[np.ndarray]] | None:
+def _pack(value: object) -> Packed | None:
     """Return ``value`` as JSON that refers to the arrays beside it, or ``None``."""
     arrays: list[np.ndarray] = []
     try:
@@ -141,7 +146,7 @@ def _pack(value: Any) -> tuple[Any, list[np.ndarray]] | None:
         return None
 
 
-def _pack_into(value: Any, arrays: list[np.ndarray]) -> Any:
+def _pack_into(value: object, arrays: list[np.ndarray]) -> Json:
     if value is None or (
         isinstance(value, (bool, int, float, str)) and not isinstance(value, np.generic)
     ):
@@ -184,7 +189,7 @@ def _unpack(value: Any, arrays: Mapping[int, np.ndarray]) -> Any:
     return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind](items)
 
 
-def _same(one: tuple[Any, list[np.ndarray]], other: Any) -> bool:
+def _same(one: Packed, other: Packed | None) -> bool:
     if other is None or one[0] != other[0] or len(one[1]) != len(other[1]):
         return False
     return all(

@@ -8,8 +8,10 @@ from typing import Any
 import keras
 
 from ...errors import InvalidInputError
+from ...rundir.checkpoint import PlainLogs
 from ...storage.arrays import Arrays
 from ..hooks import Hooks
+from ..logs import Logs
 from .callback_state import CallbackStates
 
 # These write files or send messages: one rank is enough, and several would disturb each other.
@@ -28,7 +30,7 @@ _RANK_ZERO_ONLY = tuple(
 )
 
 
-def check_callbacks(given: Any) -> list[Any]:
+def check_callbacks(given: object) -> list[keras.callbacks.Callback]:
     """Return the callbacks that were given.
 
     Args:
@@ -52,7 +54,7 @@ def check_callbacks(given: Any) -> list[Any]:
     return list(callbacks)
 
 
-def _is_callback(value: Any) -> bool:
+def _is_callback(value: object) -> bool:
     return isinstance(value, keras.callbacks.Callback)
 
 
@@ -82,7 +84,7 @@ class Callbacks(Hooks):
         callbacks: Sequence[keras.callbacks.Callback],
         model: keras.Model,
         rank: int,
-        params: Mapping[str, Any],
+        params: Mapping[str, object],
         *,
         resumed: bool,
         retrace: Callable[[], None],
@@ -90,7 +92,7 @@ class Callbacks(Hooks):
         for callback in callbacks:
             if isinstance(callback, keras.callbacks.CSVLogger) and resumed:
                 callback.append = True
-        # A callback's name, its place and class, is the same on all ranks and in a resumed run.
+        # A callback's name, its number and class, is the same on all ranks and in a resumed run.
         self._named = {
             f"{number:03d}.{type(callback).__name__}": callback
             for number, callback in enumerate(callbacks)
@@ -111,19 +113,19 @@ class Callbacks(Hooks):
         self.watch_test = overrides(callbacks, "on_test_batch_begin", "on_test_batch_end")
 
     @property
-    def stop_training(self) -> Any:
-        return self._model.stop_training
+    def stop_training(self) -> bool:
+        return bool(self._model.stop_training)
 
     @stop_training.setter
-    def stop_training(self, value: Any) -> None:
+    def stop_training(self, value: bool) -> None:
         self._model.stop_training = value
 
     @property
-    def stop_evaluating(self) -> Any:
-        return self._model.stop_evaluating
+    def stop_evaluating(self) -> bool:
+        return bool(self._model.stop_evaluating)
 
     @stop_evaluating.setter
-    def stop_evaluating(self, value: Any) -> None:
+    def stop_evaluating(self, value: bool) -> None:
         self._model.stop_evaluating = value
 
     @property
@@ -136,38 +138,38 @@ class Callbacks(Hooks):
         if self._summaries:
             self._retrace()
 
-    def train_end(self, logs: Mapping[str, Any] | None) -> None:
+    def train_end(self, logs: Logs | None) -> None:
         self._list.on_train_end(logs)
 
     def epoch_begin(self, epoch: int) -> None:
         self._list.on_epoch_begin(epoch)
 
-    def epoch_end(self, epoch: int, logs: Mapping[str, Any]) -> dict[str, Any]:
+    def epoch_end(self, epoch: int, logs: Logs) -> dict[str, object]:
         self._list.on_epoch_end(epoch, dict(logs))
         return self._logs.last
 
     def train_step_begin(self, number: int) -> None:
         self._list.on_train_batch_begin(number)
 
-    def train_step_end(self, number: int, logs: Any) -> None:
+    def train_step_end(self, number: int, logs: Logs | None) -> None:
         self._list.on_train_batch_end(number, logs)
 
     def test_begin(self) -> None:
         self._list.on_test_begin()
 
-    def test_end(self, logs: Mapping[str, Any]) -> None:
+    def test_end(self, logs: Logs) -> None:
         self._list.on_test_end(logs)
 
     def test_step_begin(self, number: int) -> None:
         self._list.on_test_batch_begin(number)
 
-    def test_step_end(self, number: int, logs: Any) -> None:
+    def test_step_end(self, number: int, logs: Logs | None) -> None:
         self._list.on_test_batch_end(number, logs)
 
     def remember(self) -> None:
         self._states = CallbackStates(self._named)
 
-    def restore_history(self, history: Sequence[Mapping[str, Any]]) -> None:
+    def restore_history(self, history: Sequence[PlainLogs]) -> None:
         record = self._model.history
         record.epoch = list(range(len(history)))
         for logs in history:
@@ -186,7 +188,7 @@ class _EpochLogs(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.last: dict[str, Any] = {}
+        self.last: dict[str, object] = {}
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         self.last = dict(logs or {})

@@ -47,18 +47,18 @@ def compare_models(
 def _layer_changes(then: Sequence[Any], now: Sequence[Any]) -> list[str]:
     kinds = [[entry["class"] for entry in entries] for entries in (then, now)]
     if kinds[0] != kinds[1]:
-        place = next(
+        index = next(
             (n for n, pair in enumerate(zip(*kinds, strict=False)) if pair[0] != pair[1]),
             min(map(len, kinds)),
         )
         shown = [
-            f"{names[place]} as layer {place}" if place < len(names) else f"{len(names) - 1} layers"
+            f"{names[index]} as layer {index}" if index < len(names) else f"{len(names) - 1} layers"
             for names in kinds
         ]
         return [f"it had {shown[0]}, this one has {shown[1]}"]
     found = []
-    for place, (before, after) in enumerate(zip(then, now, strict=True)):
-        name = f"layer {place} ({after['class']})" if place else "the model"
+    for index, (before, after) in enumerate(zip(then, now, strict=True)):
+        name = f"layer {index} ({after['class']})" if index else "the model"
         for part in ("config", "graph"):
             old, new = before.get(part), after.get(part)
             if old is None or new is None:
@@ -96,7 +96,7 @@ def _optimizer_changes(
     return tuple(ignored), tuple(changed), kept
 
 
-def _is_variable(path: str, one: Any, other: Any) -> bool:
+def _is_variable(path: str, one: object, other: object) -> bool:
     """Tell whether a setting is only what a variable, which a checkpoint holds, begins with."""
     name = path.rpartition(".")[2]
     if "learning_rate." in path or not all(isinstance(v, (int, float)) for v in (one, other)):
@@ -104,7 +104,7 @@ def _is_variable(path: str, one: Any, other: Any) -> bool:
     return name == "learning_rate" or name.startswith("initial_")
 
 
-def _with(config: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+def _with(config: Mapping[str, Any], path: Sequence[str], value: object) -> dict[str, Any]:
     first, *rest = path
     return {**config, first: _with(config[first], rest, value) if rest else value}
 

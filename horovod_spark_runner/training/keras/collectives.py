@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
+
+from ..sync.synchroniser import Compression
 
 # Types that MPI has no sum for; they are added up as float32.
 _NARROW = (tf.bfloat16,)
@@ -67,19 +68,19 @@ def sum_over_ranks(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
     if hvd.size() == 1:
         return values
     groups: dict[tf.DType, list[int]] = {}
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         dtype = tf.float32 if value.dtype in _NARROW else value.dtype
-        groups.setdefault(dtype, []).append(place)
-    result: list[Any] = [None] * len(values)
-    for dtype, places in groups.items():
+        groups.setdefault(dtype, []).append(index)
+    result: list[tf.Tensor] = [None] * len(values)
+    for dtype, indices in groups.items():
         summed = hvd.grouped_allreduce(
-            [tf.cast(values[place], dtype) for place in places],
+            [tf.cast(values[index], dtype) for index in indices],
             op=hvd.Sum,
             name=f"{name}.{dtype.name}",
             ignore_name_scope=True,
         )
-        for place, value in zip(places, summed, strict=True):
-            result[place] = tf.cast(value, values[place].dtype)
+        for index, value in zip(indices, summed, strict=True):
+            result[index] = tf.cast(value, values[index].dtype)
     return result
 
 
@@ -110,6 +111,7 @@ class TensorCollectives:
         """Return `sum_over_ranks`."""
         return sum_over_ranks(tensors, name)
 
-    def compression(self, name: str) -> Any:
+    def compression(self, name: str) -> Compression:
         """Return Horovod's own compression of that name."""
-        return getattr(hvd.Compression, name)
+        found: Compression = getattr(hvd.Compression, name)
+        return found

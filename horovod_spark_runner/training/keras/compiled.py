@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import cloudpickle
 import keras
 
@@ -19,7 +17,7 @@ from .saved import KerasParts
 _OTHERS = "or evaluate by other metrics only, metrics=[…] without 'compiled'"
 
 
-def make_compiled(recipe: Recipe) -> tuple[Any, InputBinding]:
+def make_compiled(recipe: Recipe) -> tuple[keras.Model, InputBinding]:
     """Return `make_model`, compiled as it was for its training.
 
     The archive says how, unless it names losses or metrics of the user's own, or the model's class
@@ -40,7 +38,9 @@ def make_compiled(recipe: Recipe) -> tuple[Any, InputBinding]:
     return model, bind
 
 
-def _compiled(model: Any, archive: bytes, recipe: Recipe, bind: InputBinding) -> Any:
+def _compiled(
+    model: keras.Model, archive: bytes, recipe: Recipe, bind: InputBinding
+) -> keras.Model:
     pickled = recipe.own.compiled_by
     source: ModelSource = ModelSource() if pickled is None else cloudpickle.loads(pickled)
     config, objects = read_compile_config(archive), dict(source.custom_objects)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import keras
 
@@ -18,8 +17,8 @@ _KNOWN = ("keras", "tensorflow", "numpy", "builtins")
 
 
 def find_objects(
-    model: keras.Model, parts: Sequence[CustomPart], given: Mapping[str, Any]
-) -> dict[str, Any]:
+    model: keras.Model, parts: Sequence[CustomPart], given: Mapping[str, object]
+) -> dict[str, object]:
     """Return those of ``parts`` that can be found, by their keys.
 
     Args:
@@ -29,20 +28,20 @@ def find_objects(
     """
     registered = keras.saving.get_custom_objects()
     living = _living_objects(model)
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for part in parts:
         if part.name == LAMBDA:
             candidate = _argument(model, part)
         else:
-            places = (given, registered, living)
+            known = (given, registered, living)
             names = (part.key, part.name)
-            candidate = next((p[n] for p in places for n in names if n in p), None)
+            candidate = next((p[n] for p in known for n in names if n in p), None)
         if candidate is not None:
             found[part.key] = candidate
     return found
 
 
-def revivable(objects: Mapping[str, Any]) -> dict[str, Any]:
+def revivable(objects: Mapping[str, object]) -> dict[str, object]:
     """Return ``objects`` with classes that load also if they do not take ``name`` or ``dtype``.
 
     Keras writes such arguments of its base classes for every subclass, and then cannot load one
@@ -56,12 +55,12 @@ def revivable(objects: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _lenient(cls: Any) -> Any:
+def _lenient(cls: type[keras.Layer]) -> type[keras.Layer]:
     taken = inspect.signature(cls.__init__).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
         return cls
 
-    def from_config(_: Any, config: Mapping[str, Any], *args: Any) -> Any:
+    def from_config(_: type, config: Mapping[str, object], *args: object) -> keras.Layer:
         kept = {k: v for k, v in config.items() if k in taken or k not in _BASE_ARGUMENTS}
         return cls.from_config(kept, *args)
 
@@ -95,7 +94,7 @@ def name_lambdas(model: keras.Model) -> bool:
     return named
 
 
-def _argument(model: keras.Model, part: CustomPart) -> Any:
+def _argument(model: keras.Model, part: CustomPart) -> object:
     """Return the lambda that a layer was given; nothing if several layers have that name."""
     layers = [layer for layer in _layers(model) if layer.name == part.layer]
     if len(layers) != 1:
@@ -104,9 +103,9 @@ def _argument(model: keras.Model, part: CustomPart) -> Any:
     return next((f for a in attributes if callable(f := getattr(layers[0], a, None))), None)
 
 
-def _living_objects(model: keras.Model) -> dict[str, Any]:
+def _living_objects(model: keras.Model) -> dict[str, object]:
     """Return classes and functions by name: of the layers, and of what they hold."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for layer in _layers(model):
         _note(layer, found)
         for value in list(vars(layer).values()):
@@ -114,11 +113,11 @@ def _living_objects(model: keras.Model) -> dict[str, Any]:
     return found
 
 
-def _layers(model: keras.Model) -> list[Any]:
+def _layers(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers(include_self=True, recursive=True))
 
 
-def _look_into(value: Any, found: dict[str, Any], depth: int) -> None:
+def _look_into(value: object, found: dict[str, object], depth: int) -> None:
     if inspect.isfunction(value):
         found.setdefault(value.__name__, value)
     elif isinstance(value, Mapping):
@@ -132,7 +131,7 @@ def _look_into(value: Any, found: dict[str, Any], depth: int) -> None:
             _look_into(inner, found, depth - 1)
 
 
-def _note(value: Any, found: dict[str, Any]) -> None:
+def _note(value: object, found: dict[str, object]) -> None:
     cls = type(value)
     if cls.__module__.partition(".")[0] not in _KNOWN:
         found.setdefault(cls.__name__, cls)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...data.manifest import Column
 from ...errors import EnvironmentProblem
 from ...quiet import quiet_imports
 from ...rundir.directory import RunDirectory
 from ...storage.filesystem import Location
-from ..engine import Engine
+from ..engine import SAVED_MODEL, Engine, check_format
 from ..evaluation import Evaluator, Question
 from ..spec import Binding, ModelNames, ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
 from ..trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel
+from .exported import check_exportable
 from .given_metrics import portable_metrics
 from .saved import ARCHIVE_FILE, PACKED_FILE, KerasParts, SavedModel, keras_parts
 from .source import check_given_callbacks, model_source
@@ -34,10 +36,10 @@ class KerasEngine:
         "horovod_spark_runner.training.keras.trainee",
     )
 
-    def source(self, model: Any, custom_objects: Mapping[str, Any] | None) -> ModelSource:
+    def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:
         return model_source(model, custom_objects)
 
-    def check_callbacks(self, given: Any) -> None:
+    def check_callbacks(self, given: object) -> None:
         check_given_callbacks(given)
 
     def names(self, source: ModelSource) -> ModelNames:
@@ -76,7 +78,7 @@ class KerasEngine:
         model: StoredModel,
         source: ModelSource | None,
         saved: Any,
-        custom_objects: Mapping[str, Any],
+        custom_objects: Mapping[str, object],
     ) -> KerasParts:
         return keras_parts(model, source, saved, custom_objects)
 
@@ -85,7 +87,7 @@ class KerasEngine:
         directory: RunDirectory,
         model: Any,
         inputs: Binding | None,
-        custom_objects: Mapping[str, Any],
+        custom_objects: Mapping[str, object],
         signature: str = "",
     ) -> SavedModel:
         with quiet_imports():
@@ -99,7 +101,7 @@ class KerasEngine:
             from .loading import load_model
         return load_model(recipe)
 
-    def model(self, recipe: Recipe) -> Any:
+    def model(self, recipe: Recipe) -> object:
         with quiet_imports():
             from .loading import made_model
         return made_model(recipe)
@@ -112,12 +114,35 @@ class KerasEngine:
         weights = {} if parts.weights is None else {WEIGHTS_FILE: parts.weights}
         return {ARCHIVE_FILE: parts.archive, **weights}
 
-    def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
+    def check_export(
+        self,
+        format: str,
+        names: Sequence[str],
+        transformed: Collection[str],
+        columns: Sequence[Column] = (),
+    ) -> None:
+        check_format(format, (SAVED_MODEL,))
+        check_exportable(names, transformed, columns)
+
+    def export(
+        self,
+        recipe: Recipe,
+        format: str,
+        columns: Sequence[str],
+        outputs: Sequence[str],
+        target: Location,
+    ) -> None:
+        check_format(format, (SAVED_MODEL,))
+        with quiet_imports():
+            from .export import export_recipe
+        export_recipe(recipe, columns, outputs, target)
+
+    def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, object]], str]:
         with quiet_imports():
             from .loading import describe_outputs
         return describe_outputs(recipe)
 
-    def portable_metrics(self, given: Any) -> Any:
+    def portable_metrics(self, given: object) -> object:
         return portable_metrics(given)
 
     def evaluator(self, recipe: Recipe, question: Question) -> Evaluator:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -14,6 +13,7 @@ from keras.src.trainers.compile_utils import CompileMetrics
 
 from ...data.manifest import Manifest
 from ...errors import InvalidInputError, ModelError
+from ...rundir.checkpoint import LogValue
 from ...storage.arrays import Arrays
 from ..evaluation import Question
 from ..logs import flat, plain
@@ -21,11 +21,13 @@ from ..trained_model import Recipe
 from .binding import bind_outputs
 from .compiled import make_compiled
 from .given_metrics import make_metrics
+from .graph import Graph
 from .keras_state import fresh_keras_state, using_keras_state
 from .loading import make_model
 from .metric_state import SUM, merge_of, variables_of
 from .outputs import call_model, call_outputs, output_leaves
 from .probe import Probe
+from .protocols import CompiledMetrics, Loss, Metric, Nest
 from .scope import replaced
 
 
@@ -48,12 +50,18 @@ class KerasEvaluator:
     def __init__(self, recipe: Recipe, question: Question) -> None:
         self._state = recipe.own.state
         self._compiled = question.compiled
-        self._given: Any = None
+        self._given: CompiledMetrics | None = None
         self._logged: set[str] | None = None
         self._untried = True
         with fresh_keras_state():
             make = make_compiled if question.compiled else make_model
             self._model, self._inputs = make(recipe)
+            if isinstance(self._model, Graph):
+                raise ModelError(
+                    "a SavedModel is a graph, which Keras' metrics cannot be tried on; transform "
+                    "the DataFrame, and give the predictions to an evaluator of "
+                    "pyspark.ml.evaluation"
+                )
             # An archive is loaded without it.
             self._model.run_eagerly = recipe.own.eager
             if recipe.batch_size is not None:
@@ -82,7 +90,7 @@ class KerasEvaluator:
         self._reset()
         self._initial = [np.array(variable, np.float64) for variable in self._variables]
 
-    def _compile(self, portable: Any, labels: Sequence[Any]) -> Any:
+    def _compile(self, portable: object, labels: Sequence[object]) -> CompiledMetrics:
         if not any(labels):
             raise InvalidInputError(
                 "metrics compare outputs with labels, but the model was trained without label "
@@ -92,9 +100,10 @@ class KerasEvaluator:
         made = made if isinstance(made, (list, dict)) else [made]
         names = getattr(self._model, "output_names", None)
         plain_ones, weighted = (None, made) if self._weight is not None else (made, None)
-        return CompileMetrics(plain_ones, weighted, output_names=names)
+        compiled: CompiledMetrics = CompileMetrics(plain_ones, weighted, output_names=names)
+        return compiled
 
-    def _make_step(self, data: Any) -> Callable[[Any], Any]:
+    def _make_step(self, data: Nest) -> Callable[[Nest], tf.Tensor]:
         """Return the step, all variables made."""
         try:
             if self._model.run_eagerly:
@@ -103,7 +112,7 @@ class KerasEvaluator:
             kind = tf.nest.map_structure(
                 lambda t: tf.TensorSpec((None, *t.shape[1:]), t.dtype), data
             )
-            step: Any = tf.function(self._forward, autograph=False, input_signature=(kind,))
+            step = tf.function(self._forward, autograph=False, input_signature=(kind,))
             step.get_concrete_function()
             return lambda values: step(values)
         except (InvalidInputError, NotImplementedError):
@@ -115,9 +124,9 @@ class KerasEvaluator:
                 f"{type(error).__name__}: {text}"
             ) from error
 
-    def _forward(self, data: Any) -> Any:
+    def _forward(self, data: Nest) -> tf.Tensor:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-        seen: list[Any] = []
+        seen: list[Nest] = []
         if self._compiled:
             with self._exact_parts(tf.shape(keras.tree.flatten(x)[0])[0], seen):
                 logs = self._model.test_step(data)
@@ -130,7 +139,7 @@ class KerasEvaluator:
         return output_leaves(outputs)[0][1]
 
     @contextlib.contextmanager
-    def _exact_parts(self, rows: Any, seen: list[Any]) -> Iterator[None]:
+    def _exact_parts(self, rows: tf.Tensor, seen: list[Nest]) -> Iterator[None]:
         """Let parts of the rows add up to all, or refuse what does not; note what the model gave.
 
         Args:
@@ -139,19 +148,19 @@ class KerasEvaluator:
         """
         owner = next(c for c in type(self._model).__mro__ if "compute_metrics" in vars(c))
 
-        def noting(original: Any) -> Any:
+        def noting(original: Callable[..., object]) -> Callable[..., object]:
             @functools.wraps(original)
             def compute_metrics(
-                model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
-            ) -> Any:
+                model: keras.Model, x: Nest, y: Nest, y_pred: Nest, sample_weight: Nest = None
+            ) -> object:
                 seen.append(y_pred)
                 return original(model, x, y, y_pred, sample_weight)
 
             return compute_metrics
 
-        def by_rows(original: Any) -> Any:
+        def by_rows(original: Callable[..., object]) -> Callable[..., object]:
             @functools.wraps(original)
-            def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
+            def update_state(metric: Metric, values: Nest, sample_weight: Nest = None) -> object:
                 if sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
                     sample_weight = tf.cast(rows, tf.float32)
                 return original(metric, values, sample_weight)
@@ -165,9 +174,9 @@ class KerasEvaluator:
             stack.enter_context(replaced(keras.metrics.Mean, "update_state", by_rows))
             yield
 
-    def _checking(self, original: Any) -> Any:
+    def _checking(self, original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
-        def call(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        def call(loss: Loss, y_true: Nest, y_pred: Nest, sample_weight: Nest = None) -> object:
             why = _depends_on_batch(loss, y_pred, sample_weight)
             if why:
                 raise ModelError(
@@ -180,13 +189,13 @@ class KerasEvaluator:
         return call
 
     @property
-    def _metrics(self) -> list[Any]:
+    def _metrics(self) -> list[Metric]:
         found = [] if self._given is None else list(self._given.metrics)
         for metric in self._model.metrics if self._compiled else ():
             found.extend(metric.metrics if isinstance(metric, CompileMetrics) else [metric])
         return found
 
-    def _results(self) -> dict[str, Any]:
+    def _results(self) -> dict[str, object]:
         """Return the results of the model's own metrics that its step tells."""
         if not self._compiled:
             return {}
@@ -239,7 +248,7 @@ class KerasEvaluator:
         for metric in () if self._given is None else self._given.metrics:
             metric.reset_state()
 
-    def _data(self, features: Arrays, labels: Arrays) -> Any:
+    def _data(self, features: Arrays, labels: Arrays) -> Nest:
         x, y = self._inputs(features), self._labels(labels)
         weight = None if self._weight is None else labels[self._weight]
         return _tensors(keras.utils.pack_x_y_sample_weight(x, y, weight))
@@ -264,7 +273,7 @@ class KerasEvaluator:
             output: np.ndarray = self._step(data).numpy()
         return output
 
-    def _probe(self, data: Any) -> None:
+    def _probe(self, data: Nest) -> None:
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
         if self._compiled:
             Probe(self._model, (x, y), exact=True).run()
@@ -277,7 +286,7 @@ class KerasEvaluator:
         self._assign(self._initial)
         return sums
 
-    def results(self, sums: Sequence[np.ndarray]) -> dict[str, Any]:
+    def results(self, sums: Sequence[np.ndarray]) -> dict[str, LogValue]:
         with using_keras_state(self._state):
             self._assign([i + s for i, s in zip(self._initial, sums, strict=True)])
             found = plain(self._results())
@@ -291,11 +300,11 @@ class KerasEvaluator:
             variable.assign(tf.cast(value, variable.dtype))
 
 
-def _tensors(values: Any) -> Any:
+def _tensors(values: Nest) -> Nest:
     return tf.nest.map_structure(tf.convert_to_tensor, values)
 
 
-def _depends_on_batch(loss: Any, y_pred: Any, sample_weight: Any) -> str:
+def _depends_on_batch(loss: Loss, y_pred: Nest, sample_weight: Nest) -> str:
     """Say why a loss is no mean over rows; ``""`` if it is one."""
     if loss.reduction in (None, "none", "sum"):
         return f"has reduction={loss.reduction!r}"

@@ -12,19 +12,23 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
 from ...errors import ModelError
+from ..logs import Logs
 from ..sync.synchroniser import Equality, Synchroniser
 from .collectives import Part, sum_over_ranks
 from .losses import alone, parts_of_a_whole
 from .metrics import StepMetrics
 from .model import has_own_steps
+from .protocols import Nest
 from .scope import Scope, classes_with, in_condition, replaced
+
+# A step's logs, and how many ranks made each request; ``None`` where ranks do not meet in it.
+StepResult = tuple[Logs | None, tf.Tensor | None]
 
 
 class GradientExchange:
@@ -77,7 +81,7 @@ class GradientExchange:
             self._logs_wanted.assign(wanted)
             self._logs_wanted_now = wanted
 
-    def step(self, data: Any, control: tf.Tensor) -> tuple[Any, Any]:
+    def step(self, data: Nest, control: tf.Tensor) -> StepResult:
         """Run the model's ``train_step`` as part of the world; may be traced.
 
         Args:
@@ -90,11 +94,11 @@ class GradientExchange:
         """
         return self._step(data, control, Part(hvd.size(), self._fraction))
 
-    def equal_step(self, data: Any, control: tf.Tensor) -> tuple[Any, Any]:
+    def equal_step(self, data: Nest, control: tf.Tensor) -> StepResult:
         """Run a `step` where every rank is known to have equally many rows."""
         return self._step(data, control, Part(hvd.size()))
 
-    def test_step(self, data: Any) -> Any:
+    def test_step(self, data: Nest) -> Logs | None:
         """Run the model's ``test_step`` as part of the world; may be traced."""
         part = Part(hvd.size(), self._fraction)
         self.scope.enter()
@@ -104,7 +108,7 @@ class GradientExchange:
         self.logged["test"] = set(logs) if isinstance(logs, Mapping) else set()
         return metrics.finish(logs, share=self.share_logs)
 
-    def _step(self, data: Any, control: tf.Tensor, part: Part) -> tuple[Any, Any]:
+    def _step(self, data: Nest, control: tf.Tensor, part: Part) -> StepResult:
         self._part, self._control = part, control
         self._reduced = None
         self.scope.enter()
@@ -130,14 +134,15 @@ class GradientExchange:
             return contextlib.nullcontext()
         return metrics.results_of_all(self.scope, self._logs_wanted)
 
-    def _train_step(self, data: Any) -> Any:
+    def _train_step(self, data: Nest) -> Logs | None:
         self._refusal = None
         try:
-            return self._model.train_step(data)
+            logs: Logs | None = self._model.train_step(data)
         except Exception:
             if self._refusal is not None:  # AutoGraph makes another exception of it
                 raise self._refusal from None
             raise
+        return logs
 
     def reduce(self, gradients: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
         """Return the gradients of the global batch; ``None`` entries stay.
@@ -167,12 +172,12 @@ class GradientExchange:
                 stack.enter_context(replaced(cls, "apply_gradients", self._reducing_pairs))
             yield
 
-    def _reducing_pairs(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _reducing_pairs(self, original: Callable[..., object]) -> Callable[..., object]:
         def of_lists(
             optimizer: keras.optimizers.Optimizer,
             grads: Sequence[tf.Tensor],
             variables: Sequence[keras.Variable],
-        ) -> Any:
+        ) -> object:
             return original(optimizer, list(zip(grads, variables, strict=True)))
 
         reducing = self._reducing(of_lists)
@@ -181,19 +186,19 @@ class GradientExchange:
         def apply_gradients(
             optimizer: keras.optimizers.Optimizer,
             grads_and_vars: Iterable[tuple[tf.Tensor, keras.Variable]],
-        ) -> Any:
+        ) -> object:
             pairs = list(grads_and_vars)
             return reducing(optimizer, [g for g, _ in pairs], [v for _, v in pairs])
 
         return apply_gradients
 
-    def _reducing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _reducing(self, original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
         def apply(
             optimizer: keras.optimizers.Optimizer,
             grads: Sequence[tf.Tensor],
             trainable_variables: Sequence[keras.Variable] | None = None,
-        ) -> Any:
+        ) -> object:
             if self._inside:  # an optimizer that wraps others, or calls its base class
                 return original(optimizer, grads, trainable_variables)
             if not any(optimizer is known for known in self.applied):

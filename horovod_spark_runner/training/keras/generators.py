@@ -8,15 +8,14 @@ or ``tf.random.Generator`` in code whose runs are to be resumed exactly.
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 
-from ..state import separate_seed
+from ..state import Variable, separate_seed
 
 
-def generators() -> dict[str, Any]:
+def generators() -> dict[str, Variable]:
     """Return the states of the generators, as variables by name.
 
     They come into being at their first use, which leaves no trace here: Keras draws the seed of its

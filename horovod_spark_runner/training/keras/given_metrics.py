@@ -30,10 +30,10 @@ class MetricObject:
 
     name: str
     kind: type
-    config: Mapping[str, Any] = field(repr=False)
+    config: Mapping[str, object] = field(repr=False)
     direct: bool = False
 
-    def make(self) -> Any:
+    def make(self) -> object:
         """Return the metric.
 
         Raises:
@@ -51,7 +51,7 @@ class MetricObject:
             ) from error
 
 
-def portable_metrics(given: Any) -> Any:
+def portable_metrics(given: object) -> object:
     """Return metrics as what can be pickled; see `Engine.portable_metrics`."""
     if isinstance(given, str):
         return given
@@ -87,7 +87,7 @@ def _portable(metric: Any, keras: Any) -> MetricObject:
         ) from error
 
 
-def make_metrics(portable: Any) -> Any:
+def make_metrics(portable: object) -> object:
     """Return what `portable_metrics` was given, as ``Model.compile`` takes it.
 
     Raises:

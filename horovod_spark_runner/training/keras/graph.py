@@ -7,28 +7,38 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
 from ...errors import ModelError
 from ...storage.filesystem import Location
+from ...storage.sums import read_checked
 from .saved import GRAPH_FILE
 
 
-def pack(folder: Location) -> bytes:
+def pack(folder: Location, sums: Mapping[str, str] | None = None) -> bytes:
     """Return a SavedModel's files as one archive.
 
+    Args:
+        folder: where it lies.
+        sums: SHA-256 of all its files, where they are known.
+
     Raises:
-        ModelError: there is no SavedModel.
+        ModelError: there is no SavedModel, or a file is missing or damaged.
     """
     files = folder.files() if folder.is_folder else []
     if not any(file.name == GRAPH_FILE for file in files):
         raise ModelError(f"{folder} holds no SavedModel: {GRAPH_FILE} is missing")
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w", allowZip64=True) as archive:
-        for file in files:
-            archive.writestr(file.name, folder.join(file.name).read_bytes())
+        if sums is None:
+            for file in files:
+                archive.writestr(file.name, folder.join(file.name).read_bytes())
+        for name in sums or ():
+            try:
+                archive.writestr(name, read_checked(folder, name, sums or {}))
+            except ValueError as error:
+                raise ModelError(f"the SavedModel in {folder}: {error}") from error
     return whole.getvalue()
 
 
@@ -57,7 +67,7 @@ class Graph:
             has = ", ".join(known) or "none"
             raise ModelError(f"the SavedModel has no signature {signature!r}; it has {has}")
         self._call = self.loaded.signatures[signature]
-        self.takes: Mapping[str, Any] = self._call.structured_input_signature[1]
+        self.takes: Mapping[str, tf.TensorSpec] = self._call.structured_input_signature[1]
         if not self.takes:
             raise ModelError(f"signature {signature!r} of the SavedModel takes no inputs")
         fixed = [n for n, spec in self.takes.items() if not spec.shape.rank or spec.shape[0]]
@@ -67,7 +77,7 @@ class Graph:
                 f"{self.takes[fixed[0]].shape}; it must take any number of rows"
             )
 
-    def predict_step(self, data: tuple[Mapping[str, Any]]) -> dict[str, Any]:
+    def predict_step(self, data: tuple[Mapping[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
         """Return the outputs by name."""
         (inputs,) = data
         shaped = {

@@ -89,7 +89,7 @@ def _weights_of_saved_model(folder: str, origin: str) -> list[Weight]:
 
 
 def _load_keras_file(model: keras.Model, path: Path, start: WarmStart) -> set[int]:
-    """Load a file as Keras does and return the places of the weights that were in it."""
+    """Load a file as Keras does and return the indices of the weights that were in it."""
     weights = list(model.weights)
     # Such files may hold an optimizer, with its learning rate, and states of random layers.
     optimizers = find_optimizers(model) if model.compiled else []
@@ -116,9 +116,9 @@ def _load_keras_file(model: keras.Model, path: Path, start: WarmStart) -> set[in
         variable.assign(value)
     taken = set(range(len(weights)))
     if start.skip_mismatch:
-        for place, (weight, value) in enumerate(zip(weights, before, strict=True)):
+        for index, (weight, value) in enumerate(zip(weights, before, strict=True)):
             if np.array(weight).tobytes() == _mark(value).tobytes():
-                taken.remove(place)
+                taken.remove(index)
                 weight.assign(value)
     return taken
 
@@ -132,10 +132,10 @@ def _mark(value: np.ndarray) -> np.ndarray:
 
 def _assign(model: keras.Model, arrays: list[np.ndarray], origin: str) -> set[int]:
     weights = list(model.weights)
-    for place, (variable, array) in enumerate(zip(weights, arrays, strict=False)):
+    for index, (variable, array) in enumerate(zip(weights, arrays, strict=False)):
         if tuple(variable.shape) != array.shape:
             raise ModelError(
-                f"initial_weights={origin!r} do not fit the model: weight {place} is "
+                f"initial_weights={origin!r} do not fit the model: weight {index} is "
                 f"{variable.path!r} of shape {tuple(variable.shape)}, there it has shape "
                 f"{array.shape}; InitialWeights(…, skip_mismatch=True) takes over those that fit"
             )
@@ -153,15 +153,15 @@ def _assign(model: keras.Model, arrays: list[np.ndarray], origin: str) -> set[in
 def _assign_by_path(model: keras.Model, weights: Sequence[Weight]) -> set[int]:
     own = list(model.weights)
     taken = set()
-    for place, source in match_paths([v.path for v in own], [w.path for w in weights]).items():
-        if tuple(own[place].shape) == weights[source].value.shape:
-            own[place].assign(weights[source].value)
-            taken.add(place)
+    for index, source in match_paths([v.path for v in own], [w.path for w in weights]).items():
+        if tuple(own[index].shape) == weights[source].value.shape:
+            own[index].assign(weights[source].value)
+            taken.add(index)
     return taken
 
 
 def match_paths(own: Sequence[str], others: Sequence[str]) -> dict[int, int]:
-    """Return which place in ``others`` has the path of which place in ``own``. Pure.
+    """Return which index in ``others`` has the path of which index in ``own``. Pure.
 
     If no path is equal, the name of the whole model, which leads all paths of a ``Sequential``,
     does not count. A path that occurs several times is matched only if it does so equally often.
@@ -170,12 +170,12 @@ def match_paths(own: Sequence[str], others: Sequence[str]) -> dict[int, int]:
 
 
 def _equal(own: Sequence[str], others: Sequence[str]) -> dict[int, int]:
-    ours, theirs = _places(own), _places(others)
+    ours, theirs = _indices(own), _indices(others)
     return {
-        place: other
-        for path, places in ours.items()
-        if len(places) == len(theirs.get(path, ()))
-        for place, other in zip(places, theirs[path], strict=True)
+        index: other
+        for path, indices in ours.items()
+        if len(indices) == len(theirs.get(path, ()))
+        for index, other in zip(indices, theirs[path], strict=True)
     }
 
 
@@ -186,10 +186,10 @@ def _below_root(paths: Sequence[str]) -> list[str]:
     return list(paths)
 
 
-def _places(paths: Sequence[str]) -> dict[str, list[int]]:
+def _indices(paths: Sequence[str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    for place, path in enumerate(paths):
-        found.setdefault(path, []).append(place)
+    for index, path in enumerate(paths):
+        found.setdefault(path, []).append(index)
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cloudpickle
 import numpy as np
@@ -20,6 +20,7 @@ from .graph import Graph
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .model import build_model, finalize_layers
 from .outputs import build_by_call, call_model, output_specs, pick
+from .protocols import Nest
 from .sample import check_sample
 from .saved import KerasParts
 
@@ -33,15 +34,15 @@ def load_model(recipe: Recipe) -> Model:
     with fresh_keras_state():
         model, bind = make_model(recipe)
 
-    def call(inputs: Any) -> Any:
+    def call(inputs: Nest) -> Nest:
         return call_model(model, inputs)
 
     forward = call if parts.eager else _compiled(call, recipe.batch_size)
 
-    def prepare(values: dict[str, np.ndarray]) -> Any:
+    def prepare(values: dict[str, np.ndarray]) -> Nest:
         return tf.nest.map_structure(tf.convert_to_tensor, bind(values))
 
-    def compute(inputs: Any) -> list[np.ndarray]:
+    def compute(inputs: Nest) -> list[np.ndarray]:
         with using_keras_state(parts.state):
             given = forward(inputs)
         return [_to_numpy(pick(given, output.path)) for output in recipe.outputs]
@@ -49,16 +50,16 @@ def load_model(recipe: Recipe) -> Model:
     return Model(prepare, compute)
 
 
-def _compiled(call: Callable[[Any], Any], rows: int | None) -> Callable[[Any], Any]:
+def _compiled(call: Callable[[Nest], Nest], rows: int | None) -> Callable[[Nest], Nest]:
     """Return ``call`` as one graph, traced once, for so many rows, or for any number of them."""
     # Without AutoGraph, as Keras itself predicts; it would leave a file behind, too.
     function = tf.function(call, autograph=False)
-    traced: list[Any] = []
+    traced: list[Callable[[Nest], Nest]] = []
 
-    def shape_of(tensor: Any) -> Any:
+    def shape_of(tensor: tf.Tensor) -> tf.TensorSpec:
         return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)
 
-    def forward(inputs: Any) -> Any:
+    def forward(inputs: Nest) -> Nest:
         if not traced:
             specs = tf.nest.map_structure(shape_of, inputs)
             traced.append(function.get_concrete_function(specs))
@@ -67,7 +68,7 @@ def _compiled(call: Callable[[Any], Any], rows: int | None) -> Callable[[Any], A
     return forward
 
 
-def made_model(recipe: Recipe) -> Any:
+def made_model(recipe: Recipe) -> object:
     """Return the Keras model, not compiled, or what TensorFlow loads; see `Engine.model`."""
     # Also what the process had set before, which a fresh state takes away.
     with using_keras_state(keras_state()), fresh_keras_state():
@@ -75,7 +76,7 @@ def made_model(recipe: Recipe) -> Any:
         return model.loaded if isinstance(model, Graph) else model
 
 
-def make_model(recipe: Recipe) -> tuple[Any, InputBinding]:
+def make_model(recipe: Recipe) -> tuple[keras.Model, InputBinding]:
     """Return the trained model, and what makes its inputs of columns.
 
     Raises:
@@ -92,7 +93,7 @@ def make_model(recipe: Recipe) -> tuple[Any, InputBinding]:
     return model, bind
 
 
-def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, Any]], str]:
+def describe_outputs(recipe: Recipe) -> tuple[list[dict[str, object]], str]:
     """Return what the model gives, or nothing and why; see `Engine.describe_outputs`."""
     parts: KerasParts = recipe.own
     with fresh_keras_state():
@@ -136,7 +137,7 @@ def _give_weights(model: keras.Model, recipe: Recipe, bind: InputBinding) -> Non
 
 
 def set_weights(
-    model: Any, values: Sequence[np.ndarray], recipe: Recipe, bind: InputBinding
+    model: keras.Model, values: Sequence[np.ndarray], recipe: Recipe, bind: InputBinding
 ) -> None:
     """Give a model that was just built the weights of the trained one.
 
@@ -149,11 +150,11 @@ def set_weights(
             build_by_call(model, bind(blank))
     trained, built = ([tuple(array.shape) for array in w] for w in (values, model.weights))
     if trained != built:
-        place = next((n for n, (a, b) in enumerate(zip(trained, built)) if a != b), None)  # noqa: B905
+        index = next((n for n, (a, b) in enumerate(zip(trained, built)) if a != b), None)  # noqa: B905
         found = (
             f"{len(built)} weights, the trained one has {len(trained)}"
-            if place is None
-            else f"weight {place} of shape {built[place]}, the trained one has {trained[place]}"
+            if index is None
+            else f"weight {index} of shape {built[index]}, the trained one has {trained[index]}"
         )
         made = "model_fn builds" if recipe.own.archive is None else "its archive gives"
         raise ModelError(f"{made} another model than was trained: {found}")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -21,6 +20,9 @@ from .collectives import Part, differentiable_sum, sum_over_ranks
 from .scope import Scope, replaced
 
 _MEANS = ("sum_over_batch_size", "mean")
+# Methods as their classes hold them.
+_Loss = Callable[..., tf.Tensor]
+_Update = Callable[..., object]
 
 
 @contextlib.contextmanager
@@ -54,8 +56,8 @@ def alone() -> Iterator[None]:
             context.all_reduce = ours
 
 
-def _loss_of(part: Part, scope: Scope) -> Callable[[Any], Any]:
-    def wrap(original: Any) -> Any:
+def _loss_of(part: Part, scope: Scope) -> Callable[[_Loss], _Loss]:
+    def wrap(original: _Loss) -> _Loss:
         @functools.wraps(original)
         def call(
             self: keras.losses.Loss,
@@ -101,14 +103,14 @@ def _denominator(
     return tf.reduce_sum(weight)
 
 
-def _mean_of(part: Part, scope: Scope) -> Callable[[Any], Any]:
+def _mean_of(part: Part, scope: Scope) -> Callable[[_Update], _Update]:
     """Let a mean over steps count a step by the rank's part of it."""
 
-    def wrap(original: Any) -> Any:
+    def wrap(original: _Update) -> _Update:
         @functools.wraps(original)
         def update_state(
             self: keras.metrics.Mean, values: tf.Tensor, sample_weight: tf.Tensor | None = None
-        ) -> Any:
+        ) -> object:
             if sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
                 scope.note()
                 sample_weight = part.fraction(tf.float32) * part.size
@@ -119,7 +121,9 @@ def _mean_of(part: Part, scope: Scope) -> Callable[[Any], Any]:
     return wrap
 
 
-def _all_reduce(part: Part, scope: Scope, reduce_op: Any, value: tf.Tensor, *_: Any) -> tf.Tensor:
+def _all_reduce(
+    part: Part, scope: Scope, reduce_op: object, value: tf.Tensor, *_: object
+) -> tf.Tensor:
     summed = tf.nest.map_structure(
         lambda v: differentiable_sum(v, part, scope.name("statistic")), value
     )

@@ -10,19 +10,21 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from ..logs import flat
+from ..logs import Logs, flat
 from .collectives import Part, sum_over_ranks
 from .metric_state import FIRST, MEAN, merge_of, metric_variables
+from .protocols import Metric, MetricVariable, Nest
 from .scope import Scope, classes_with, in_condition, replaced
 
 
-def epoch_logs(model: keras.Model, logs: Any, names: set[str], fraction: float) -> dict[str, Any]:
+def epoch_logs(
+    model: keras.Model, logs: Logs | None, names: set[str], fraction: float
+) -> dict[str, object]:
     """Return the logs of an epoch over all ranks, as ``Model.fit`` makes them.
 
     Those are the results of the model's metrics, or, where a step of the model's own returns logs
@@ -46,7 +48,7 @@ def epoch_logs(model: keras.Model, logs: Any, names: set[str], fraction: float) 
     return _over_ranks(flat(logs), local, _values(results), part)
 
 
-def _values(logs: Mapping[str, Any]) -> dict[str, Any]:
+def _values(logs: Logs) -> dict[str, object]:
     """Return ``logs`` as they are now: a metric may give its very variables."""
     return {
         name: value if (number := _number(value)) is None else tf.identity(number)
@@ -65,7 +67,7 @@ class StepMetrics:
     def __init__(self, model: keras.Model, part: Part) -> None:
         self._model = model
         self._part = part
-        self._before: list[tuple[keras.Variable, tf.Tensor]] = []
+        self._before: list[tuple[MetricVariable, tf.Tensor]] = []
         self._inside = False
         if not part.equal and part.size > 1:
             self._before = [
@@ -89,16 +91,16 @@ class StepMetrics:
             yield
 
     def _result_of_all(
-        self, original: Callable[[Any], Any], scope: Scope, wanted: tf.Variable
-    ) -> Callable[[Any], Any]:
+        self, original: Callable[[Metric], Nest], scope: Scope, wanted: tf.Variable
+    ) -> Callable[[Metric], Nest]:
         @functools.wraps(original)
-        def result(metric: keras.metrics.Metric) -> Any:
+        def result(metric: Metric) -> Nest:
             known = any(metric is other for other in self._model.metrics)
             # Ranks may decide differently within a condition, and wait for each other for ever.
             if self._inside or not known or not metric.variables or in_condition(scope):
                 return original(metric)
 
-            def given() -> Any:
+            def given() -> Nest:
                 # A metric may be made of others, whose results are patched as well.
                 self._inside = True
                 try:
@@ -108,7 +110,7 @@ class StepMetrics:
                 finally:
                     self._inside = False
 
-            def given_by_all() -> Any:
+            def given_by_all() -> Nest:
                 self._take_back(metric.variables)
                 with _summed_over_ranks(metric.variables, name):
                     return given()
@@ -118,14 +120,14 @@ class StepMetrics:
 
         return result
 
-    def _take_back(self, variables: Sequence[keras.Variable]) -> None:
+    def _take_back(self, variables: Sequence[MetricVariable]) -> None:
         """Take back what a row that stands in for none has left in some of the variables."""
         for variable, before in self._before:
             if any(variable is chosen for chosen in variables):
                 value = tf.convert_to_tensor(variable)
                 variable.assign(tf.where(self._part.present(tf.float32) > 0, value, before))
 
-    def finish(self, logs: Any, *, share: bool) -> Any:
+    def finish(self, logs: Logs | None, *, share: bool) -> Logs | None:
         """Take back what a row that stands in for none left; return the step's logs.
 
         Args:
@@ -141,9 +143,7 @@ class StepMetrics:
         return _over_ranks(flat(logs), local, results, self._part)
 
 
-def _over_ranks(
-    logs: Mapping[str, Any], local: Mapping[str, Any], results: Mapping[str, Any], part: Part
-) -> dict[str, Any]:
+def _over_ranks(logs: Logs, local: Logs, results: Logs, part: Part) -> dict[str, object]:
     """Return a step's logs over all ranks.
 
     Where every rank logged the result of a metric, that is the metric's over all ranks; what else
@@ -168,16 +168,14 @@ def _over_ranks(
     # What a rank without rows logged is that of the row that stands in.
     flags = [tf.cast(flag, tf.float32) * part.present(tf.float32) for flag in other]
     summed = sum_over_ranks([*terms, *flags], "logs")
-    shared: dict[str, Any] = dict(logs)
-    for name, value in zip(values, summed, strict=False):
-        shared[name] = part.total(value)
+    means = {n: part.total(value) for n, value in zip(values, summed, strict=False)}
     for name, count in zip(known, summed[len(terms) :], strict=True):
-        result = tf.cast(results[name], shared[name].dtype)
-        shared[name] = tf.where(count > 0, shared[name], result)
-    return shared
+        result = tf.cast(results[name], means[name].dtype)
+        means[name] = tf.where(count > 0, means[name], result)
+    return {**logs, **means}
 
 
-def _number(value: Any) -> Any | None:
+def _number(value: object) -> tf.Tensor | None:
     """Return a logged value as a tensor of real numbers; ``None`` if it is something else."""
     try:
         number = tf.convert_to_tensor(value)
@@ -189,7 +187,7 @@ def _number(value: Any) -> Any | None:
 
 
 @contextlib.contextmanager
-def _summed_over_ranks(variables: Sequence[keras.Variable], name: str) -> Iterator[None]:
+def _summed_over_ranks(variables: Sequence[MetricVariable], name: str) -> Iterator[None]:
     """Give metrics' variables their values over all ranks for a while."""
     kept = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
     for variable, value in zip(variables, _combined(variables, name), strict=True):
@@ -199,7 +197,7 @@ def _summed_over_ranks(variables: Sequence[keras.Variable], name: str) -> Iterat
         variable.assign(value)
 
 
-def _combined(variables: Sequence[keras.Variable], name: str) -> list[tf.Tensor]:
+def _combined(variables: Sequence[MetricVariable], name: str) -> list[tf.Tensor]:
     """Return the values over all ranks, combined as each variable says.
 
     Args:

@@ -8,7 +8,6 @@ import logging
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 
@@ -39,7 +38,7 @@ def build_and_watch(source: ModelSource) -> tuple[keras.Model, bool]:
     return model, any(asked)
 
 
-def _build(source: ModelSource) -> tuple[Any, str]:
+def _build(source: ModelSource) -> tuple[object, str]:
     if source.function is not None:
         return source.function(), "model_fn"
     if source.archive is not None:
@@ -60,7 +59,7 @@ def _watched_compile(asked: list[bool]) -> Iterator[None]:
     original = owner.compile
 
     @functools.wraps(original)
-    def compile(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    def compile(self: keras.Model, *args: object, **kwargs: object) -> object:
         asked.append(kwargs.get("jit_compile") is True)
         return original(self, *args, **kwargs)
 
@@ -71,7 +70,7 @@ def _watched_compile(asked: list[bool]) -> Iterator[None]:
         owner.compile = original
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     if value is None:
         return "None (is its return statement missing?)"
     return f"a {type(value).__module__}.{type(value).__qualname__}"

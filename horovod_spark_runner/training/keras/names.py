@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 
 from ..spec import ModelNames, ModelSource
-from .binding import holds_dictionary, input_structure, needs_labels, path_names
+from .binding import holds_dictionary, input_structure, needs_labels, output_layers, path_names
 from .keras_state import fresh_keras_state
 from .model import build_model
+from .protocols import Nest
 
 
 def names_of(source: ModelSource) -> ModelNames:
@@ -20,14 +19,12 @@ def names_of(source: ModelSource) -> ModelNames:
         if structure is None:
             return ModelNames(needs_labels=needs_labels(model))
         layers = [tensor.name for tensor in keras.tree.flatten(structure)]
-        if isinstance(model, keras.Sequential):
-            names, outputs = [model.layers[-1].name], model.outputs[0]
-        else:
-            names, outputs = list(model.output_names), model.output
-        return ModelNames(_ways(layers, structure), _ways(names, outputs), needs_labels(model))
+        outputs = model.outputs[0] if isinstance(model, keras.Sequential) else model.output
+        ways = _ways(output_layers(model), outputs)
+        return ModelNames(_ways(layers, structure), ways, needs_labels(model))
 
 
-def _ways(layers: list[str], structure: Any) -> tuple[tuple[str, ...], ...]:
+def _ways(layers: list[str], structure: Nest) -> tuple[tuple[str, ...], ...]:
     """Return the names that call each tensor one thing only; a position in a list is no name."""
     ways = [layers, path_names(structure)] if holds_dictionary(structure) else [layers]
     count = len(keras.tree.flatten(structure))

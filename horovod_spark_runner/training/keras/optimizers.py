@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 
@@ -32,7 +31,7 @@ def find_optimizers(
     return [optimizer for optimizer in found if id(optimizer) not in inner]
 
 
-def _collect(value: Any, found: list[keras.optimizers.Optimizer], seen: set[int]) -> None:
+def _collect(value: object, found: list[keras.optimizers.Optimizer], seen: set[int]) -> None:
     if isinstance(value, keras.optimizers.Optimizer):
         if not any(value is optimizer for optimizer in found):
             found.append(value)

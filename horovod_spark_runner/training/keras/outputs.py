@@ -12,22 +12,22 @@ import tensorflow as tf
 
 from ...errors import ModelError
 from ..spec import OutputSpec
+from ..state import Variable
+from .protocols import Nest, Path
 
-Path = tuple[Any, ...]
 
-
-def call_model(model: keras.Model, inputs: Any) -> Any:
+def call_model(model: keras.Model, inputs: Nest) -> Nest:
     """Return what ``model.predict`` would, for one batch: a user's ``predict_step`` counts."""
     return model.predict_step((inputs,))
 
 
-def build_by_call(model: keras.Model, inputs: Any) -> None:
+def build_by_call(model: keras.Model, inputs: Nest) -> None:
     """Let a model make the weights it has when it was trained, by a call as in training."""
     arguments = {"training": True} if model._call_has_training_arg else {}
     model(inputs, **arguments)
 
 
-def call_outputs(model: Any, example: Any) -> Any | None:
+def call_outputs(model: keras.Model, example: Nest) -> Any | None:
     """Return what a model's call gives in training, as tensors, or ``None`` if it has no call."""
     outputs = getattr(model, "outputs", None)
     if outputs:
@@ -43,7 +43,7 @@ def call_outputs(model: Any, example: Any) -> Any | None:
 
 
 @contextlib.contextmanager
-def unchanged(model: keras.Model, others: Sequence[Any] = ()) -> Iterator[None]:
+def unchanged(model: keras.Model, others: Sequence[Variable] = ()) -> Iterator[None]:
     """Give ``model`` its state back, should calls change it: counters, seeds; ``others`` too."""
     variables = [*model.non_trainable_variables, *others]
     before = [(variable, np.array(variable)) for variable in variables]
@@ -55,7 +55,7 @@ def unchanged(model: keras.Model, others: Sequence[Any] = ()) -> Iterator[None]:
                 variable.assign(value)
 
 
-def output_leaves(value: Any) -> list[tuple[Path, Any]]:
+def output_leaves(value: Nest) -> list[tuple[Path, tf.Tensor]]:
     """Return every tensor in what a model gave, with the keys and indices that lead to it.
 
     Dictionaries are walked in their own order, which is the one their author wrote.
@@ -69,11 +69,12 @@ def output_leaves(value: Any) -> list[tuple[Path, Any]]:
     return [((key, *path), leaf) for key, inner in below for path, leaf in output_leaves(inner)]
 
 
-def pick(value: Any, path: Sequence[str | int]) -> Any:
+def pick(value: Nest, path: Path) -> tf.Tensor:
     """Return the tensor at ``path``."""
+    inside: Any = value
     for key in path:
-        value = value[key]
-    return value
+        inside = inside[key]
+    return inside
 
 
 def fixed_batch(model: keras.Model) -> int | None:
@@ -86,12 +87,12 @@ def fixed_batch(model: keras.Model) -> int | None:
     return max(sizes, default=None)
 
 
-def repeat_rows(example: Any, rows: int) -> Any:
+def repeat_rows(example: Nest, rows: int) -> Nest:
     """Return one row of inputs as many times as asked."""
     return keras.tree.map_structure(lambda array: np.repeat(array, rows, axis=0), example)
 
 
-def output_specs(model: keras.Model, example: Any) -> list[OutputSpec]:
+def output_specs(model: keras.Model, example: Nest) -> list[OutputSpec]:
     """Return names, shapes and types of what the model gives.
 
     A single output is called "prediction". Those in a list have the names of the layers that give
@@ -122,7 +123,7 @@ def output_specs(model: keras.Model, example: Any) -> list[OutputSpec]:
     return specs
 
 
-def _last_activation(model: Any, path: Path) -> str:
+def _last_activation(model: keras.Model, path: Path) -> str:
     """Return what a model does last to an output; ``""`` where its graph does not tell."""
     if type(model).predict_step is not keras.Model.predict_step:
         return ""

@@ -10,17 +10,21 @@ begins with, all rows may happen to be equally wrong.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ...errors import ModelError
 from ...launch.worker.reporting import notify
 from .metric_state import SUM, merge_of, metric_variables, variables_of
-from .outputs import unchanged
+from .outputs import pick, unchanged
+from .protocols import CompiledMetrics, Loss, Metric, Nest, OutputLoss
 
 _RTOL, _ATOL = 1e-3, 1e-5
+
+# The values of a metric's variables.
+State = list[np.ndarray]
 
 
 class Probe:
@@ -34,12 +38,17 @@ class Probe:
     """
 
     def __init__(
-        self, model: keras.Model, data: Any, *, metrics: Any | None = None, exact: bool = False
+        self,
+        model: keras.Model,
+        data: Nest,
+        *,
+        metrics: CompiledMetrics | None = None,
+        exact: bool = False,
     ) -> None:
         self._model = model
         self._exact = exact
         self._alone = metrics is not None
-        self._metrics: Any = metrics or getattr(model, "_compile_metrics", None)
+        self._metrics: CompiledMetrics | None = metrics or getattr(model, "_compile_metrics", None)
         self._said: set[str] = set()
         self._x, self._y, _ = keras.utils.unpack_x_y_sample_weight(data)
         rows = len(keras.tree.flatten(self._x)[0])
@@ -56,7 +65,7 @@ class Probe:
             ModelError: a metric keeps something else than sums, or a loss is a sum over rows; if
                 all is to be exact, also a loss or metric that is no mean over rows.
         """
-        given = getattr(self._metrics, "metrics", ())
+        given = () if self._metrics is None else self._metrics.metrics
         metrics = [m for m in given if self._exact or _is_own_metric(m)]
         losses = [] if self._alone else self._losses()
         if self._share == 0.0 or not (metrics or losses or self._model.losses):
@@ -72,32 +81,34 @@ class Probe:
                 for whole in (outputs[-1], displaced[-1]):
                     self._check_metrics(metrics, whole)
 
-    def _losses(self) -> list[Any]:
+    def _losses(self) -> list[OutputLoss]:
         compiled = getattr(self._model, "_compile_loss", None)
         flat = getattr(compiled, "_flat_losses", None) or ()
         return [loss for loss in flat if self._exact or _is_own_loss(loss.loss)]
 
-    def _call(self, part: slice) -> tuple[Any, list[float]]:
+    def _call(self, part: slice) -> tuple[Nest, list[float]]:
         outputs = self._model(_rows(self._x, part), training=False)
         return outputs, [float(np.mean(loss)) for loss in self._model.losses]
 
-    def _displaced(self, outputs: Sequence[Any]) -> list[Any]:
-        """Return the outputs of the parts with each row's at the place of the row after it."""
+    def _displaced(self, outputs: Sequence[Nest]) -> list[Nest]:
+        """Return the outputs of the parts with each row's where the row after it was."""
         whole = keras.tree.map_structure(
             lambda value: keras.ops.roll(value, 1, axis=0), outputs[-1]
         )
         return [_rows(whole, part) for part in self._parts]
 
-    def _check_metrics(self, own: Sequence[Any], outputs: Any) -> None:
-        def state_after(*parts: slice) -> tuple[list[list[np.ndarray]], list[Any]]:
-            self._metrics.reset_state()
+    def _check_metrics(self, own: Sequence[Metric], outputs: Nest) -> None:
+        compiled = self._metrics
+        if compiled is None or not own:
+            return
+
+        def state_after(*parts: slice) -> tuple[list[State], list[Nest]]:
+            compiled.reset_state()
             for part in parts:
-                self._metrics.update_state(_rows(self._y, part), _rows(outputs, part))
+                compiled.update_state(_rows(self._y, part), _rows(outputs, part))
             states = [[np.array(v) for v in metric.variables] for metric in own]
             return states, [keras.tree.map_structure(np.array, m.result()) for m in own]
 
-        if not own:
-            return
         half, even = self._even // 2, self._even
         first, second = slice(0, half), slice(half, even)
         (one, _), (other, _) = state_after(first), state_after(second)
@@ -109,7 +120,13 @@ class Probe:
             if not all(_close(a, b) for a, b in pairs):
                 self._say(f"metric {metric.name!r} of model {self._model.name!r}", "told")
 
-    def _check_sums(self, own: Sequence[Any], first: Any, second: Any, both: Any) -> None:
+    def _check_sums(
+        self,
+        own: Sequence[Metric],
+        first: Sequence[State],
+        second: Sequence[State],
+        both: Sequence[State],
+    ) -> None:
         advice = "Keep sums, or ask for other metrics by name, metrics=[…]"
         if not self._exact:
             advice = (
@@ -125,13 +142,12 @@ class Probe:
                         f"(a maximum or a running value, say). {advice}"
                     )
 
-    def _check_losses(self, own: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def _check_losses(self, own: Sequence[OutputLoss], outputs: Sequence[Nest]) -> None:
         for loss in own:
             values = []
             for part, given in zip(self._parts, outputs, strict=True):
                 y_true, y_pred = _rows(self._y, part), given
-                for key in loss.path:
-                    y_true, y_pred = y_true[key], y_pred[key]
+                y_true, y_pred = pick(y_true, loss.path), pick(y_pred, loss.path)
                 if getattr(y_pred, "_keras_mask", None) is not None:
                     return  # a mean over what is not masked, whose denominator is exchanged
                 values.append(float(np.sum(loss.loss(y_true, y_pred))))
@@ -171,17 +187,17 @@ class Probe:
             notify(text, warn=True)
 
 
-def _is_own(thing: Any, method: str) -> bool:
+def _is_own(thing: object, method: str) -> bool:
     """Tell whether ``method`` of a Keras object is written by the user."""
     module = getattr(getattr(type(thing), method), "__module__", "")
     return not str(module).startswith("keras.")
 
 
-def _have_rows(values: Any, rows: int) -> bool:
+def _have_rows(values: Nest, rows: int) -> bool:
     return all(np.shape(value)[:1] == (rows,) for value in keras.tree.flatten(values))
 
 
-def _is_own_function(function: Any) -> bool:
+def _is_own_function(function: object) -> bool:
     return not str(getattr(function, "__module__", "")).startswith("keras.")
 
 
@@ -190,14 +206,14 @@ def _is_own_metric(metric: keras.metrics.Metric) -> bool:
     return _is_own(metric, "update_state") or (function is not None and _is_own_function(function))
 
 
-def _is_own_loss(loss: Any) -> bool:
+def _is_own_loss(loss: Loss) -> bool:
     function = getattr(loss, "fn", None)
     return _is_own(loss, "call") if function is None else _is_own_function(function)
 
 
-def _rows(values: Any, part: slice) -> Any:
+def _rows(values: Nest, part: slice) -> Nest:
     return keras.tree.map_structure(lambda value: value[part], values)
 
 
-def _close(value: Any, other: Any) -> bool:
+def _close(value: ArrayLike, other: ArrayLike) -> bool:
     return bool(np.allclose(value, other, rtol=_RTOL, atol=_ATOL, equal_nan=True))

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ...errors import ModelError
 from ...storage.arrays import dump_arrays, load_arrays
 from .outputs import call_model, fixed_batch, output_leaves, repeat_rows, unchanged
+from .protocols import Nest
 
 # How far other hardware may be off, relative to the largest value.
 _ELSEWHERE = 0.02
 
 
-def try_out(model: keras.Model, example: Any) -> tuple[Any, Any]:
+def try_out(model: keras.Model, example: Nest) -> tuple[Nest, Nest]:
     """Return inputs that tell models apart, and what the model gives for them.
 
     Args:
@@ -50,7 +52,7 @@ def check_close(value: np.ndarray, other: np.ndarray) -> None:
         )
 
 
-def take_sample(model: keras.Model, example: Any) -> memoryview | None:
+def take_sample(model: keras.Model, example: Nest) -> memoryview | None:
     """Return inputs and outputs as the bytes of a file.
 
     ``None`` where they tell nothing: strings, and models that give something else each time.
@@ -71,7 +73,7 @@ def take_sample(model: keras.Model, example: Any) -> memoryview | None:
     return dump_arrays(arrays)
 
 
-def check_sample(model: keras.Model, example: Any, sample: bytes) -> None:
+def check_sample(model: keras.Model, example: Nest, sample: bytes) -> None:
     """Check that ``model`` gives what the trained one gave.
 
     Args:
@@ -96,7 +98,7 @@ def check_sample(model: keras.Model, example: Any, sample: bytes) -> None:
             )
 
 
-def _named(kind: str, values: list[Any]) -> dict[str, np.ndarray]:
+def _named(kind: str, values: Sequence[ArrayLike]) -> dict[str, np.ndarray]:
     return {f"{kind}/{number:05d}": np.array(value) for number, value in enumerate(values)}
 
 

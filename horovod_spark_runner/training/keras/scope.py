@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import tensorflow as tf
+
+from .protocols import Method
 
 _CONDITIONAL_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
 
@@ -21,7 +22,7 @@ class Scope:
     def __init__(self) -> None:
         self.nested = False
         self._number = 0
-        self.graph: Any = None
+        self.graph: tf.Graph | None = None
 
     def enter(self) -> None:
         """Begin a step."""
@@ -45,7 +46,7 @@ class Scope:
         return f"{kind}.{self._number}"
 
 
-def current_graph() -> Any | None:
+def current_graph() -> tf.Graph | None:
     """Return the graph that is being traced; ``None`` while TensorFlow runs eagerly."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
@@ -74,7 +75,7 @@ def classes_with(base: type, method: str) -> list[type]:
 
 
 @contextlib.contextmanager
-def replaced(owner: type, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+def replaced(owner: type, name: str, wrap: Callable[[Method], Method]) -> Iterator[None]:
     """Replace method ``name`` of a class by ``wrap(method)`` for a while."""
     original = vars(owner)[name]
     setattr(owner, name, wrap(original))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import json
 import os
@@ -10,9 +9,9 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import InvalidInputError, ModelError
+from ...errors import InvalidInputError, ModelError, brief
 from ...storage.filesystem import Location
-from ..spec import ModelSource, check_objects
+from ..spec import ModelSource, check_model_fn, check_objects
 
 
 def model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) -> ModelSource:
@@ -38,24 +37,10 @@ def model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) ->
     if not callable(model):
         raise ModelError(
             "model_fn must be a function that returns a compiled keras.Model, or the path of a "
-            f".keras or .json file, got {model!r}"
+            f".keras or .json file, got {brief(model)}"
         )
-    _check_signature(model)
+    check_model_fn(model)
     return ModelSource(function=model, custom_objects=custom_objects)
-
-
-def _check_signature(function: Any) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some functions written in C do not tell
-        return
-    try:
-        signature.bind()
-    except TypeError as error:
-        raise ModelError(
-            f"model_fn is called without arguments, but takes {signature}: {error}; give them "
-            "defaults, or functools.partial(model_fn, …)"
-        ) from error
 
 
 def check_given_callbacks(given: Any) -> None:
@@ -69,12 +54,12 @@ def check_given_callbacks(given: Any) -> None:
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise InvalidInputError(
             "callbacks must be a list of keras.callbacks.Callback, or a function that returns one, "
-            f"got {given!r}"
+            f"got {brief(given)}"
         )
     for callback in given:
         if not _is_of_keras(callback, "Callback"):
             raise InvalidInputError(
-                f"callbacks holds {callback!r}, which is no keras.callbacks.Callback"
+                f"callbacks holds {brief(callback)}, which is no keras.callbacks.Callback"
             )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from ...errors import ModelError
 from ..agreement import NOTHING
-from .exchange import GradientExchange
+from ..logs import Logs
+from .exchange import GradientExchange, StepResult
+from .protocols import Nest
+
+_Train = Callable[[Nest, tf.Tensor], StepResult]
 
 
 class Steps:
@@ -29,7 +32,7 @@ class Steps:
     """
 
     def __init__(
-        self, exchange: GradientExchange, data: Any, test_data: Any, *, eager: bool, own: bool
+        self, exchange: GradientExchange, data: Nest, test_data: Nest, *, eager: bool, own: bool
     ) -> None:
         self._exchange = exchange
         self._eager = eager
@@ -37,9 +40,9 @@ class Steps:
         self._kind = tf.nest.map_structure(_any_batch, data)
         self._test_kind = tf.nest.map_structure(_any_batch, test_data)
         self._nothing_asked = _control(NOTHING)
-        self._train: Callable[..., Any] = exchange.step
-        self._train_full: Callable[..., Any] | None = exchange.equal_step
-        self._test: Callable[..., Any] = exchange.test_step
+        self._train: _Train = exchange.step
+        self._train_full: _Train | None = exchange.equal_step
+        self._test: Callable[[Nest], Logs | None] = exchange.test_step
         self.trace()
 
     def trace(self) -> None:
@@ -74,12 +77,12 @@ class Steps:
                 "the whole step is compiled anyway"
             )
 
-    def train_full(self, data: Any, asked: Sequence[bool]) -> tuple[Any, Any]:
+    def train_full(self, data: Nest, asked: Sequence[bool]) -> StepResult:
         """Run a step where every rank has a full batch.
 
         Args:
             data: what ``train_step`` takes.
-            asked: what this rank asks of all, by place.
+            asked: what this rank asks of all; see `Agreement`.
 
         Returns:
             The step's logs, and how many ranks asked for each; ``None`` where ranks do not meet in
@@ -88,16 +91,14 @@ class Steps:
         control = _control(asked) if any(asked) else self._nothing_asked
         if self._train_full is None:
             return self.train(data, 1.0 / self._exchange.size, asked)
-        result: tuple[Any, Any] = self._train_full(data, control)
-        return result
+        return self._train_full(data, control)
 
-    def train(self, data: Any, fraction: float, asked: Sequence[bool]) -> tuple[Any, Any]:
+    def train(self, data: Nest, fraction: float, asked: Sequence[bool]) -> StepResult:
         """Run a step where this rank has ``fraction`` of the rows of all."""
         self._exchange.set_fraction(fraction)
-        result: tuple[Any, Any] = self._train(data, _control(asked))
-        return result
+        return self._train(data, _control(asked))
 
-    def test(self, data: Any, fraction: float) -> Any:
+    def test(self, data: Nest, fraction: float) -> Logs | None:
         """Run a test step where this rank has ``fraction`` of the rows of all."""
         self._exchange.set_fraction(fraction)
         return self._test(data)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +15,9 @@ from ...storage.arrays import Arrays
 ALIGNMENT = 64
 # Batches that wait for the step.
 PREFETCH_BATCHES = 8
+
+# A column, or several for a dictionary.
+Role = str | Sequence[str]
 
 
 def as_tensor(values: np.ndarray) -> tf.Tensor:
@@ -43,7 +45,7 @@ def as_tensors(arrays: Arrays) -> dict[str, tf.Tensor]:
 def blocks_to_dataset(
     blocks: Callable[[], Iterator[Arrays]],
     columns: Mapping[str, Column],
-    roles: tuple[Any, ...],
+    roles: Sequence[Role],
     batch_size: int,
 ) -> tf.data.Dataset:
     """Return a dataset of batches.
@@ -64,7 +66,9 @@ def blocks_to_dataset(
     return batches.map(functools.partial(_by_role, roles)).prefetch(PREFETCH_BATCHES)
 
 
-def _by_role(roles: tuple[Any, ...], batch: dict[str, tf.Tensor]) -> tuple[Any, ...]:
+def _by_role(
+    roles: Sequence[Role], batch: dict[str, tf.Tensor]
+) -> tuple[tf.Tensor | dict[str, tf.Tensor], ...]:
     return tuple(
         batch[role] if isinstance(role, str) else {name: batch[name] for name in role}
         for role in roles

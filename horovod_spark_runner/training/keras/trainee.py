@@ -13,7 +13,9 @@ from ...errors import ModelError
 from ...rundir.directory import RunDirectory
 from ..changes import ModelChanges
 from ..epochs import Step
+from ..logs import Logs
 from ..spec import TrainingSpec, WarmStart
+from ..state import Variable
 from ..sync.synchroniser import Synchroniser
 from ..trainee import Trainee
 from .architecture import describe_model
@@ -21,6 +23,7 @@ from .artifact import ModelInputs, save_model
 from .build import BuiltModel
 from .callbacks import Callbacks, check_callbacks, overrides
 from .changes import compare_models
+from .export import NameOutputs, Served, served_by
 from .generators import generators, separate_generators
 from .initial_weights import load_initial_weights
 from .metric_state import merge_of, metric_variables
@@ -28,6 +31,7 @@ from .metrics import epoch_logs
 from .model import finalize_layers
 from .optimizers import LearningRates, leaf_optimizers
 from .probe import Probe
+from .protocols import MetricVariable
 from .saved import SavedModel
 from .variables import KerasVariables
 
@@ -61,8 +65,12 @@ class KerasTrainee(Trainee):
         self.blank = self._batches.blank
         self.variables = KerasVariables(self.model, self._built.optimizers)
         generators()  # now, and not when a checkpoint is taken
+        if self._rank == 0 and spec.name_outputs is not None:
+            self._served(spec.name_outputs).trace()  # what it cannot be is told at once
 
-    def train_step(self, step: Step, asked: Sequence[Any], last: bool) -> tuple[Any, Any]:
+    def train_step(
+        self, step: Step, asked: Sequence[bool], last: bool
+    ) -> tuple[Logs | None, list[float] | None]:
         # Fewer rows than ranks: take part in the exchange with a row that counts for nothing.
         arrays = step.batch.arrays if step.batch.rows else self.blank
         data = self._batches.training_data(arrays)
@@ -71,9 +79,9 @@ class KerasTrainee(Trainee):
             logs, counts = self._steps.train_full(data, asked)
         else:
             logs, counts = self._steps.train(data, step.fraction, asked)
-        return logs, None if counts is None else counts.numpy()
+        return logs, None if counts is None else counts.numpy().tolist()
 
-    def test_step(self, step: Step, last: bool) -> Any:
+    def test_step(self, step: Step, last: bool) -> Logs | None:
         arrays = step.batch.arrays if step.batch.rows else self.blank
         self._exchange.want_logs(last)
         return self._steps.test(self._batches.data(arrays), step.fraction)
@@ -81,7 +89,7 @@ class KerasTrainee(Trainee):
     def reset_metrics(self) -> None:
         self.model.reset_metrics()
 
-    def results(self, kind: str, logs: Any, fraction: float) -> dict[str, Any]:
+    def results(self, kind: str, logs: Logs | None, fraction: float) -> dict[str, object]:
         return epoch_logs(self.model, logs, self._exchange.logged.get(kind, set()), fraction)
 
     def describe(self) -> dict[str, Any]:
@@ -93,9 +101,16 @@ class KerasTrainee(Trainee):
         return compare_models(then, now, in_epoch=in_epoch)
 
     def save(self, directory: RunDirectory) -> SavedModel:
-        return save_model(
-            directory, self.model, ModelInputs.of_training(self._spec), self._batches.example
-        )
+        # An earlier one, of other weights, must not be there beside this model.
+        directory.saved_model.delete_folder()
+        inputs = ModelInputs.of_training(self._spec)
+        saved = save_model(directory, self.model, inputs, self._batches.example)
+        if self._spec.name_outputs is not None:
+            self._served(self._spec.name_outputs).write(directory.saved_model)
+        return saved
+
+    def _served(self, name: NameOutputs) -> Served:
+        return served_by(self._spec, self.model, self._batches.example, name)
 
     @property
     def steps_per_execution(self) -> int:
@@ -133,10 +148,10 @@ class KerasTrainee(Trainee):
     def separate(self, rank: int) -> None:
         separate_generators(rank)
 
-    def generators(self) -> dict[str, Any]:
+    def generators(self) -> dict[str, Variable]:
         return generators()
 
-    def metric_variables(self) -> list[Any]:
+    def metric_variables(self) -> list[MetricVariable]:
         return metric_variables(self.model)
 
     def metric_merges(self) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from ..state import TrainingVariables
+from ..state import TrainingVariables, Variable
 
 if TYPE_CHECKING:
     import keras
@@ -45,29 +45,29 @@ class KerasVariables(TrainingVariables):
         ids = {id(variable) for variable in self._model.weights}
         return [v for v in self._model.non_trainable_variables if id(v) not in ids]
 
-    def view(self, variable: Any) -> Any:
+    def view(self, variable: keras.Variable) -> tf.Tensor:
         return tf.convert_to_tensor(variable)
 
     def trained_by(self) -> list[list[int] | None]:
-        places = {id(variable): place for place, variable in enumerate(self.weights)}
+        indices = {id(variable): index for index, variable in enumerate(self.weights)}
         found: list[list[int] | None] = []
         for optimizer in self._optimizers:
             # Keras has no public name for what an optimizer was built for.
-            own = [places.get(id(v)) for v in getattr(optimizer, "_trainable_variables", ())]
-            known = [place for place in own if place is not None]
+            own = [indices.get(id(v)) for v in getattr(optimizer, "_trainable_variables", ())]
+            known = [index for index in own if index is not None]
             found.append(known if optimizer.built and known and len(known) == len(own) else None)
         return found
 
     def build_optimizers(self, trained: Sequence[Sequence[int] | None]) -> None:
         weights = self.weights
-        for optimizer, places in zip(self._optimizers, trained, strict=False):
-            if not optimizer.built and places and max(places) < len(weights):
-                optimizer.build([weights[place] for place in places])
+        for optimizer, indices in zip(self._optimizers, trained, strict=False):
+            if not optimizer.built and indices and max(indices) < len(weights):
+                optimizer.build([weights[index] for index in indices])
 
     def is_rate(self, variable: keras.Variable) -> bool:
         return str(getattr(variable, "name", "")) == "learning_rate"
 
-    def likely_cause(self, differing: Sequence[Any]) -> str:
+    def likely_cause(self, differing: Sequence[Variable]) -> str:
         if any(map(self.is_rate, differing)):
             return (
                 "The learning rate differs, so a callback set it from what only its own rank knows "

@@ -41,7 +41,7 @@ class Share(Protocol):
 class Compression(Protocol):
     """How tensors are made smaller for the way between ranks."""
 
-    def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
+    def compress(self, tensor: Tensor) -> tuple[Tensor, object]:
         """Return what is sent, and what `decompress` has to know."""
         ...
 

@@ -17,7 +17,7 @@ _SHOWN_COLUMNS, _SHOWN_LENGTH = 4, 40
 
 
 @dataclass(frozen=True)
-class Place:
+class Matches:
     """Where a condition holds in a DataFrame.
 
     Attributes:
@@ -38,7 +38,7 @@ class Place:
         return f"row {self.row}" + (f" ({values})" if values else "")
 
 
-def locate(frame: DataFrame, condition: SparkColumn) -> Place:
+def locate(frame: DataFrame, condition: SparkColumn) -> Matches:
     """Return in how many rows of ``frame`` ``condition`` holds, and the first of them."""
     from pyspark.sql import functions as F
 
@@ -69,7 +69,7 @@ def locate(frame: DataFrame, condition: SparkColumn) -> Place:
             row = before + (part["first"] & ((1 << 33) - 1))
             shown = dict(zip(names, list(part["shown"])[1:], strict=True))
         before += part["rows"]
-    return Place(before, sum(part["count"] for part in parts), row, shown)
+    return Matches(before, sum(part["count"] for part in parts), row, shown)
 
 
 def _shown_columns(frame: DataFrame) -> list[str]:

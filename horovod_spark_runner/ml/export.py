@@ -1,0 +1,85 @@
+"""A transformer's model written for programs that know neither Spark nor this package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import InvalidInputError, RunDirectoryError
+from ..settings.kinds import check_choice
+from ..settings.prediction import PredictionSettings
+from ..storage.filesystem import Location
+from ..training.engine import engine_named
+from ..training.keras.saved import GRAPH_FILE
+from .features import feature_names
+from .files import MODES
+from .naming import added_columns
+from .served import ServedModel
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What is to be written, and where.
+
+    Attributes:
+        target: the folder to write.
+        format: what to write.
+        mode: what becomes of an export that is there.
+        settings: how the transformer predicts: names of columns.
+
+    Raises:
+        InvalidInputError: that cannot be done.
+    """
+
+    target: Location
+    format: str
+    mode: str
+    settings: PredictionSettings
+
+    def __post_init__(self) -> None:
+        check_choice("mode", self.mode, MODES)
+        asked = [
+            name
+            for name in ("probability_col", "raw_prediction_col")
+            if getattr(self.settings, name) is not None
+        ]
+        if self.settings.output_form == "struct":
+            asked.append("output_form='struct'")
+        if asked:
+            raise InvalidInputError(
+                f"{' and '.join(asked)} ask for columns that Spark makes of the model's outputs, "
+                "which an export does not have; take the outputs as they are, from a copy of the "
+                "transformer with that cleared"
+            )
+
+
+def export_model(model: ServedModel, request: ExportRequest) -> None:
+    """Write the model; the framework is imported.
+
+    Raises:
+        InvalidInputError: the settings do not fit the model, or there is no such format.
+        ModelError: the format cannot hold the model.
+        RunDirectoryError: there is something at the place.
+        OSError: storage fails.
+    """
+    recipe = model.whole()
+    settings = request.settings
+    engine = engine_named(recipe.engine)
+    columns = feature_names(settings, recipe.inputs, recipe.columns)
+    engine.check_export(request.format, columns, tuple(recipe.transforms), recipe.columns)
+    outputs = added_columns([one.name for one in recipe.outputs], settings.prediction_col)
+    _check_free(request.target, request.mode)
+    engine.export(recipe, request.format, columns, outputs, request.target)
+
+
+def _check_free(target: Location, mode: str) -> None:
+    if not target.exists() or (target.is_folder and not target.list()):
+        return
+    if mode == "error":
+        raise RunDirectoryError(
+            f"{target} is there already; mode='overwrite' replaces an earlier export"
+        )
+    if not target.join(GRAPH_FILE).exists():
+        raise RunDirectoryError(
+            f"{target} holds something else than an export, which is not replaced; give another "
+            "path"
+        )

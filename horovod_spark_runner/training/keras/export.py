@@ -1,0 +1,185 @@
+"""A trained model as a SavedModel, whose inputs are the columns: it scores without this package."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...data.manifest import Column
+from ...errors import ModelError
+from ...storage.filesystem import Location
+from ..spec import OutputSpec, TrainingSpec
+from ..trained_model import Recipe
+from .binding import InputBinding
+from .decoding import decoded
+from .exported import DECODED, SERVING, check_exportable, publish
+from .graph import Graph
+from .keras_state import fresh_keras_state, keras_state, using_keras_state
+from .loading import make_model
+from .outputs import call_model, fixed_batch, output_specs, pick, unchanged
+
+NameOutputs = Callable[[Sequence[str]], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a SavedModel is made of.
+
+    Attributes:
+        model: the model, whose variables it holds.
+        bind: makes the model's inputs of columns.
+        columns: the feature columns, as the model was trained on them.
+        names: what they are called outside.
+        outputs: what the model gives.
+        added: what its outputs are called outside.
+        rows: how many it has to be called with; ``None`` for any number.
+        transformed: feature columns that were trained with a transform.
+        eager: whether the model is called without making a graph of it.
+
+    Raises:
+        ModelError: it cannot be made; the message says why.
+    """
+
+    model: keras.Model | Graph
+    bind: InputBinding
+    columns: Sequence[Column]
+    names: Sequence[str]
+    outputs: Sequence[OutputSpec]
+    added: Sequence[str]
+    rows: int | None = None
+    transformed: Sequence[str] = ()
+    eager: bool = False
+
+    def __post_init__(self) -> None:
+        check_exportable(self.names, self.transformed, self.columns)
+        if len(set(self.added)) < len(self.added):
+            raise ModelError(f"a SavedModel cannot give several outputs one name: {self.added}")
+        if self.eager:
+            raise ModelError(
+                "a SavedModel cannot hold this model: it is compiled with run_eagerly=True, so its "
+                "Python code runs for every batch, and a graph would keep one run of it"
+            )
+
+    @property
+    def inputs(self) -> list[Column]:
+        """The columns by their names outside."""
+        return [replace(c, name=n) for c, n in zip(self.columns, self.names, strict=True)]
+
+    def write(self, target: Location) -> None:
+        """Write it, in place of an earlier one.
+
+        Raises:
+            ModelError: TensorFlow cannot make a graph of the model.
+            OSError: storage fails.
+        """
+        archive = keras.export.ExportArchive()
+        archive.track(self.model.loaded if isinstance(self.model, Graph) else self.model)
+        for name, function in self.trace().items():
+            archive.add_endpoint(name, function)
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder, "saved_model")
+            try:
+                archive.write_out(place, verbose=False)
+            except (AssertionError, TypeError, ValueError, tf.errors.OpError) as error:
+                raise self._cannot(error) from error
+            publish(place, target, self.inputs)
+
+    def trace(self) -> dict[str, Any]:
+        """Return the functions of its signatures by name, traced.
+
+        Raises:
+            ModelError: TensorFlow cannot make a graph of the model.
+        """
+        encoded = any(column.encoding for column in self.columns)
+        kinds = [SERVING, DECODED] if encoded else [SERVING]
+        try:
+            return {kind: self._traced(decodes=kind == SERVING) for kind in kinds}
+        except Exception as error:  # the user's own call may fail in any way
+            raise self._cannot(error) from error
+
+    def _traced(self, *, decodes: bool) -> Any:
+        def serve(given: Mapping[str, Any]) -> dict[str, Any]:
+            values = {
+                column.name: decoded(one, given[name])
+                if column.encoding and decodes
+                else given[name]
+                for name, column, one in zip(self.names, self.columns, self.inputs, strict=True)
+            }
+            outputs = call_model(self.model, self.bind.of_tensors(values))
+            leaves = [_dense(pick(outputs, output.path)) for output in self.outputs]
+            return {name: tf.identity(leaf) for name, leaf in zip(self.added, leaves, strict=True)}
+
+        function = tf.function(serve, autograph=False)
+        function.get_concrete_function(
+            {column.name: self._kind(column, decodes=decodes) for column in self.inputs}
+        )
+        return function
+
+    def _kind(self, column: Column, *, decodes: bool) -> Any:
+        if column.encoding and decodes:
+            return tf.TensorSpec([self.rows], tf.string, column.name)
+        return tf.TensorSpec([self.rows, *column.shape], column.dtype, column.name)
+
+    def _cannot(self, error: BaseException) -> ModelError:
+        name = getattr(self.model, "name", "")
+        told = " ".join(str(error).split())[:500]
+        return ModelError(
+            f"a SavedModel cannot hold the model {name!r}: {type(error).__name__}: {told}"
+        )
+
+
+def export_recipe(
+    recipe: Recipe, columns: Sequence[str], outputs: Sequence[str], target: Location
+) -> None:
+    """Write the model of a recipe; see `Engine.export`."""
+    state = recipe.own.state
+    with using_keras_state(keras_state()), fresh_keras_state():
+        model, bind = make_model(recipe)
+        with using_keras_state(state):
+            served = Served(
+                model,
+                bind,
+                recipe.columns,
+                columns,
+                recipe.outputs,
+                outputs,
+                recipe.batch_size,
+                tuple(recipe.transforms),
+                eager=recipe.own.eager,
+            )
+            served.write(target)
+
+
+def served_by(spec: TrainingSpec, model: keras.Model, example: Any, name: NameOutputs) -> Served:
+    """Return what the SavedModel of a training is made of.
+
+    Args:
+        spec: the training.
+        model: its model.
+        example: one row of inputs.
+        name: names the outputs.
+    """
+    with unchanged(model):
+        outputs = output_specs(model, example)
+    names = spec.inputs.columns
+    return Served(
+        model,
+        InputBinding(model, spec.inputs, spec.train),
+        [spec.train.column(one) for one in names],
+        names,
+        outputs,
+        name([output.name for output in outputs]),
+        fixed_batch(model),
+        [one for one in names if one in spec.transforms],
+        eager=bool(model.run_eagerly),
+    )
+
+
+def _dense(value: Any) -> Any:
+    return tf.sparse.to_dense(value) if isinstance(value, tf.SparseTensor) else value

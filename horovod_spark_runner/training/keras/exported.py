@@ -1,0 +1,173 @@
+"""A SavedModel that this package has exported, in its place in storage. Loads no framework.
+
+::
+
+    PLACE/
+        saved_model.pb, variables/, assets/     as TensorFlow reads them
+        columns.json                            what its inputs hold; SHA-256 of the other files
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import keyword
+import re
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ...data.manifest import Column
+from ...errors import ModelError
+from ...storage.filesystem import Location
+from ...storage.sums import sealed, unsealed
+from .saved import GRAPH_FILE
+
+COLUMNS_FILE = "columns.json"
+FORMAT = 1
+# The signature that every exported SavedModel has, and that of values which are decoded already.
+SERVING, DECODED = "serving_default", "decoded"
+# Types that TensorFlow makes of raw bytes.
+_RAW_DTYPES = (
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "float16", "float32", "float64",
+)  # fmt: skip
+_ARGUMENT = re.compile("[A-Za-z][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What is known of an exported SavedModel besides what TensorFlow says.
+
+    Attributes:
+        columns: its inputs in their order, by the names in its signatures.
+        sums: SHA-256 of its files, by their paths in it.
+    """
+
+    columns: tuple[Column, ...]
+    sums: Mapping[str, str]
+
+
+def check_exportable(
+    names: Sequence[str], transformed: Collection[str], columns: Sequence[Column] = ()
+) -> None:
+    """Check that a graph can take columns, and do what is done to them before a model takes them.
+
+    Args:
+        names: what the feature columns are called in the signature.
+        transformed: feature columns that were trained with a transform.
+        columns: the feature columns, as far as they are known.
+
+    Raises:
+        ModelError: a column cannot be an input of a signature.
+    """
+    for name in transformed:
+        raise _refused(
+            name,
+            "the model was trained with a transform of it, which is a function of Python's; "
+            "transform the rows before, in a column of their own, or put it into the model's "
+            "layers",
+        )
+    for column in columns:
+        if column.encoding in ("npy", "npz"):
+            raise _refused(
+                column.name,
+                f"it holds NumPy's {column.encoding} files, which TensorFlow does not read; train "
+                "on arrays",
+            )
+        if column.encoding == "image" and column.dtype == "int8":
+            raise _refused(column.name, "int8 does not hold the values of images; train on uint8")
+        if column.encoding == "raw" and column.dtype not in _RAW_DTYPES:
+            raise _refused(
+                column.name,
+                f"TensorFlow makes no {column.dtype} of raw bytes; train on another type",
+            )
+    for name in names:
+        if not _ARGUMENT.fullmatch(name) or keyword.iskeyword(name) or name == "self":
+            raise _refused(
+                name,
+                "TensorFlow makes it the name of a Python argument, of ASCII letters, digits and "
+                "underscores after a letter, and no word of Python's. Call it otherwise, in the "
+                "rows that are trained on, or only there: TFTransformer.setFeatureCols([…]), then "
+                "export",
+            )
+
+
+def _refused(name: str, reason: str) -> ModelError:
+    return ModelError(f"a SavedModel cannot take feature column {name!r}: {reason}")
+
+
+def publish(folder: Path, target: Location, columns: Sequence[Column]) -> None:
+    """Put a SavedModel into its place, in place of an earlier one.
+
+    On local storage and HDFS a reader sees the old one or the new one; elsewhere
+    ``saved_model.pb``, which every reader looks for first, is written last.
+
+    Args:
+        folder: where TensorFlow has written it.
+        target: its place.
+        columns: its inputs in their order, by the names in its signatures.
+
+    Raises:
+        OSError: storage fails.
+    """
+    if not target.renames_whole:
+        main = target.join(GRAPH_FILE)
+        if main.exists():
+            main.delete_file()
+        written = _write(folder, target, columns)
+        for file in target.files():
+            if file.name not in written:
+                target.join(file.name).delete_file()
+        return
+    aside = target.parent.join(f".{target.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        _write(folder, aside, columns)
+        target.delete_folder()
+        aside.move_to(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.delete_folder()
+        raise
+
+
+def _write(folder: Path, target: Location, columns: Sequence[Column]) -> set[str]:
+    """Write all files, the graph's last; return their names."""
+    sums: dict[str, str] = {}
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in sorted(paths, key=lambda path: path.name == GRAPH_FILE):
+        name = path.relative_to(folder).as_posix()
+        if name == GRAPH_FILE:
+            sums[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+            facts = {"format": FORMAT, "sums": sums, "columns": [asdict(c) for c in columns]}
+            target.join(COLUMNS_FILE).write_unseen(sealed(json.dumps(facts)).encode())
+        place, digest = target.join(name), hashlib.sha256()
+        place.parent.make_folder()
+        Location(path).copy_to(place, digest.update)
+        sums[name] = digest.hexdigest()
+    return {*sums, COLUMNS_FILE}
+
+
+def read_exported(folder: Location) -> Exported | None:
+    """Return what is known of a SavedModel; ``None`` of one that others have written.
+
+    Raises:
+        ModelError: its ``columns.json`` is damaged, or of a newer format.
+    """
+    place = folder.join(COLUMNS_FILE)
+    try:
+        facts = unsealed(place.read_text())
+        if facts["format"] > FORMAT:
+            raise ModelError(
+                f"{folder} is of format {facts['format']}, this package reads format {FORMAT}: "
+                "update it"
+            )
+        columns = (Column(**{**one, "shape": tuple(one["shape"])}) for one in facts["columns"])
+        return Exported(tuple(columns), facts["sums"])
+    except FileNotFoundError:
+        return None
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"{place} cannot be read: {error!r}") from error
