@@ -46,10 +46,10 @@ def network(fitted: Fitted) -> Network:
     added = added_by(recipe.outputs, settings)
     for one in added:
         spark_type(one.spec)  # refuses what Spark has no type for
-    engine = engine_named(recipe.engine)
-    engine.check_export(SAVED_MODEL, recipe.columns, set(recipe.transforms))
     # Names of its own: the columns' may be none that TensorFlow takes.
     arguments = tuple(f"column{number}" for number in range(len(names)))
+    engine = engine_named(recipe.engine)
+    engine.check_export(SAVED_MODEL, arguments, tuple(recipe.transforms), recipe.columns)
     outputs = tuple(f"output{number}" for number in range(len(recipe.outputs)))
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "network")

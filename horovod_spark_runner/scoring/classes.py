@@ -65,8 +65,7 @@ def _of_two(value: np.ndarray, output: Output) -> np.ndarray:
         return np.stack([1.0 - value, value], axis=1)
     _check(~np.isnan(value), value, output)
     if output.holds == PROBABILITY:
-        with np.errstate(over="ignore"):
-            share = 1.0 / (1.0 + np.exp(-value))
+        share = 1.0 / (1.0 + np.exp(-value))
         return np.stack([1.0 - share, share], axis=1)
     return np.stack([-value, value], axis=1)
 

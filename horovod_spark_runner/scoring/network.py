@@ -130,8 +130,7 @@ def _argument(batch: Batch, name: str, dtype: str, shape: tuple[int, ...]) -> An
     if isinstance(column, Words):
         return np.array(column.data, object)
     data = column.dense() if isinstance(column, Vectors) else column.data
-    with np.errstate(over="ignore"):
-        return data.astype(dtype).reshape(len(data), *shape)
+    return data.astype(dtype).reshape(len(data), *shape)
 
 
 def _spread(column: Column, valid: np.ndarray) -> Column:

@@ -148,8 +148,9 @@ class Scorer:
             name: one.convert(given[name]) for name, one in self._inputs.items() if name in given
         }
         batch = Batch(taken, count)
-        for stage in self._stages[: max((self._last.get(n, 0) for n in wanted), default=0)]:
-            stage(batch)
+        with np.errstate(all="ignore"):  # infinities and NaN are as good as Spark's
+            for stage in self._stages[: max((self._last.get(n, 0) for n in wanted), default=0)]:
+                stage(batch)
         absent = [name for name in wanted if name not in batch.columns and name not in given]
         if absent:
             raise DataError(

@@ -292,8 +292,7 @@ class Interaction:
         for number in reversed(range(len(self.inputs))):
             values, there = self._encoded(batch, number)
             both = there[:, :, None] & active[:, None, :]
-            with np.errstate(invalid="ignore"):
-                times = np.where(both, values[:, :, None] * product[:, None, :], 0.0)
+            times = np.where(both, values[:, :, None] * product[:, None, :], 0.0)
             product, active = times.reshape(rows, -1), both.reshape(rows, -1)
         batch.columns[self.output] = Vectors(product.shape[1], product)
 

@@ -100,3 +100,11 @@ def test_flights_pipeline(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("runs/*/fit-*"))) == 8
     assert len(list(tmp_path.glob("runs/*"))) == 3
     assert (tmp_path / "late_flights" / "stages").is_dir()
+    # What it has saved leaves Spark.
+    output = run_example("export_flights.py", tmp_path, "--rows", "500")
+    ((scored, apart),) = re.findall(
+        r"^(\d+) flights scored without Spark; at most ([\d.]+) minutes apart$", output, re.M
+    )
+    assert int(scored) > 400
+    # Delays of up to hundreds of minutes, computed in float32.
+    assert float(apart) < 1e-3
