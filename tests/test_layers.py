@@ -190,6 +190,11 @@ def test_the_loop_knows_no_framework(name: str) -> None:
     [
         # By itself, the package is as good as nothing.
         ("h", [*FRAMEWORKS, "pyspark", "petastorm", "pyarrow"]),
+        # What scores without Spark is to run where there is little.
+        (
+            "import horovod_spark_runner.scoring",
+            [*FRAMEWORKS, "pyspark", "petastorm", "pyarrow", "pandas"],
+        ),
         # What a driver does with these, tests/mpi/test_driver.py looks at.
         (
             "h.run_training, h.HorovodRunner, h.HorovodEstimator, h.prepare_dataset",
