@@ -84,6 +84,8 @@ def _check_plain(fitted: Fitted, name: str, column: Column, depth: int) -> None:
             f"feature column {name!r} holds bytes to be decoded ({column.encoding}); "
             "TFTransformer.export writes a SavedModel that takes them"
         )
+    if column.is_text and column.shape:
+        raise fitted.refused(f"feature column {name!r} holds lists of strings")
     if depth > 1:
         raise fitted.refused(f"feature column {name!r} holds nested arrays; make them one array")
 

@@ -215,6 +215,11 @@ def regex_tokenizer(fitted: Fitted) -> Stage:
             f"Java and Python may read its pattern {pattern!r} differently; only classes such as "
             "\\s, \\W and [a-z], and plain characters, with + or *, are taken"
         )
+    if re.compile(pattern).fullmatch(""):
+        raise fitted.refused(
+            f"its pattern {pattern!r} matches the empty string, at which Java and Python split "
+            "differently; use + in place of *"
+        )
     return RegexTokenizer(
         fitted.input,
         fitted.output,

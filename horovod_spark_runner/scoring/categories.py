@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -91,9 +92,9 @@ class StringIndexer:
         return _looked_up(self._bits[key], _bits(data).tolist())
 
 
-def _looked_up(table: dict[Hashable, int] | dict[str, int], keys: Sequence[Hashable]) -> np.ndarray:
+def _looked_up(table: Mapping[Any, int], keys: Sequence[Any]) -> np.ndarray:
     find = table.get
-    return np.fromiter((find(key, -1) for key in keys), np.int64, len(keys))  # type: ignore[arg-type]
+    return np.fromiter((find(key, -1) for key in keys), np.int64, len(keys))
 
 
 def _bits(data: np.ndarray) -> np.ndarray:

@@ -189,7 +189,8 @@ class Normalizer:
     def _norms(self, data: np.ndarray) -> np.ndarray:
         sizes = np.abs(data)
         if self.p == math.inf:
-            return np.fmax.reduce(sizes, axis=1, initial=0.0)
+            largest: np.ndarray = np.fmax.reduce(sizes, axis=1, initial=0.0)
+            return largest
         # One after the other, as Spark adds; NumPy's sum adds in pairs.
         if self.p == 1:
             powers, root = sizes, 1.0

@@ -25,7 +25,9 @@ from horovod_spark_runner.storage.sums import sealed, unsealed
 
 pytestmark = pytest.mark.spark
 
-ROWS = [(n, ["x", "y", "z"][n % 3], n * 0.7 - 3.0, n % 4, [float(n), -1.0, 0.5]) for n in range(12)]
+ROWS: list[tuple[Any, ...]] = [
+    (n, ["x", "y", "z"][n % 3], n * 0.7 - 3.0, n % 4, [float(n), -1.0, 0.5]) for n in range(12)
+]
 ROWS += [(12, "new", 1.0, 2, [1.0, 2.0, 3.0]), (13, None, -1.0, 0, [0.0, 0.0, 0.0])]
 SCHEMA = "id int, text string, x double, n int, a array<float>"
 # A process that has neither Spark nor Java, and counts what it has of the package.
@@ -188,14 +190,15 @@ def test_pandas_and_arrow_come_back_as_they_were_given(
 def test_what_does_not_fit_is_refused_by_name(frame: Any, prepared: Any, tmp_path: Path) -> None:
     export_pipeline(prepared, tmp_path / "b", frame)
     scorer = load_pipeline(tmp_path / "b")
-    for row, told in [
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"text": 3, "x": 1.0}, "column 'text' is 3 in row 0"),
         ({"text": "x", "x": "1"}, "column 'x' is '1' in row 0.*must be a number"),
         ({"text": "x", "x": True}, "column 'x' is True"),
         ({"text": "x", "x": None}, "column 'x' is null.*VectorAssembler"),
         ({"text": "x", "x": float("nan")}, "column 'x' is nan"),
         ({"text": "x"}, "column 'x' is missing"),
-    ]:
+    ]
+    for row, told in wrong:
         with pytest.raises(DataError, match=told):
             scorer.score_row(row)
     with pytest.raises(DataError, match="equally long"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from horovod_spark_runner import DataError, ModelError, export_pipeline
 from horovod_spark_runner.scoring import Scorer, load_pipeline
 
 pytestmark = pytest.mark.spark
+
+Rows = Mapping[str, Sequence[Any]]
 
 NAN, INF = float("nan"), float("inf")
 NUMBERS = [0.0, -0.0, 1.0, -1.5, 2.5, 1e300, -1e-300, 0.1, INF, -INF, NAN, None]
@@ -64,7 +66,7 @@ class Compared:
         self.spark = spark
         self.place = place
 
-    def frame(self, columns: dict[str, Sequence[Any]], schema: str) -> Any:
+    def frame(self, columns: Rows, schema: str) -> Any:
         rows = [tuple(row) for row in zip(*columns.values(), strict=True)]
         return self.of_rows(rows, list(columns), schema)
 
@@ -112,10 +114,10 @@ class Compared:
     def check(
         self,
         stages: Sequence[Any],
-        columns: dict[str, Sequence[Any]],
+        columns: Rows,
         schema: str,
         outputs: Sequence[str],
-        fit: dict[str, Sequence[Any]] | None = None,
+        fit: Rows | None = None,
         tolerance: float = 0.0,
     ) -> Scorer:
         """Check that Spark and the scorer agree, on each row and on all that do not fail.
@@ -372,7 +374,7 @@ def test_words(compared: Compared) -> None:
         IDF(inputCol="many", outputCol="mi"),
     ]
     outputs = ["words", "r", "f", "z", "few", "many", "c", "i", "mi"]
-    fit = {"text": ["a b", "b c a", "x  y a", ""]}
+    fit: Rows = {"text": ["a b", "b c a", "x  y a", ""]}
     compared.check(stages, {"text": texts}, "string", outputs, fit)
     stages = [
         CountVectorizer(inputCol="words", outputCol="c", minTF=2.0),
@@ -472,6 +474,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(
         (SQLTransformer(statement="SELECT *, 1 AS one FROM __THIS__"), "SQLTransformer"),
         (DCT(inputCol="v", outputCol="d"), "DCT"),
         (RegexTokenizer(inputCol="t", outputCol="w", pattern="(?i)a++"), r"\(\?i\)a\+\+"),
+        (RegexTokenizer(inputCol="t", outputCol="w", pattern="a*"), "empty string"),
         (FeatureHasher(inputCols=["x"], outputCol="f", categoricalCols=["x"]), "'x' holds real"),
         (
             ElementwiseProduct(
