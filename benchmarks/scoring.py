@@ -20,7 +20,7 @@ import numpy as np
 from peers.session import make_session
 from report import GOAL_HEAD, goal, present, shown_command, table
 
-ROWS, TURNS = 10_000, 2000
+ROWS, TURNS, REPEATS = 100_000, 2000, 5
 NUMBERS = ["dep_delay", "distance", "hour", "month", "weekday"]
 CARRIERS = ["UA", "B6", "EV", "DL", "AA", "MQ", "US", "9E", "WN", "VX", "FL", "AS", "F9", "YV"]
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "in", "late", "sun"]
@@ -98,10 +98,12 @@ def measure(folder: Path, rows: dict[str, list[Any]]) -> tuple[list[list[str]], 
         given = {n: np.array(rows[n]) if n in NUMBERS else rows[n] for n in scorer.input_types}
         rate = "–"
         if name == "flights":
-            scorer.score(given, columns)
-            began = time.perf_counter()
-            scorer.score(given, columns)
-            rate = f"{ROWS / (time.perf_counter() - began):,.0f}"
+            times = []
+            for _ in range(REPEATS):
+                began = time.perf_counter()
+                scorer.score(given, columns)
+                times.append(time.perf_counter() - began)
+            rate = f"{ROWS / min(times):,.0f}"
         cells.append([what, f"{median:.3f}", f"{late:.3f}", rate])
     return cells, medians[0]
 
@@ -117,7 +119,8 @@ def main() -> None:
         cells, median = measure(Path(folder), rows)
     text = "\n\n".join(
         [
-            f"Dictionaries, one at a time, over {TURNS:,} of them; and columns of {ROWS:,} rows.",
+            f"Dictionaries, one at a time, over {TURNS:,} of them; columns of {ROWS:,} rows, best of "
+            f"{REPEATS}. A network on rows one at a time is called by TensorFlow for each.",
             table(["Pipeline", "p50, ms", "p99, ms", "Columns, rows/s"], cells),
             table(GOAL_HEAD, [goal("p50 of the preparation, ms", median, at_most=1.0)]),
         ]

@@ -216,7 +216,7 @@ def test_a_column_that_is_not_there_is_passed_over_as_by_spark(
 def test_one_hot_encoder(compared: Compared, handle: str, drop: bool) -> None:
     from pyspark.ml.feature import OneHotEncoder
 
-    places = {"x": [0.0, 1.0, 2.0, 3.0, -1.0, 1.5, NAN, None], "y": [0.0, 1.0] * 4}
+    places: Rows = {"x": [0.0, 1.0, 2.0, 3.0, -1.0, 1.5, NAN, None], "y": [0.0, 1.0] * 4}
     encoder = OneHotEncoder(
         inputCols=["x", "y"], outputCols=["xv", "yv"], handleInvalid=handle, dropLast=drop
     )
