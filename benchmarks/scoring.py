@@ -119,8 +119,7 @@ def main() -> None:
         cells, median = measure(Path(folder), rows)
     text = "\n\n".join(
         [
-            f"Dictionaries, one at a time, over {TURNS:,} of them; columns of {ROWS:,} rows, best of "
-            f"{REPEATS}. A network on rows one at a time is called by TensorFlow for each.",
+            f"{TURNS:,} dictionaries, one at a time; columns of {ROWS:,} rows, best of {REPEATS}.",
             table(["Pipeline", "p50, ms", "p99, ms", "Columns, rows/s"], cells),
             table(GOAL_HEAD, [goal("p50 of the preparation, ms", median, at_most=1.0)]),
         ]
