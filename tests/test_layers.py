@@ -50,6 +50,7 @@ ALLOWED = {
     "ml.estimator_files": LIGHT | {"pyspark"},
     "ml.params": LIGHT | {"pyspark"},
     "ml.persistence": LIGHT | {"pyspark"},
+    "ml.predictions": LIGHT | {"pyspark"},
     "ml.transformer": LIGHT | {"pyspark"},
     "storage.hdfs": LIGHT | {"hdfs_native"},
     "testing.injector": LIGHT | {"keras", "mpi4py"},

@@ -14,7 +14,7 @@ from ..ml.features import check_fits, feature_names
 from ..ml.inference import SPARK_DTYPES, is_scalar, spark_type
 from ..ml.outputs import added_by
 from ..ml.params import prediction_settings
-from ..ml.transformer import TFTransformer
+from ..ml.predictions import PredictionModel
 from ..scoring.network import Network
 from ..storage.filesystem import Location
 from ..training.engine import SAVED_MODEL, engine_named
@@ -27,7 +27,7 @@ def network(fitted: Fitted) -> Network:
     Raises:
         ModelError: a SavedModel cannot hold the network, or the scorer not what it takes.
     """
-    transformer: TFTransformer = fitted.stage
+    transformer: PredictionModel = fitted.stage
     settings = prediction_settings(transformer)
     if settings.output_form == "struct":
         raise fitted.refused("output_form='struct' makes a column of another kind than others")

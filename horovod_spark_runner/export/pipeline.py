@@ -85,13 +85,13 @@ def _flat(stage: Any) -> Iterator[Any]:
 
 def _read(stages: Iterable[Any], frame: DataFrame) -> Iterator[Stage]:
     """Yield the scorer's stages; networks, which take longest, after all others are known."""
-    from ..ml.transformer import TFTransformer
+    from ..ml.predictions import PredictionModel
 
     stages = list(stages)
-    _check_known([one for one in stages if not isinstance(one, TFTransformer)])
+    _check_known([one for one in stages if not isinstance(one, PredictionModel)])
     for stage in stages:
         fitted = Fitted(stage, frame, stage.transform(frame))
-        if isinstance(stage, TFTransformer):
+        if isinstance(stage, PredictionModel):
             from .network import network
 
             yield network(fitted)
