@@ -24,7 +24,7 @@ from ..storage.filesystem import Location
 from ..training.changes import check_same_data
 from ..training.entry import modules_for
 from ..training.spec import TrainingSpec
-from .attempts import Attempts
+from .attempts import Attempts, Follower
 from .request import CheckedRequest
 
 
@@ -42,13 +42,16 @@ def prepare_data(checked: CheckedRequest, own: Location) -> AbstractContextManag
 
 
 def train_request(
-    checked: CheckedRequest, prepare: Callable[[], AbstractContextManager[Prepared]] | None = None
+    checked: CheckedRequest,
+    prepare: Callable[[], AbstractContextManager[Prepared]] | None = None,
+    follower: Follower | None = None,
 ) -> TFTransformer:
     """Materialize the data, train on all ranks and return the transformer.
 
     Args:
         checked: what to train.
         prepare: prepares the data, where that is not for this request alone.
+        follower: follows the training, and may end it.
     """
     request, directory = checked.request, checked.directory
     began = time.monotonic()
@@ -83,6 +86,7 @@ def train_request(
             lock,
             launcher,
             found=checked.found,
+            follower=follower,
         )
         result = attempts.run(
             lambda checkpoint, token: _training_spec(checked, data, run_id, checkpoint, token),

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ...spark.session import classic_context, is_stopped
+from ...spark.session import classic_context, inheriting_thread, is_stopped
 from ..shared.outcome import RankOutcome
 from ..shared.slot_plan import SlotPlan
 from ..slot.barrier import OUTCOME_SCHEMA, OutcomeRow, SlotTask, decode_outcomes
@@ -74,15 +74,9 @@ class SparkJob:
             self._spark.interruptTag(self._tag)
 
     def _make_thread(self) -> threading.Thread:
-        context = classic_context(self._spark)
-        if context is None:
-            return threading.Thread(target=self._run_tagged, name=self._tag, daemon=True)
-        from pyspark import InheritableThread
-
-        # Takes the caller's Spark properties (pool, description, tags) along.
-        thread: threading.Thread = InheritableThread(target=self._run_grouped, name=self._tag)
-        thread.daemon = True
-        return thread
+        classic = classic_context(self._spark) is not None
+        run = self._run_grouped if classic else self._run_tagged
+        return inheriting_thread(self._spark, run, self._tag)
 
     def _run_grouped(self) -> None:
         description = f"Horovod on {self._plan.workers} ranks ({self._plan.run_id})"
