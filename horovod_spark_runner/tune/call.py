@@ -116,7 +116,7 @@ def tune(
     studies = study_module()
     space = check_space(space)
     check_names(space, training)
-    direction = _check_metric(metric, direction, training)
+    best_is = _check_metric(metric, direction, training)
     max_trials = check_count("max_trials", max_trials)
     check_choice("resume", resume, get_args(Resume))
     studies.check_sampler(sampler)
@@ -136,9 +136,9 @@ def tune(
     at_once = _at_once(parallel, checked, max_trials)
     wanted = {
         "metric": metric,
-        "direction": direction,
+        "direction": best_is,
         "space": describe_space(space),
-        "seed": seed,
+        "seed": requests.base.fit.seed,
         "settings": _lasting(checked.settings),
     }
     with RunLock(directory.lock):
@@ -147,7 +147,7 @@ def tune(
             begin_or_check(directory, {**wanted, "rows": data.train.fingerprint})
             directory.mend_journal()
             study = studies.Study(
-                directory, direction, sampler, made_pruner, seed=seed, side_by_side=at_once > 1
+                directory, best_is, sampler, made_pruner, seed=seed, side_by_side=at_once > 1
             )
             search = Search(
                 study=study,

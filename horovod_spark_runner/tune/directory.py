@@ -111,7 +111,7 @@ def check_same(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:
         before = begun.get(name)
         if before == value:
             continue
-        if isinstance(value, dict) and isinstance(before, dict):
+        while isinstance(value, dict) and isinstance(before, dict):
             name = next(one for one in {**value, **before} if value.get(one) != before.get(one))
             before, value = before.get(name), value.get(name)
         raise RunDirectoryError(

@@ -103,16 +103,17 @@ class Search:
         for number in range(parallel):
             work = partial(contextvars.copy_context().run, self._work)
             threads.append(inheriting_thread(spark, work, f"hsr-trials-{number}"))
-        for thread in threads:
-            thread.start()
         try:
+            for thread in threads:
+                thread.start()
             for thread in threads:
                 while thread.is_alive():
                     thread.join(0.1)
         except BaseException as error:  # Ctrl-C
             self._end_with(error)
             for thread in threads:
-                thread.join()
+                if thread.ident is not None:
+                    thread.join()
 
     def _end_with(self, error: BaseException) -> None:
         if self._error is None:
@@ -135,7 +136,7 @@ class Search:
         """Return the next trial and its parameters; ``None`` if there are enough."""
         while True:
             ended = sum(one.state.is_finished() for one in self._study.trials())
-            if ended + self._going_on >= self._max_trials:
+            if ended + self._going_on >= self._max_trials or self._study.exhausted:
                 return None
             asked = self._study.ask(self._choose)
             if asked is not None:
@@ -143,12 +144,11 @@ class Search:
                 return asked
 
     def _carry_out(self, trial: Trial, params: dict[str, Any]) -> None:
-        number = trial.number
-        follower = TrialFollower(
-            trial, self._metric, self._study.reported(number), self._ended, self._alone
-        )
-        finished = False
+        number, finished = trial.number, False
         try:
+            with self._alone:
+                reported = self._study.reported(number)
+            follower = TrialFollower(trial, self._metric, reported, self._ended, self._alone)
             self._train(trial, params, follower)
             finished = True
         finally:

@@ -15,8 +15,21 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 
+class Dimension:
+    """What one parameter is chosen from."""
+
+    @property
+    def bounds(self) -> tuple[Any, ...]:
+        """Values that are right if all are."""
+        raise NotImplementedError
+
+    def suggest(self, trial: Trial, name: str) -> Any:
+        """Return the value of this name in a trial."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Range:
+class Range(Dimension):
     """Numbers between two bounds, which belong to it; see `uniform`, `loguniform`, `integer`.
 
     Attributes:
@@ -33,18 +46,16 @@ class Range:
 
     @property
     def bounds(self) -> tuple[Any, ...]:
-        """Values that are right if all are."""
         return self.low, self.high
 
     def suggest(self, trial: Trial, name: str) -> Any:
-        """Return the value of this name in a trial."""
         if self.whole:
             return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
         return trial.suggest_float(name, self.low, self.high, log=self.log)
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Dimension):
     """One of several values; see `choice`.
 
     Attributes:
@@ -55,15 +66,12 @@ class Choice:
 
     @property
     def bounds(self) -> tuple[Any, ...]:
-        """Values that are right if all are."""
         return self.values
 
     def suggest(self, trial: Trial, name: str) -> Any:
-        """Return the value of this name in a trial."""
         return trial.suggest_categorical(name, self.values)
 
 
-Dimension = Range | Choice
 Space = Mapping[str, Dimension] | Callable[["Trial"], Mapping[str, Any]]
 
 
@@ -162,7 +170,7 @@ def check_space(space: Any) -> Space:
     """
     if isinstance(space, Mapping) and space:
         for name, one in space.items():
-            if not isinstance(name, str) or not isinstance(one, (Range, Choice)):
+            if not isinstance(name, str) or not isinstance(one, Dimension):
                 raise InvalidInputError(
                     f"space gives {name!r} {one!r}; it must go from names to uniform(…), "
                     "loguniform(…), integer(…) or choice(…) of horovod_spark_runner.tune"

@@ -161,7 +161,7 @@ class Study:
             self.prune(trial)
             return None
         except BaseException:
-            self._study.tell(trial, state=TrialState.FAIL)
+            self._tell(trial, state=TrialState.FAIL)
             raise
         return trial, params
 
@@ -187,18 +187,32 @@ class Study:
     def finish(self, trial: Trial, value: float) -> None:
         """Take note of the value of a finished trial; one that is no finite number fails it."""
         if math.isfinite(value):
-            self._study.tell(trial, value)
+            self._tell(trial, value)
         else:
             self.fail(trial, f"the metric of its last epoch is {value}")
 
     def prune(self, trial: Trial) -> None:
         """Take note that a trial was ended early."""
-        self._study.tell(trial, state=TrialState.PRUNED)
+        self._tell(trial, state=TrialState.PRUNED)
 
     def fail(self, trial: Trial, why: str) -> None:
         """Take note that a trial has failed."""
         trial.set_user_attr(ERROR, why)
-        self._study.tell(trial, state=TrialState.FAIL)
+        self._tell(trial, state=TrialState.FAIL)
+
+    def _tell(self, trial: Trial, value: float | None = None, **state: TrialState) -> None:
+        try:
+            self._study.tell(trial, value, **state)
+        except RuntimeError:
+            # A grid at its end wants to stop a loop of optuna's; the trial is told by then.
+            if not self.exhausted:
+                raise
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the sampler has nothing left to choose, as a grid may have."""
+        grid = self._sampler
+        return isinstance(grid, optuna.samplers.GridSampler) and grid.is_exhausted(self._study)
 
     def reported(self, number: int) -> dict[int, float]:
         """Return the values of a trial's epochs so far, by number from 1."""

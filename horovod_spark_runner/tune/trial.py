@@ -96,6 +96,7 @@ def value_of(metrics: Mapping[str, float], metric: str) -> float:
     """
     if metric not in metrics:
         raise InvalidInputError(
-            f"metric={metric!r} is no metric of the trials; they have {', '.join(sorted(metrics))}"
+            f"metric={metric!r} is no metric of the trials; they have "
+            f"{', '.join(sorted(metrics))}. Name one of these, and another study_dir"
         )
     return float(metrics[metric])

@@ -137,7 +137,9 @@ def trial_requests(
             "needs feature_cols, as the models of its trials may name their inputs differently"
         )
     fit = {one.name: given.pop(one.name) for one in fields(FitOptions) if one.name in given}
-    checked = {name: check_options(name, given.pop(name), cls) for name, cls in _OPTIONS.items()}
+    checked: dict[str, Any] = {
+        name: check_options(name, given.pop(name), cls) for name, cls in _OPTIONS.items()
+    }
     callbacks = given.pop("callbacks")
     base = TrainingRequest(
         frame=df,

@@ -18,7 +18,12 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from horovod_spark_runner import InvalidInputError, RunCancelledError, RunDirectoryError
+from horovod_spark_runner import (
+    InvalidInputError,
+    RunCancelledError,
+    RunDirectoryError,
+    RunFailedError,
+)
 from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.tune import TuneResult, choice, integer, loguniform, tune
 
@@ -27,9 +32,8 @@ from . import tune_cases
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
 SPACE = {"lr": loguniform(1e-3, 1e-1), "units": choice(2, 4), "batch_size": integer(8, 32)}
-search = partial(
-    tune, space=SPACE, validation="held_out", epochs=2, parallel=1, stream_logs=False, seed=5
-)
+any_search = partial(tune, validation="held_out", parallel=1, stream_logs=False, seed=5)
+search = partial(any_search, space=SPACE, epochs=2)
 build = tune_cases.build
 
 
@@ -40,7 +44,8 @@ def rows(spark: Any) -> Any:
 
 def chosen(result: TuneResult) -> pd.DataFrame:
     """Return what is the same for the same seed."""
-    return result.trials.drop(columns=["seconds", "run_dir"])
+    names = [name for name in result.trials if name not in ("seconds", "run_dir")]
+    return result.trials[names]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +75,7 @@ def test_the_best_model_is_the_one_that_was_trained(
     table = result.trials
     assert list(table["state"]) == ["finished"] * 4
     assert list(table["epochs"]) == [2] * 4
-    best = table.loc[table["value"].idxmin()]
+    best = table.sort_values("value").iloc[0]
     assert (result.best_trial, result.best_value) == (best["trial"], best["value"])
     assert result.best_params == {name: best[f"params.{name}"] for name in SPACE}
     held_out = result.best_transformer.transform(rows.filter("held_out"))
@@ -113,7 +118,7 @@ def test_show(whole: tuple[TuneResult, Path, Path], capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"space": {"lr": loguniform(1e-3, 1.0)}}, "a study with lr None|a study with lr 'Range"),
+        ({"space": {"lr": loguniform(1e-3, 1.0)}}, r"a study with lr 'Range\(low=0.001, high=0.1,"),
         ({"epochs": 3}, "a study with epochs 2, now it is 3"),
         ({"workers_per_trial": 2}, "a study with num_workers 1, now it is 2"),
         ({"resume": "never"}, "resume='never', but study_dir"),
@@ -187,7 +192,7 @@ class PruneSecond(optuna.pruners.BasePruner):
 
 def test_a_pruned_trial_frees_its_slots_at_once(rows: Any, tmp_path: Path) -> None:
     pruner = PruneSecond()
-    result = search(
+    result = any_search(
         rows,
         tune_cases.slow_when_long,
         space=lambda trial: {
@@ -236,7 +241,7 @@ def test_what_is_finished_is_kept_and_the_rest_goes_on(
     study = tmp_path / "s"
 
     def go(parallel: int) -> TuneResult:
-        return search(
+        return any_search(
             rows,
             tune_cases.slow_when_long,
             space=lambda trial: {
@@ -311,3 +316,43 @@ def test_a_metric_that_is_not_there_ends_the_search(rows: Any, tmp_path: Path) -
             study_dir=tmp_path / "s",
         )
     assert len(list((tmp_path / "s" / "trials").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"validation": None}, "metric='val_loss' is of validation rows, but there are none"),
+        ({"validation_freq": 2}, "each must be validated"),
+        ({"metric": "val_mae"}, "direction is not given: is the least"),
+        ({"direction": "least"}, "direction must be one of min, max, got 'least'"),
+        ({"num_workers": 2}, "tune has no argument 'num_workers'; besides its own"),
+        ({"model_fn": lambda: None}, "a trial's parameters, but takes"),
+        ({"model_fn": "model.keras"}, "must be a function that makes a compiled model"),
+        ({"max_trials": 0}, "max_trials must be a whole number of at least 1"),
+        ({"resume": "required"}, "holds no study"),
+        ({"study_dir": "s3://bucket/study"}, "needs a folder of a mounted file system"),
+        ({"epochs": 1, "pruner": "asha"}, "they have one: epochs=1"),
+        ({"feature_cols": ["colour"]}, "no column 'colour'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_searched_is_refused_at_once(
+    rows: Any, tmp_path: Path, changed: dict[str, Any], told: str
+) -> None:
+    asked = {"model_fn": build, "study_dir": tmp_path / "s", **changed}
+    with pytest.raises(InvalidInputError, match=told):
+        search(rows, **asked)
+    assert not (tmp_path / "s" / "trials").exists()
+
+
+def test_feature_columns_are_not_guessed(rows: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="a search needs feature_cols"):
+        search(rows.withColumnRenamed("features", "x"), build, study_dir=tmp_path / "s")
+
+
+def test_a_search_whose_trials_all_fail_says_why(rows: Any, tmp_path: Path) -> None:
+    def broken(params: dict[str, Any]) -> Any:
+        raise KeyError("no such layer")
+
+    with pytest.raises(RunFailedError, match=r"none of 2 trials has a value, 2 of them failed"):
+        search(rows, broken, parallel=2, max_trials=2, study_dir=tmp_path / "s")

@@ -73,7 +73,7 @@ def search_and_die(study: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return False
 
-    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false")
     rows = spark.getOrCreate().createDataFrame(ROWS, SCHEMA).repartition(2)
     search(rows, study, Kill())
 

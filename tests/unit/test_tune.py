@@ -76,6 +76,7 @@ def test_spaces_that_differ_are_told_apart() -> None:
 
 def open_study(folder: Path, **options: Any) -> tuple[StudyDirectory, Study]:
     directory = StudyDirectory(Location(folder))
+    directory.location.make_folder()
     begin_or_check(directory, {"metric": "loss", "direction": "min"})
     directory.mend_journal()
     return directory, Study(directory, "min", **options)
@@ -127,6 +128,17 @@ def test_a_trial_that_was_left_goes_on_under_its_number(tmp_path: Path) -> None:
     best = again.best()
     assert best is not None
     assert (best.number, len(again.trials())) == (1, 2)
+
+
+def test_a_grid_comes_to_its_end(tmp_path: Path) -> None:
+    grid = {"lr": [0.1, 0.2], "units": [8], "depth": [1]}
+    _, study = open_study(tmp_path, sampler=optuna.samplers.GridSampler(grid, seed=1))
+    drawn = draw(study, 1.0)
+    assert not study.exhausted
+    drawn += draw(study, 2.0)
+    assert study.exhausted
+    assert sorted(one["lr"] for one in drawn) == [0.1, 0.2]
+    assert [one.state.name for one in study.trials()] == ["COMPLETE", "COMPLETE"]
 
 
 def test_what_is_no_number_is_no_result(tmp_path: Path) -> None:
