@@ -91,7 +91,8 @@ def trial_table(lines: Sequence[TrialLine]) -> pd.DataFrame:
         rows.append({**plain, **{f"params.{name}": params.get(name) for name in names}})
     params_columns = [f"params.{name}" for name in names]
     order = ["trial", "state", "value", *params_columns, "epochs", "seconds", "error", "run_dir"]
-    return pd.DataFrame(rows, columns=order)
+    table: pd.DataFrame = pd.DataFrame(rows, columns=order)
+    return table
 
 
 @dataclass(frozen=True)

@@ -200,9 +200,11 @@ class Study:
         trial.set_user_attr(ERROR, why)
         self._tell(trial, state=TrialState.FAIL)
 
-    def _tell(self, trial: Trial, value: float | None = None, **state: TrialState) -> None:
+    def _tell(
+        self, trial: Trial, value: float | None = None, state: TrialState | None = None
+    ) -> None:
         try:
-            self._study.tell(trial, value, **state)
+            self._study.tell(trial, value, state=state)
         except RuntimeError:
             # A grid at its end wants to stop a loop of optuna's; the trial is told by then.
             if not self.exhausted:

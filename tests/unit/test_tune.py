@@ -131,7 +131,7 @@ def test_a_trial_that_was_left_goes_on_under_its_number(tmp_path: Path) -> None:
 
 
 def test_a_grid_comes_to_its_end(tmp_path: Path) -> None:
-    grid = {"lr": [0.1, 0.2], "units": [8], "depth": [1]}
+    grid: dict[str, list[Any]] = {"lr": [0.1, 0.2], "units": [8], "depth": [1]}
     _, study = open_study(tmp_path, sampler=optuna.samplers.GridSampler(grid, seed=1))
     drawn = draw(study, 1.0)
     assert not study.exhausted

@@ -98,6 +98,8 @@ def test_one_that_gives_up_waiting_holds_up_nobody() -> None:
 
     with pytest.raises(KeyboardInterrupt), runs.turns.turn(claim(4), give_up, lambda: None):
         pass
+    with pytest.raises(KeyboardInterrupt), runs.turns.turn(claim(4), lambda: None, give_up):
+        pass
     runs.start("second", claim(1))
     runs.until(lambda: "second" in runs.started)
     runs.end()
