@@ -85,8 +85,8 @@ def tune(
         sampler: what chooses parameters: ``"tpe"`` (default), ``"random"``, or a sampler of
             optuna's, which is used as it is, with its own seed.
         pruner: what ends trials early that do worse than others after as many epochs:
-            ``"median"``, ``"asha"`` (successive halving), ``"hyperband"``, or a pruner of optuna's;
-            ``None`` (default) for none.
+            ``"median"`` (once five have finished), ``"asha"`` (successive halving),
+            ``"hyperband"``, or a pruner of optuna's; ``None`` (default) for none.
         seed: seed of the sampler and of the trainings (0). With ``parallel=1``, the same seed gives
             the same trials, also if the search was ended and goes on.
         study_dir: folder of the study, reached by the driver and all executors; not a URL. On a
