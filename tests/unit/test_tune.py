@@ -194,3 +194,27 @@ def test_show_tells_of_trials_that_have_not_finished(
     assert "trials  3: 1 finished, 1 failed, 1 interrupted\n" in shown
     assert "failed  trial 1: KeyError: no such layer\n" in shown + "\n"
     assert "interrupted  0.25" in shown
+
+
+@pytest.mark.parametrize("name", ["median", "asha", "hyperband"])
+def test_pruners_end_what_does_worse_than_others(tmp_path: Path, name: str) -> None:
+    epochs = 9
+    _, study = open_study(tmp_path, pruner=make_pruner(name, epochs), sampler="random")
+    pruned = []
+    for level in [3.0, 1.0, 4.0, 2.0, 5.0] * 4:
+        asked = study.ask(lambda trial: suggest(SPACE, trial))
+        assert asked is not None
+        trial = asked[0]
+        for epoch in range(1, epochs):
+            trial.report(level, epoch)
+            if trial.should_prune():
+                study.prune(trial)
+                pruned.append(level)
+                break
+        else:
+            study.finish(trial, level)
+    assert pruned
+    assert sum(pruned) / len(pruned) > 3.0
+    best = study.best()
+    assert best is not None
+    assert best.value == 1.0
