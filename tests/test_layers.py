@@ -37,6 +37,7 @@ FLOORS: list[set[str]] = [
     {"ml"},
     {"dataset", "run", "export"},
     {"api", "runner", "estimator"},
+    {"tune"},
     {"commands", "testing"},
 ]
 # Third-party packages each part may import at its top level; the rest at use.
@@ -89,6 +90,7 @@ ALLOWED = {
     "training.keras.tensors": LIGHT | {"tensorflow"},
     "training.keras.trainee": LIGHT | {"keras", "mpi4py"},
     "training.keras.variables": LIGHT | {"tensorflow"},
+    "tune.study": LIGHT | {"optuna"},
 }
 
 

@@ -84,6 +84,19 @@ def test_the_demo_once_all_is_set_up(tmp_path: Path) -> None:
     assert sum(digit == predicted for digit, predicted, _ in predictions) >= 6
 
 
+def test_tune_digits(tmp_path: Path) -> None:
+    arguments = ("--trials", "3", "--epochs", "2", "--study-dir", "study")
+    output = run_example("tune_digits.py", tmp_path, *arguments)
+    ((best, _),) = re.findall(r"^Best: trial (\d), \{'rate': (.+)\}$", output, re.M)
+    rows = re.findall(r"^ +(\d) +(finished|pruned) +([\d.]+) ", output, re.M)
+    assert len(rows) == 3
+    finished = [(float(value), number) for number, state, value in rows if state == "finished"]
+    assert (max(finished)[0], best) in finished
+    assert float(re.findall(r"^Its accuracy on the test images: ([\d.]+)$", output, re.M)[0]) > 0.5
+    assert "3 trials in " in output
+    assert len(list((tmp_path / "study" / "trials").iterdir())) == 3
+
+
 def test_flights_pipeline(tmp_path: Path) -> None:
     arguments = ("--rows", "4000", "--epochs", "2", "--folds", "2")
     output = run_example("flights_pipeline.py", tmp_path, *arguments)

@@ -57,6 +57,13 @@ def test_the_snippets_on_pipelines_run_one_after_the_other(tmp_path: Path) -> No
 
 @pytest.mark.mpi
 @pytest.mark.spark
+def test_the_snippets_on_searching_run_one_after_the_other(tmp_path: Path) -> None:
+    run = run_snippets((ROOT / "docs" / "tune.md").read_text(), tmp_path)
+    assert run.stderr.count(": val_loss ") >= 4, "a line for each trial"
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
 def test_the_python_snippets_run_one_after_the_other(tmp_path: Path) -> None:
     # "The driver never loads TensorFlow."
     loaded = "import sys\nprint('loaded:', {'tensorflow', 'keras', 'horovod'} & sys.modules.keys())"

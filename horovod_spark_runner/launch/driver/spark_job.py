@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ...spark.session import classic_context, is_stopped
+from ...spark.session import classic_context, inheriting_thread, is_stopped
 from ..shared.outcome import RankOutcome
 from ..shared.slot_plan import SlotPlan
 from ..slot.barrier import OUTCOME_SCHEMA, OutcomeRow, SlotTask, decode_outcomes
@@ -74,21 +74,10 @@ class SparkJob:
             self._spark.interruptTag(self._tag)
 
     def _make_thread(self) -> threading.Thread:
-        """Return the job's thread, in which what the caller has set in its own holds, too.
-
-        The job keeps the caller's group and tags, by which others cancel it.
-        """
-        if classic_context(self._spark) is None:
-            tags = (*self._spark.getTags(), self._tag)
-            return threading.Thread(
-                target=self._run_tagged, args=(tags,), name=self._tag, daemon=True
-            )
-        from pyspark import InheritableThread
-
-        # Takes the caller's Spark properties (pool, group, tags) along.
-        thread: threading.Thread = InheritableThread(target=self._run_described, name=self._tag)
-        thread.daemon = True
-        return thread
+        """Return the job's thread; others may cancel the job by the caller's group and tags."""
+        classic = classic_context(self._spark) is not None
+        run = self._run_described if classic else self._run_tagged
+        return inheriting_thread(self._spark, run, self._tag)
 
     def _run_described(self) -> None:
         context = self._spark.sparkContext
@@ -97,9 +86,8 @@ class SparkJob:
         context.setJobDescription(f"Horovod on {self._plan.workers} ranks ({self._plan.run_id})")
         self._collect()
 
-    def _run_tagged(self, tags: Iterable[str]) -> None:
-        for tag in tags:
-            self._spark.addTag(tag)
+    def _run_tagged(self) -> None:
+        self._spark.addTag(self._tag)
         self._collect()
 
     def _collect(self) -> None:
