@@ -259,8 +259,9 @@ def test_what_is_finished_is_kept_and_the_rest_goes_on(
     def both() -> bool:
         trials = study / "trials"
         long = trials / "trial-00001" / "metrics.jsonl"
-        model = trials / "trial-00000" / "model" / "signature.json"
-        return model.exists() and long.exists() and len(long.read_text().splitlines()) >= 2
+        short = trials / "trial-00000" / "attempts.jsonl"
+        ended = short.exists() and '"ending": "finished"' in short.read_text()
+        return ended and long.exists() and len(long.read_text().splitlines()) >= 2
 
     if how == "interrupt":
         thread = when(both, lambda: signal.raise_signal(signal.SIGINT))
