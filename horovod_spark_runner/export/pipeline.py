@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import uuid
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from ..errors import InvalidInputError, ModelError, RunDirectoryError
 from ..scoring.bundle import MAIN_FILE, Bundle, bundle_files
 from ..scoring.categories import StringIndexer
 from ..scoring.inputs import ARRAY, VECTOR, Input
+from ..scoring.network import Network
 from ..scoring.stage import Stage
 from ..settings.kinds import check_choice
 from ..storage.filesystem import Location
@@ -123,7 +125,10 @@ def _inputs(stages: Iterable[Stage], frame: DataFrame) -> Iterator[Input]:
     """Yield the columns that the stages take from the DataFrame."""
     made: set[str] = set()
     needed: dict[str, bool] = {}
+    widths: dict[str, int] = {}
     for stage in stages:
+        if isinstance(stage, Network):
+            widths.update(zip(stage.inputs, map(math.prod, stage.shapes), strict=True))
         for name in inputs_of(stage):
             if name not in made:
                 needed[name] = needed.get(name, False) or not isinstance(stage, StringIndexer)
@@ -132,7 +137,9 @@ def _inputs(stages: Iterable[Stage], frame: DataFrame) -> Iterator[Input]:
         if field.name in needed:
             kind = kind_of(field)
             assert kind is not None  # each stage's reader has looked
-            size = vector_size(frame, field) if kind in (VECTOR, ARRAY) else 0
+            size = 0
+            if kind in (VECTOR, ARRAY):
+                size = widths.get(field.name) or vector_size(frame, field)
             yield Input(field.name, kind, size, needed[field.name])
 
 

@@ -160,6 +160,12 @@ class Scorer:
 
 
 def _count(given: Mapping[str, Any]) -> int:
+    for name, values in given.items():
+        if isinstance(values, str) or not hasattr(values, "__len__"):
+            raise DataError(
+                f"column {name!r} must be a sequence of values, got {values!r:.200}; one row is "
+                "scored by score_row"
+            )
     lengths = {len(values) for values in given.values()}
     if len(lengths) > 1:
         told = {name: len(values) for name, values in given.items()}

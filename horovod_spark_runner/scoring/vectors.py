@@ -83,13 +83,10 @@ class VectorSlicer:
         if vectors.starts is None:
             data = vectors.data[:, self.indices]
         else:
-            data = np.stack([row[self.indices] for row in _rows(vectors)])
+            # One row with its zeros at a time fits in memory.
+            rows = [vectors.value(row)[self.indices] for row in range(len(vectors))]
+            data = np.array(rows).reshape(len(rows), len(self.indices))
         batch.columns[self.output] = Vectors(len(self.indices), data)
-
-
-def _rows(vectors: Vectors) -> list[np.ndarray]:
-    """Return each row with its zeros; one at a time fits in memory."""
-    return [vectors.value(row) for row in range(len(vectors))]
 
 
 @dataclass(frozen=True)

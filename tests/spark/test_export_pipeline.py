@@ -112,6 +112,8 @@ def test_the_network_is_scored_as_spark_does_in_a_process_without_it(
     names = SCHEMA.split()[::2]
     rows = [dict(zip(names, row, strict=True)) for row in ROWS]
     (one,) = [row for row in rows if row["id"] == 5]
+    empty = scorer.score({name: [] for name in names})
+    assert empty["probability"].shape == (0, 3)
     alone = scorer.score_row(one)
     assert alone is not None
     np.testing.assert_allclose(alone["probability"], probabilities[5], rtol=0, atol=1e-6)
@@ -205,6 +207,8 @@ def test_what_does_not_fit_is_refused_by_name(frame: Any, prepared: Any, tmp_pat
         scorer.score({"text": ["x"], "x": [1.0, 2.0]})
     with pytest.raises(InvalidInputError, match="no column.*'prediction'"):
         scorer.score({"text": ["x"], "x": [1.0]}, ["prediction"])
+    with pytest.raises(DataError, match="one row is scored by score_row"):
+        scorer.score({"text": "x", "x": 1.0})
     with pytest.raises(InvalidInputError, match="takes a dictionary of columns"):
         scorer.score([1, 2])
 

@@ -155,6 +155,8 @@ class Compared:
         scored = scorer.score(whole, outputs)
         together = [list(map(plain, row)) for row in zip(*scored.values(), strict=True)]
         assert same(together, expected, tolerance)
+        none = scorer.score({name: [] for name in names}, outputs)
+        assert all(len(column) == 0 for column in none.values())
         return scorer
 
 
