@@ -118,9 +118,11 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
 
         Spark's tasks read and write the files themselves, so rows need not pass through the JVM.
         Other columns are stored as they were, folders such as ``day=1`` stay, and the destination
-        holds every row once, also if tasks were repeated. It appears when all is done, with
-        ``_SUCCESS``. Params hold as for ``transform``, but for those that make vectors, classes or
-        a struct of the outputs.
+        holds every row once, also if tasks were repeated. On local storage and HDFS a new folder
+        appears whole; in one that exists, and in object stores, files come at the end and
+        ``_SUCCESS`` last. A claim keeps other calls out meanwhile; that of a driver which was
+        killed is taken over, at once on its machine, elsewhere after a minute. Params hold as for
+        ``transform``, but for those that make vectors, classes or a struct of the outputs.
 
         Args:
             source: the folder, or one file; files whose names begin with ``_`` or ``.`` are left
@@ -134,11 +136,14 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
             The rows in the destination.
 
         Raises:
-            DataError: there are no files, or a column is missing, does not fit the model, or
-                cannot be written as it was; the message names the file.
-            InvalidInputError: the destination holds files, a Param asks for what files are not
-                given, or another argument cannot be right.
+            DataError: there are no files, a file changes or vanishes meanwhile, or a column is
+                missing, does not fit the model, or cannot be written as it was; the message names
+                the file.
+            InvalidInputError: the destination holds files, is being written by another call or
+                cannot be written, a Param asks for what files are not given, or another argument
+                cannot be right.
             ModelError: the model cannot be called.
+            RunCancelledError: the job was cancelled through Spark.
         """
         settings = prediction_settings(self)
         place, target = Location(source), Location(destination)
