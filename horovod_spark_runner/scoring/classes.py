@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +35,7 @@ class Output:
 
 def column_of_plain(values: np.ndarray, output: Output) -> Column:
     """Return an output as it is: a number per row, or all its numbers in one row of an array."""
-    rows = values.reshape(len(values), -1)
+    rows = values.reshape(len(values), math.prod(values.shape[1:]))
     if output.dtype == "string":
         texts = [[text.decode() for text in row] for row in rows.tolist()]
         return Words([row[0] for row in texts]) if output.scalar else Words(texts, lists=True)
@@ -49,7 +50,7 @@ def column_of_scores(values: np.ndarray, output: Output) -> Column:
     Raises:
         DataError: it is none of classes.
     """
-    rows = values.reshape(len(values), -1).astype(np.float64)
+    rows = values.reshape(len(values), math.prod(values.shape[1:])).astype(np.float64)
     if output.holds == VECTOR:
         return Vectors(rows.shape[1], rows)
     classes = _of_two(rows[:, 0], output) if output.scalar else _of_several(rows, values, output)

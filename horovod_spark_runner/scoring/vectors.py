@@ -291,7 +291,8 @@ class Interaction:
             values, there = self._encoded(batch, number)
             both = there[:, :, None] & active[:, None, :]
             times = np.where(both, values[:, :, None] * product[:, None, :], 0.0)
-            product, active = times.reshape(rows, -1), both.reshape(rows, -1)
+            shape = rows, times.shape[1] * times.shape[2]
+            product, active = times.reshape(shape), both.reshape(shape)
         batch.columns[self.output] = Vectors(product.shape[1], product)
 
     def _encoded(self, batch: Batch, number: int) -> tuple[np.ndarray, np.ndarray]:

@@ -104,8 +104,9 @@ def _save(
 ) -> SavedModel:
     state = keras_state()
     files = ModelWriter(directory)
-    weights = {f"{number:05d}": np.array(w.numpy()) for number, w in enumerate(model.weights)}
+    weights = {f"{number:05d}": np.asarray(w.numpy()) for number, w in enumerate(model.weights)}
     files.write(WEIGHTS_FILE, dump_arrays(weights))
+    del weights  # may be of gigabytes
     archive = _archive(model)
     if archive is not None:
         files.write(ARCHIVE_FILE, archive)
@@ -249,7 +250,12 @@ def _check_same(loaded: keras.Model, model: keras.Model, inputs: Any, expected: 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
     same_kind = one.shape == other.shape and one.dtype == other.dtype
-    return same_kind and one.tobytes() == other.tobytes()
+    return same_kind and _bytes_of(one) == _bytes_of(other)
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    """Return an array's bytes, without a copy where they lie side by side."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _first_line(error: BaseException) -> str:
