@@ -290,7 +290,8 @@ class KerasEvaluator:
             parts = after(slice(0, rows // 3), slice(rows // 3, rows))
         for name, value in once.items():
             # What is random shows nothing.
-            if close(value, again[name]) and not close(value, parts[name]):
+            first, second, third = (np.asarray(one) for one in (value, again[name], parts[name]))
+            if close(first, second) and not close(first, third):
                 raise ModelError(
                     f"the test_step of model {self._model.name!r} gives {name!r} as no mean over "
                     "rows: its value depends on which rows are in a batch together, so that it has "
