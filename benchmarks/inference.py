@@ -5,10 +5,10 @@ peer and ours have Python workers of their own each, so that none pays for or pr
 another has loaded:
 
 * the floor: an identity ``mapInArrow`` over all columns, which computes nothing;
-* ours: ``transform``, all columns and the prediction alone;
-* Spark's ``predict_batch_udf`` with a compiled function, with the better of two batch sizes, and
-  with ``model.predict``, as Spark's documentation shows it; all with Spark's columnar input to
-  UDFs switched off, as ``transform`` does by itself;
+* ours: ``transform``, with two batch sizes, and the prediction alone;
+* Spark's ``predict_batch_udf`` with a compiled function, with the same two batch sizes, and with
+  ``model.predict``, as Spark's documentation shows it; all with Spark's columnar input to UDFs
+  switched off, as ``transform`` does by itself;
 * the same with five other columns: string, timestamp, decimal, vector, map;
 * files to files: ``predict_files`` against Spark's read, ``transform`` and write, with all columns,
   and with a key beside the prediction;
@@ -36,8 +36,9 @@ from report import GOAL_HEAD, goal, output_of, present, shown_command, table
 
 REPEATS = 3
 BATCH = 1024
-# Rows per call that `predict_batch_udf` is tried with.
-PEER_BATCHES = (BATCH, 8192)
+# Rows per call that `transform` and `predict_batch_udf` are tried with.
+BATCHES = (BATCH, 8192)
+LARGER = f"`transform`, by {BATCHES[1]:,}"
 COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 OTHERS = (
     "cast(id as string) as text",
@@ -47,8 +48,8 @@ OTHERS = (
 )
 MLP, CNN = "mlp", "cnn"
 WIDTHS = {MLP: 64, CNN: 784}
-ROWS = {MLP: 400_000, CNN: 50_000}
-QUICK_ROWS = {MLP: 40_000, CNN: 4_000}
+ROWS = {MLP: 400_000, CNN: 100_000}
+QUICK_ROWS = {MLP: 40_000, CNN: 10_000}
 
 
 def network(name: str) -> Any:
@@ -171,6 +172,7 @@ def contenders(
     from horovod_spark_runner import TFTransformer
 
     ours = TFTransformer.from_run(run)
+    larger = TFTransformer.from_run(run, predict_batch_size=BATCHES[1])
     archive = f"{run}/model/model.keras"
     one, other = spark.read.parquet(plain), spark.read.parquet(mixed)
 
@@ -201,10 +203,9 @@ def contenders(
     return {
         "floor: identity `mapInArrow`": lambda: drain(one.mapInArrow(identity, one.schema)),
         "`transform`": lambda: drain(ours.transform(one)),
+        LARGER: lambda: drain(larger.transform(one)),
         "`transform`, prediction alone": lambda: drain(ours.transform(one).select("prediction")),
-        **{
-            f"`predict_batch_udf`, compiled, by {batch:,}": by_peer(batch) for batch in PEER_BATCHES
-        },
+        **{f"`predict_batch_udf`, compiled, by {batch:,}": by_peer(batch) for batch in BATCHES},
         "`predict_batch_udf`, `model.predict`": by_peer(BATCH, in_graph=False),
         "floor, five other columns": lambda: drain(other.mapInArrow(identity, other.schema)),
         "`transform`, five other columns": lambda: drain(ours.transform(other)),
@@ -249,7 +250,7 @@ def goals(name: str, rates: dict[str, float]) -> list[list[str]]:
     """Return the ratios that are to be reached. Pure."""
     floor, own = rates["floor: identity `mapInArrow`"], rates["`transform`"]
     memory = rates["in memory"]
-    compiled_peer = max(rates[f"`predict_batch_udf`, compiled, by {b:,}"] for b in PEER_BATCHES)
+    compiled_peer = max(rates[f"`predict_batch_udf`, compiled, by {b:,}"] for b in BATCHES)
     mixed, mixed_floor = (
         rates["`transform`, five other columns"],
         rates["floor, five other columns"],
@@ -272,7 +273,11 @@ def goals(name: str, rates: dict[str, float]) -> list[list[str]]:
         return [
             goal("`transform` / floor", own / floor, at_least=0.9),
             goal("the same, five other columns", mixed / mixed_floor, at_least=0.9),
-            goal("`transform` / `predict_batch_udf`, compiled", own / compiled_peer, at_least=2),
+            goal(
+                "`transform` / `predict_batch_udf`, compiled, the better size of each",
+                max(own, rates[LARGER]) / compiled_peer,
+                at_least=2,
+            ),
             *rows,
         ]
     both = 1 / (1 / floor + 1 / memory)

@@ -235,13 +235,16 @@ class Recorder:
                 self.dropped += lines
             case Failed():
                 self.failed = time.time()
-                self.look()
+                self.measure()
 
     def all_placed(self) -> None:
         self.placed = time.monotonic(), time.process_time()
-        self.look()
+        self.measure()
 
     def look(self) -> None:
+        pass
+
+    def measure(self) -> None:
         process = psutil.Process()
         self.last_cpu = time.process_time()
         self.memory = max(self.memory, process.memory_info().rss)

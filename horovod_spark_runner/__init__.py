@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .api import run_training
     from .dataset import Dataset, prepare_dataset
     from .estimator import HorovodEstimator
+    from .export.pipeline import export_pipeline
     from .launch.driver.launch import RunResult
     from .launch.worker.reporting import report_progress
     from .ml.transformer import TFTransformer
@@ -59,6 +60,7 @@ _LAZY = {
     "RestartOptions": ".settings.training",
     "RunResult": ".launch.driver.launch",
     "TFTransformer": ".ml.transformer",
+    "export_pipeline": ".export.pipeline",
     "prepare_dataset": ".dataset",
     "report_progress": ".launch.worker.reporting",
     "run_training": ".api",
@@ -94,6 +96,7 @@ __all__ = [
     "StalledError",
     "TFTransformer",
     "__version__",
+    "export_pipeline",
     "prepare_dataset",
     "report_progress",
     "run_training",

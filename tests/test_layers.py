@@ -23,7 +23,7 @@ FLOORS: list[set[str]] = [
     {"errors", "_version", "machine", "quiet"},
     {"settings", "serialize"},
     {"storage"},
-    {"spark", "rundir"},
+    {"spark", "rundir", "scoring"},
     {"data"},
     {"data.read"},
     {"data.prepare"},
@@ -35,8 +35,9 @@ FLOORS: list[set[str]] = [
     {"training"},
     {"training.keras"},
     {"ml"},
-    {"dataset", "run"},
+    {"dataset", "run", "export"},
     {"api", "runner", "estimator"},
+    {"tune"},
     {"commands", "testing"},
 ]
 # Third-party packages each part may import at its top level; the rest at use.
@@ -50,6 +51,7 @@ ALLOWED = {
     "ml.estimator_files": LIGHT | {"pyspark"},
     "ml.params": LIGHT | {"pyspark"},
     "ml.persistence": LIGHT | {"pyspark"},
+    "ml.predictions": LIGHT | {"pyspark"},
     "ml.transformer": LIGHT | {"pyspark"},
     "storage.hdfs": LIGHT | {"hdfs_native"},
     "testing.injector": LIGHT | {"keras", "mpi4py"},
@@ -88,6 +90,7 @@ ALLOWED = {
     "training.keras.tensors": LIGHT | {"tensorflow"},
     "training.keras.trainee": LIGHT | {"keras", "mpi4py"},
     "training.keras.variables": LIGHT | {"tensorflow"},
+    "tune.study": LIGHT | {"optuna"},
 }
 
 
@@ -190,6 +193,11 @@ def test_the_loop_knows_no_framework(name: str) -> None:
     [
         # By itself, the package is as good as nothing.
         ("h", [*FRAMEWORKS, "pyspark", "petastorm", "pyarrow"]),
+        # What scores without Spark is to run where there is little.
+        (
+            "import horovod_spark_runner.scoring",
+            [*FRAMEWORKS, "pyspark", "petastorm", "pyarrow", "pandas"],
+        ),
         # What a driver does with these, tests/mpi/test_driver.py looks at.
         (
             "h.run_training, h.HorovodRunner, h.HorovodEstimator, h.prepare_dataset",
@@ -238,6 +246,7 @@ def test_public_names() -> None:
         "StalledError",
         "TFTransformer",
         "__version__",
+        "export_pipeline",
         "prepare_dataset",
         "report_progress",
         "run_training",

@@ -120,6 +120,17 @@ def _register_runs(commands: Commands) -> None:
         parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _register_tune(commands: Commands) -> None:
+    text = "show what became of searches for the best parameters"
+    actions = commands.add_parser("tune", help=text, description=text).add_subparsers(
+        metavar="ACTION", required=True
+    )
+    showing = actions.add_parser("show", help="show the trials of one study, and the best")
+    showing.add_argument("study_dir", help="its directory")
+    showing.add_argument("--json", action="store_true", help="print JSON")
+    showing.set_defaults(run=".tune:show_command")
+
+
 def _register_parameters(commands: Commands) -> None:
     text = "print every argument and setting, what it can be, its default and what it does"
     parser = commands.add_parser("parameters", help=text, description=text)
@@ -134,6 +145,7 @@ REGISTERED: tuple[Callable[[Commands], None], ...] = (
     _register_pack,
     _register_runs,
     _register_data,
+    _register_tune,
     _register_parameters,
 )
 

@@ -27,6 +27,7 @@ from ..settings.training import (
     InitialWeights,
     RestartOptions,
 )
+from ..tune import tune
 
 # What `run_training` is given as objects, and what is inside of them.
 OPTIONS: tuple[type[Settings], ...] = (
@@ -72,6 +73,7 @@ def page() -> str:
         *(_section(cls.__name__, cls, map(_line, dataclasses.fields(cls))) for cls in OPTIONS),
         _section("HorovodRunner", HorovodRunner, _runner()),
         _section("HorovodEstimator", HorovodEstimator, _params(HorovodEstimator())),
+        _section("tune", tune, _arguments(tune)),
         _section("prepare_dataset", prepare_dataset, _arguments(prepare_dataset)),
         _section("TFTransformer.from_run", from_run, _arguments(from_run)),
     ]
@@ -97,7 +99,12 @@ def _arguments(function: Callable[..., Any]) -> Iterator[str]:
     own = {field.name: field for cls in tables for field in dataclasses.fields(cls)}
     texts = described_arguments(function.__doc__ or "")
     for name, parameter in inspect.signature(function).parameters.items():
-        yield _line(own[name]) if name in own else _entry(name, "", parameter.default, texts[name])
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            yield f"- and {_markdown(texts[name])}"
+        elif name in own:
+            yield _line(own[name])
+        else:
+            yield _entry(name, "", parameter.default, texts[name])
 
 
 def _runner() -> Iterator[str]:

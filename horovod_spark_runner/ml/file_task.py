@@ -6,6 +6,7 @@ computes. Nothing is decoded that is neither kept nor a feature.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +26,13 @@ from .inference import SKIP, Predictor
 
 # Bytes that are held at a time at each of the three stations: read, computed, written.
 CHUNK_BYTES = 32 * 1024 * 1024
+# In the staging folder: what a task has found wrong with the data, for the driver.
+FAILED = "_failed-"
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of a file: what one task scores.
+    """A part of a file: what is scored into one file.
 
     Attributes:
         file: the file, below the source.
@@ -50,43 +53,72 @@ class FileTask:
 
     Attributes:
         source: the folder to read.
-        staging: the folder to write into; every attempt of a task writes a file of its own.
         predictor: predicts.
         keep: columns to write again; ``None`` for all.
         added: the columns of predictions.
     """
 
     source: Location
-    staging: Location
     predictor: Predictor
     keep: tuple[str, ...] | None
     added: tuple[ScoredColumn, ...]
 
-    def over(self, units: Sequence[Unit]) -> Callable[[Iterator[Any]], Iterator[pa.RecordBatch]]:
-        """Return the body of a job: numbers of units in, what became of them, as JSON, out."""
+    def over(
+        self, units: Sequence[Unit], shares: Sequence[range], staging: Location
+    ) -> Callable[[Iterator[Any]], Iterator[pa.RecordBatch]]:
+        """Return the body of a job: numbers of shares in, what became of their units, as JSON, out.
+
+        Args:
+            units: all of them.
+            shares: the numbers of those that a task scores, for each task.
+            staging: see `score`.
+        """
 
         def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    name, rows = self.score(number, units[number])
-                    told = json.dumps([number, name, rows])
-                    yield pa.RecordBatch.from_pydict({"text": [told]})
+                for share in batch.column(0).to_pylist():
+                    for number in shares[share]:
+                        name, rows = self._told(number, units[number], staging)
+                        told = json.dumps([number, name, rows])
+                        yield pa.RecordBatch.from_pydict({"text": [told]})
 
         return score
 
-    def score(self, number: int, unit: Unit) -> tuple[str, int]:
-        """Return the name of the file that was written into the staging folder, and its rows."""
+    def _told(self, number: int, unit: Unit, staging: Location) -> tuple[str, int]:
+        """Score a unit; the driver can read what is wrong with the data, which Spark hides."""
+        try:
+            return self.score(number, unit, staging)
+        except DataError as error:
+            with contextlib.suppress(OSError):
+                staging.join(f"{FAILED}{number:06d}").write_text(str(error))
+            raise
+
+    def score(self, number: int, unit: Unit, staging: Location) -> tuple[str, int]:
+        """Score a unit into a file.
+
+        Args:
+            number: of the unit.
+            unit: what is scored.
+            staging: the folder to write into; every attempt writes a file of its own.
+
+        Returns:
+            The file's name in the staging folder, and its rows.
+
+        Raises:
+            DataError: rows are no features of the model, or the source has changed.
+        """
         name = f"{number:06d}-{uuid.uuid4().hex}.parquet"
-        aside, place = self.staging.join("_" + name), self.source.join(unit.file)
-        with place.open_input() as stream, ThreadPoolExecutor(2, "hsr-files") as pool:
+        aside, place = staging.join("_" + name), self.source.join(unit.file)
+        with opened(place) as stream, ThreadPoolExecutor(2, "hsr-files") as pool:
             file = pq.ParquetFile(
                 stream, coerce_int96_timestamp_unit="us", pre_buffer=not place.is_local
             )
+            _check_unchanged(file, unit, place)
             kept = kept_in(file.schema_arrow, self.keep)
             schema, options = writing(file, kept, self.added)
             with aside.open_output() as output, pq.ParquetWriter(output, schema, **options) as sink:
                 rows = self._score(file, unit, schema, sink, pool)
-        aside.move_to(self.staging.join(name))
+        aside.move_to(staging.join(name))
         return name, rows
 
     def _score(
@@ -136,6 +168,31 @@ class FileTask:
         return table.filter(pc.is_valid(predicted)) if skips else table
 
 
+def opened(place: Location) -> pa.NativeFile:
+    """Open a file of the source.
+
+    Raises:
+        DataError: it is gone.
+    """
+    try:
+        return place.open_input()
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{place} has vanished since predict_files listed the source; call it again when "
+            "nothing changes the source"
+        ) from error
+
+
+def _check_unchanged(file: pq.ParquetFile, unit: Unit, place: Location) -> None:
+    footer = file.metadata
+    there = [number for number in unit.groups if number < footer.num_row_groups]
+    if sum(footer.row_group(number).num_rows for number in there) != unit.rows:
+        raise DataError(
+            f"{place} has other rows than when predict_files began; call it again when nothing "
+            "changes the source"
+        )
+
+
 def kept_in(schema: pa.Schema, keep: Sequence[str] | None) -> list[str]:
     """Return which columns of a file are written again, in the file's order."""
     return [name for name in schema.names if keep is None or name in keep]
@@ -181,6 +238,8 @@ def _chunks(file: pq.ParquetFile, unit: Unit, columns: Sequence[str]) -> Iterato
     """Yield the rows of a unit, so many at a time as memory is to hold."""
     for number in unit.groups:
         group = file.metadata.row_group(number)
+        if not group.num_rows:
+            continue
         if group.total_byte_size <= CHUNK_BYTES:
             yield file.read_row_group(number, columns=columns, use_threads=False)
             continue

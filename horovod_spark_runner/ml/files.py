@@ -1,8 +1,8 @@
 """Parquet files scored into other Parquet files, without their rows passing through the JVM.
 
-Every attempt of a task writes a file of its own into a hidden folder in the destination. Spark
-tells of one attempt per task, also if tasks were repeated or speculated on: the driver moves those
-files to their places, and writes ``_SUCCESS`` last.
+Every attempt of a task writes files of its own into a hidden folder. Spark tells of one attempt per
+task, also if tasks were repeated or speculated on: the driver makes the destination of its files,
+see `horovod_spark_runner.ml.file_commit`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -24,14 +24,16 @@ from tqdm import tqdm
 
 from ..data.prepare.footers import parquet_files
 from ..data.prepare.schema import quote_all
-from ..errors import DataError, InvalidInputError
+from ..errors import DataError, InvalidInputError, RunCancelledError
 from ..settings.kinds import check_choice
 from ..settings.prediction import PredictionSettings
 from ..spark.session import classic_context, is_case_sensitive
+from ..spark.tagged_job import TaggedJob
 from ..storage.filesystem import FileStat, Location
 from .arrow_features import check_feature
+from .file_commit import THREADS, Commit, check_destination, committing
 from .file_schema import ScoredColumn, check_stored_alike, kept_columns
-from .file_task import FileTask, Unit, writing
+from .file_task import FileTask, Unit, opened, writing
 from .inference import Predictor, spark_type
 from .naming import added_columns, check_added
 
@@ -44,10 +46,8 @@ _UNIT_BYTES = (1024 * 1024, 128 * 1024 * 1024)
 # Tasks per slot, so that none is long alone at the end; slots where Spark does not tell.
 _TASKS_PER_SLOT = 3
 _SLOTS = 16
-# Threads that wait for storage on the driver.
-_THREADS = 16
-_STAGING = "_staging-"
-_SUCCESS = "_SUCCESS"
+# What opening, writing and moving a file costs, in bytes that are scored meanwhile.
+_FILE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -116,17 +116,42 @@ def predict_files(
         Rows in the destination.
 
     Raises:
-        DataError: there are no files, or columns that do not fit.
-        InvalidInputError: the destination is not empty, and is not to be overwritten.
+        DataError: there are no files, columns do not fit, or a file has changed meanwhile.
+        InvalidInputError: the destination cannot be written, is being written by another call, or
+            is not empty and not to be overwritten.
         ModelError: Spark has no type for an output.
+        RunCancelledError: the job was cancelled through Spark.
     """
     plan = plan_files(request, predictor, _slots(spark), by_case=is_case_sensitive(spark))
-    with plan.committing() as told, _showing(plan, stream):
-        # A partition for each unit, which has its number.
-        numbers = spark.range(0, len(plan.units), 1, len(plan.units))
-        rows = numbers.mapInArrow(plan.task.over(plan.units), "text string").collect()
-        told += [json.loads(row.text) for row in rows]
-    return sum(rows for _, _, rows in told)
+    with plan.committing() as commit, _showing(plan, commit, stream):
+        commit.told += _told(spark, plan, commit)
+    return sum(rows for _, _, rows in commit.told)
+
+
+def _told(spark: SparkSession, plan: FilesPlan, commit: Commit) -> list[tuple[int, str, int]]:
+    """Return what the tasks tell of their files."""
+
+    def collect() -> list[Any]:
+        count = len(plan.shares)
+        numbers = spark.range(0, count, 1, count)
+        body = plan.task.over(plan.units, plan.shares, commit.staging)
+        return list(numbers.mapInArrow(body, "text string").collect())
+
+    target = plan.request.destination
+    tag = f"horovod-files-{uuid.uuid4().hex[:12]}"
+    job = TaggedJob(spark, tag, f"Predictions of files into {target}", collect)
+    try:
+        rows = job.run() or []
+    except Exception as error:
+        if job.cancelled_elsewhere:
+            raise RunCancelledError(
+                f"the Spark job that writes {target} was cancelled; the destination is as it was"
+            ) from error
+        failure = commit.failure()
+        if failure is not None:
+            raise DataError(failure) from error
+        raise
+    return [(number, name, count) for number, name, count in (json.loads(row.text) for row in rows)]
 
 
 @dataclass(frozen=True)
@@ -136,27 +161,19 @@ class FilesPlan:
     Attributes:
         request: what was asked for.
         task: the body of the tasks.
-        units: what each of them scores.
+        units: what is scored into a file each.
+        shares: the numbers of the units that one task scores, for each task.
     """
 
     request: FilesRequest
     task: FileTask
     units: tuple[Unit, ...]
+    shares: tuple[range, ...]
 
-    @contextmanager
-    def committing(self) -> Iterator[list[tuple[int, str, int]]]:
-        """Make room for what tasks write; at the end put what they told of in its places.
-
-        They have told of the number of each unit, the name of its file and the rows in it.
-        """
-        self.task.staging.make_folder()
-        try:
-            told: list[tuple[int, str, int]] = []
-            yield told
-            written = {number: name for number, name, _ in told}
-            _commit(self.request, self.task.staging, written, self.units)
-        finally:
-            self.task.staging.delete_folder()
+    def committing(self) -> AbstractContextManager[Commit]:
+        """Make room for what tasks write; at the end put what they told of in its places."""
+        targets = [unit.target for unit in self.units]
+        return committing(self.request.destination, self.request.mode, targets)
 
 
 def plan_files(
@@ -173,11 +190,7 @@ def plan_files(
     Raises:
         DataError, InvalidInputError, ModelError: see `predict_files`.
     """
-    if request.mode == "error" and _placed_in(request.destination):
-        raise InvalidInputError(
-            f"the destination {request.destination} is not empty; name another folder, or "
-            "mode='overwrite' to replace what is there"
-        )
+    check_destination(request.destination, request.mode)
     folder, found = parquet_files(request.source)
     if not found:
         raise DataError(f"{request.source} holds no Parquet files")
@@ -186,18 +199,21 @@ def plan_files(
     types = [spark_type(output) for output in predictor.outputs]
     added = tuple(ScoredColumn(*pair) for pair in zip(names, types, strict=True))
     keep = None if request.columns is None else tuple(request.columns)
-    staging = request.destination.join(_STAGING + uuid.uuid4().hex[:12])
-    task = FileTask(folder, staging, predictor, keep, added)
-    with ThreadPoolExecutor(_THREADS, "hsr-footers") as pool:
+    task = FileTask(folder, predictor, keep, added)
+    with ThreadPoolExecutor(THREADS, "hsr-footers") as pool:
         footers = list(pool.map(lambda stat: _checked(stat, task, by_case), found))
-    return FilesPlan(request, task, tuple(_units(found, footers, slots)))
+    low, high = _UNIT_BYTES
+    whole = sum(sum(_sizes(footer)) + _FILE_BYTES for footer in footers)
+    limit = min(max(whole // (slots * _TASKS_PER_SLOT), low), high)
+    units, costs = _units(found, footers, limit)
+    return FilesPlan(request, task, tuple(units), tuple(_shares(costs, limit)))
 
 
 def _checked(stat: FileStat, task: FileTask, by_case: bool) -> pq.FileMetaData:
     """Return a file's footer, all columns being such as can be scored and written again."""
     place = task.source.join(stat.name)
     folders = [name for name, _ in _partition(stat.name)]
-    with place.open_input() as stream:
+    with opened(place) as stream:
         try:
             file = pq.ParquetFile(stream, coerce_int96_timestamp_unit="us")
         except pa.ArrowInvalid as error:
@@ -228,16 +244,19 @@ def _partition(name: str) -> Iterator[tuple[str, str]]:
             yield unquote(key), unquote(value)
 
 
-def _units(found: Sequence[FileStat], footers: Sequence[pq.FileMetaData], slots: int) -> list[Unit]:
-    """Return the parts that are scored by a task each, in the order of the files. Pure."""
-    sizes = [
-        [footer.row_group(i).total_byte_size for i in range(footer.num_row_groups)]
-        for footer in footers
-    ]
-    low, high = _UNIT_BYTES
-    limit = min(max(sum(map(sum, sizes)) // (slots * _TASKS_PER_SLOT), low), high)
-    units = []
-    for stat, footer, groups in zip(found, footers, sizes, strict=True):
+def _units(
+    found: Sequence[FileStat], footers: Sequence[pq.FileMetaData], limit: int
+) -> tuple[list[Unit], list[int]]:
+    """Return what is scored into a file each, in the order of the files, and its cost. Pure.
+
+    Args:
+        found: the files.
+        footers: theirs.
+        limit: of bytes in memory, for a unit of several row groups.
+    """
+    units, costs = [], []
+    for stat, footer in zip(found, footers, strict=True):
+        groups = _sizes(footer)
         parts: list[list[int]] = [[]]
         for number, size in enumerate(groups):
             if parts[-1] and sum(groups[i] for i in parts[-1]) + size > limit:
@@ -246,7 +265,23 @@ def _units(found: Sequence[FileStat], footers: Sequence[pq.FileMetaData], slots:
         for number, part in enumerate(parts):
             rows = sum(footer.row_group(i).num_rows for i in part)
             units.append(Unit(stat.name, tuple(part), rows, _target(stat.name, number, len(parts))))
-    return units
+            costs.append(sum(groups[i] for i in part) + _FILE_BYTES)
+    return units, costs
+
+
+def _sizes(footer: pq.FileMetaData) -> list[int]:
+    return [footer.row_group(i).total_byte_size for i in range(footer.num_row_groups)]
+
+
+def _shares(costs: Sequence[int], limit: int) -> Iterator[range]:
+    """Yield the numbers of the units that a task scores, one after the other. Pure."""
+    begin, cost = 0, 0
+    for number, own in enumerate(costs):
+        if number > begin and cost + own > limit:
+            yield range(begin, number)
+            begin, cost = number, 0
+        cost += own
+    yield range(begin, len(costs))
 
 
 def _target(name: str, number: int, parts: int) -> str:
@@ -262,36 +297,8 @@ def _slots(spark: SparkSession) -> int:
     return _SLOTS if context is None else int(context.defaultParallelism)
 
 
-def _placed_in(place: Location) -> list[Location]:
-    """Return what lies in a folder, without what other calls are at, or were when killed."""
-    return [found for found in place.list() if not found.name.startswith(_STAGING)]
-
-
-def _commit(
-    request: FilesRequest, staging: Location, written: dict[int, str], units: Sequence[Unit]
-) -> None:
-    """Put what was written in its places, in place of what was there before."""
-    target = request.destination
-    # What says that all is there goes first, and comes last.
-    for place in sorted(_placed_in(target), key=lambda place: place.name != _SUCCESS):
-        if place.is_folder:
-            place.delete_folder()
-        else:
-            place.delete_file()
-    if target.renames_whole:  # object stores have no folders
-        for folder in sorted({unit.target.rpartition("/")[0] for unit in units} - {""}):
-            target.join(folder).make_folder()
-
-    def move(number: int) -> None:
-        staging.join(written[number]).move_to(target.join(units[number].target))
-
-    with ThreadPoolExecutor(_THREADS, "hsr-commit") as pool:
-        list(pool.map(move, range(len(units))))
-    target.join(_SUCCESS).write_bytes(b"")
-
-
 @contextmanager
-def _showing(plan: FilesPlan, stream: TextIO) -> Iterator[None]:
+def _showing(plan: FilesPlan, commit: Commit, stream: TextIO) -> Iterator[None]:
     """Show a bar of the rows in files that are done, on a terminal."""
     if not stream.isatty():
         yield
@@ -302,7 +309,7 @@ def _showing(plan: FilesPlan, stream: TextIO) -> Iterator[None]:
 
         def look() -> None:
             while not ended.wait(1.0):
-                names = (place.name for place in plan.task.staging.list())
+                names = (place.name for place in commit.staging.list())
                 done = {int(name.partition("-")[0]) for name in names if name[0] != "_"}
                 bar.update(sum(plan.units[number].rows for number in done) - bar.n)
 

@@ -37,7 +37,7 @@ _models: OrderedDict[str, Model] = OrderedDict()
 ERROR, SKIP, KEEP = "error", "skip", "keep"
 
 # dtype of an output -> Spark's type for it and the NumPy dtype of that, where Spark has it not.
-_TYPES = {
+SPARK_DTYPES = {
     "bool": ("boolean", None),
     "int8": ("tinyint", None),
     "int16": ("smallint", None),
@@ -204,16 +204,16 @@ def spark_type(spec: OutputSpec) -> str:
     Raises:
         ModelError: Spark has none.
     """
-    if spec.dtype not in _TYPES:
+    if spec.dtype not in SPARK_DTYPES:
         raise ModelError(
             f"output {spec.name!r} is of type {spec.dtype}, for which Spark has no column type"
         )
-    element = _TYPES[spec.dtype][0]
+    element = SPARK_DTYPES[spec.dtype][0]
     return element if is_scalar(spec) else f"array<{element}>"
 
 
 def _nothing(spec: OutputSpec) -> pa.Array:
-    dtype = object if spec.dtype == "string" else _TYPES[spec.dtype][1] or spec.dtype
+    dtype = object if spec.dtype == "string" else SPARK_DTYPES[spec.dtype][1] or spec.dtype
     return array_of(np.empty((0, *(size or 0 for size in spec.shape)), dtype), spec)
 
 
@@ -223,7 +223,7 @@ def array_of(values: np.ndarray, spec: OutputSpec) -> pa.Array:
     if spec.dtype == "string":
         flat = pa.array(values.reshape(-1).tolist(), pa.binary()).cast(pa.string())
     else:
-        dtype = _TYPES[spec.dtype][1] or spec.dtype
+        dtype = SPARK_DTYPES[spec.dtype][1] or spec.dtype
         flat = pa.array(np.ascontiguousarray(values, dtype).reshape(-1))
     if is_scalar(spec):
         return flat

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLWritable
 
 from ..errors import InvalidInputError, brief
@@ -22,23 +20,15 @@ from ..settings.prediction import (
     PredictionCol,
     PredictionSettings,
 )
-from ..spark.session import active_session, use_own_python
 from ..storage.filesystem import Location
-from .evaluate import EvaluationRequest, evaluate
-from .export import ExportRequest, export_model
-from .files import FilesRequest, predict_files
-from .frame import with_predictions
-from .params import PredictionParams, check_own_params, prediction_settings, set_params
 from .persistence import StageReader, StageWriter, UserCode, loading_with
+from .predictions import PredictionModel
 from .served import ServedModel
 from .summary import TrainingSummary
 from .trained import adopt_keras_model, read_finished_run
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
-
-class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: ignore[misc]
+class TFTransformer(PredictionModel, MLReadable, MLWritable):  # type: ignore[misc]
     """Adds a trained Keras model's predictions to a DataFrame; all other columns stay.
 
     A model of Spark ML: its settings are Params, with getters and setters, and hold for
@@ -62,10 +52,8 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
         summary: TrainingSummary | None = None,
         settings: PredictionSettings | None = None,
     ) -> None:
-        super().__init__()
-        self._model = model
+        super().__init__(model, settings)
         self._summary = summary
-        set_params(self, settings or PredictionSettings())
 
     @classmethod
     def from_run(
@@ -219,22 +207,6 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
         """
         return self._model.model()
 
-    def transform(self, dataset: DataFrame, params: Any = None) -> DataFrame:
-        """Return the DataFrame with the predictions.
-
-        Args:
-            dataset: has the feature columns.
-            params: a map from this transformer's Params to values that hold for this call.
-
-        Raises:
-            DataError: a column is missing, of another type, there twice, or has an added one's
-                name.
-            InvalidInputError: a Param does not fit the model, or the map has no effect.
-            ModelError: the model cannot be called.
-        """
-        check_own_params(self, params or {})
-        return super().transform(dataset, params)
-
     def write(self) -> StageWriter:
         """Return what saves this transformer: ``write().overwrite().save(path)``.
 
@@ -277,138 +249,6 @@ class TFTransformer(Model, PredictionParams, MLReadable, MLWritable):  # type: i
             InvalidInputError: from the loading: an argument cannot be used.
         """
         return loading_with(UserCode(custom_objects, model_fn, transforms))
-
-    def evaluate(
-        self,
-        dataset: DataFrame,
-        metrics: Any = None,
-        *,
-        label_cols: ColumnNames | str | None = None,
-        sample_weight_col: str | bool | None = None,
-        handle_invalid: str | None = None,
-    ) -> dict[str, Any]:
-        """Return losses and metrics over all rows of a DataFrame, in one pass over Spark tasks.
-
-        They are what ``model.evaluate`` gives in one process: every task adds up what the metrics
-        keep, and the results follow from the sums over all rows. What has no exact value in that
-        way (a loss that depends on which rows are in a batch together, a metric that keeps
-        something else than sums) is refused by name. A model of `from_keras` is evaluated by
-        ``metrics`` that are given, as what it was compiled with is not known; one of
-        `from_saved_model` is refused.
-
-        Args:
-            dataset: has the feature columns, and those the outputs are compared with.
-            metrics: ``None`` (default) for the loss and metrics the model was compiled with. Else
-                a list of names of Keras' metrics, objects of ``keras.metrics``, functions of
-                labels and predictions, Spark ML's metrics (``"spark:areaUnderROC"``, or an
-                evaluator of ``pyspark.ml.evaluation``), and ``"compiled"`` for the model's own; or,
-                for several outputs, Keras' by output, as ``Model.compile`` takes them.
-            label_cols: the label columns, where they are not called as in training: a list, or a
-                dictionary by the outputs' names. Of a model of `from_keras` with one output, the
-                column ``label`` by default.
-            sample_weight_col: the column of sample weights; by default that of the training,
-                ``False`` for none. It weighs ``metrics`` that are given here; those the model was
-                compiled with as ``Model.compile`` was told.
-            handle_invalid: ``"error"`` or ``"skip"`` for rows with a null, or an array of another
-                size, in any of these columns; by default the transformer's.
-
-        Returns:
-            The results by name: numbers, and lists of numbers where a metric gives several.
-
-        Raises:
-            InvalidInputError: an argument cannot be right, or names no metric; it lists those.
-            DataError: columns do not fit the model's, a row cannot be evaluated, or there is none.
-            ModelError: a loss or metric has no exact value, or the model is not compiled.
-        """
-        settings = prediction_settings(self)
-        predictor = self._model.predictor(_session(dataset, "evaluate"), settings)
-        request = EvaluationRequest(
-            metrics,
-            label_cols,
-            sample_weight_col,
-            settings.handle_invalid if handle_invalid is None else handle_invalid,
-        )
-        return evaluate(dataset, self._model.known.recipe, predictor, request)
-
-    def predict_files(
-        self,
-        source: str | os.PathLike[str],
-        destination: str | os.PathLike[str],
-        *,
-        columns: Sequence[str] | None = None,
-        mode: str = "error",
-    ) -> int:
-        """Predict on a folder of Parquet files, and write another folder of them.
-
-        Spark's tasks read and write the files themselves, so rows need not pass through the JVM.
-        Other columns are stored as they were, folders such as ``day=1`` stay, and the destination
-        holds every row once, also if tasks were repeated. It appears when all is done, with
-        ``_SUCCESS``. Params hold as for ``transform``, but for those that make vectors, classes or
-        a struct of the outputs.
-
-        Args:
-            source: the folder, or one file; files whose names begin with ``_`` or ``.`` are left
-                out.
-            destination: the folder to write, not within the source.
-            columns: the columns to keep beside the predictions; by default all.
-            mode: ``"error"`` (default) refuses a destination that holds files, ``"overwrite"``
-                replaces them at the end.
-
-        Returns:
-            The rows in the destination.
-
-        Raises:
-            DataError: there are no files, or a column is missing, does not fit the model, or
-                cannot be written as it was; the message names the file.
-            InvalidInputError: the destination holds files, a Param asks for what files are not
-                given, or another argument cannot be right.
-            ModelError: the model cannot be called.
-        """
-        settings = prediction_settings(self)
-        place, target = Location(source), Location(destination)
-        request = FilesRequest(place, target, columns, mode, settings)
-        spark = active_session()
-        use_own_python(spark)
-        return predict_files(spark, request, self._model.predictor(spark, settings), sys.stderr)
-
-    def export(
-        self, path: str | os.PathLike[str], format: str = "saved_model", *, mode: str = "error"
-    ) -> None:
-        """Write the model for programs that know neither Spark nor this package.
-
-        TensorFlow is imported by this call. A ``"saved_model"`` predicts with TensorFlow alone:
-        ``tf.saved_model.load(path).signatures["serving_default"](**{column: tensor})`` takes the
-        feature columns, in the types and shapes the model was trained on, as `transform` does;
-        bytes (PNG, JPEG, raw) as strings, and in a second signature, ``"decoded"``, as arrays.
-        It gives the outputs, in the model's shapes, under the names of `transform`'s columns.
-
-        Args:
-            path: the folder or URL to write.
-            format: ``"saved_model"`` (default).
-            mode: ``"error"`` (default) refuses a path that holds something, ``"overwrite"``
-                replaces an earlier export.
-
-        Raises:
-            ModelError: the format cannot hold the model, or a column's transform; it says why.
-            RunDirectoryError: there is something at the path.
-            InvalidInputError: a Param asks for columns that Spark makes of outputs, or another
-                argument cannot be right.
-        """
-        request = ExportRequest(Location(path), format, mode, prediction_settings(self))
-        export_model(self._model, request)
-
-    def _transform(self, dataset: DataFrame) -> DataFrame:
-        settings = prediction_settings(self)
-        predictor = self._model.predictor(_session(dataset, "transform"), settings)
-        return with_predictions(dataset, predictor, settings)
-
-
-def _session(dataset: DataFrame, method: str) -> SparkSession:
-    spark: SparkSession | None = getattr(dataset, "sparkSession", None)
-    if spark is None:
-        raise InvalidInputError(f"{method} takes a Spark DataFrame, got {dataset!r:.200}")
-    use_own_python(spark)
-    return spark
 
 
 def _made(model: ServedModel, summary: TrainingSummary | None) -> TFTransformer:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import (
     CheckpointError,
@@ -22,6 +22,7 @@ from ..launch.shared.messages import Progress, Resumed, Started, Told
 from ..rundir.attempt import (
     FINISHED,
     RUNNING,
+    STOPPED,
     Attempt,
     classify,
     decide,
@@ -42,13 +43,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class Stopped(Exception):
+    """The follower of a training has ended it."""
+
+
+class Follower(Protocol):
+    """Follows a training on the driver, and may end it. Called by the thread that trains."""
+
+    def epoch(self, progress: Progress) -> None:
+        """Take note of an epoch that is complete; once more if it had to be trained again."""
+
+    def look(self) -> None:
+        """Raise to end the training, `Stopped` if that is no failure; asked all the time."""
+
+
 @dataclass
 class StepObserver:
     """Shows a run on the console and notes how far it came."""
 
     console: Console
     first_step: int = 0
-    on_progress: Callable[[Progress], None] | None = None
+    followers: Sequence[Follower] = ()
 
     def __post_init__(self) -> None:
         self.last_step = self.first_step
@@ -57,13 +72,18 @@ class StepObserver:
         match told.message:
             case Resumed(run_step):  # perhaps earlier than the driver thought
                 self.first_step = self.last_step = run_step
-            case Progress() as progress:
-                self.last_step = progress.run_step
-                if self.on_progress is not None:
-                    self.on_progress(progress)
+            case Progress(run_step=run_step) as progress:
+                self.last_step = run_step
+                if progress.step == progress.steps:
+                    for follower in self.followers:
+                        follower.epoch(progress)
             case Started() if told.rank == 0:
                 self.console.say("building the model")
         self.console.on_message(told)
+
+    def look(self) -> None:
+        for follower in self.followers:
+            follower.look()
 
     def reached(self, attempt: Attempt) -> Attempt:
         """Return ``attempt`` with the steps it really began with and came to."""
@@ -88,7 +108,7 @@ class Attempts:
         pause: waits for so many seconds.
         done: the attempts of this call so far.
         found: the checkpoint that the first one goes on from, unless others have come since.
-        on_progress: is called, and must return at once, when rank 0 tells how far it has come.
+        followers: follow the training, and may end it.
     """
 
     spark: SparkSession
@@ -101,7 +121,7 @@ class Attempts:
     pause: Callable[[float], None] = time.sleep
     done: list[Attempt] = field(default_factory=list)
     found: FoundCheckpoint | None = None
-    on_progress: Callable[[Progress], None] | None = None
+    followers: Sequence[Follower] = ()
 
     def __post_init__(self) -> None:
         self._earlier = self.directory.read_attempts()
@@ -134,7 +154,7 @@ class Attempts:
         self.directory.sweep()
         first_step = newest or 0
         console = Console(self.directory.location.name, quiet=not self.launching.stream_logs)
-        observer = StepObserver(console, first_step, self.on_progress)
+        observer = StepObserver(console, first_step, self.followers)
         attempt = self._begin(first_step)
         try:
             workers = self._fitting()
@@ -160,12 +180,7 @@ class Attempts:
                     "max_restarts it does so by itself"
                 )
         except BaseException as error:
-            known = isinstance(error, HorovodSparkError)
-            self._close(
-                observer.reached(attempt),
-                classify(error) if isinstance(error, HorovodSparkError) else type(error).__name__,
-                _first_line(error) if known else repr(error),
-            )
+            self._close(observer.reached(attempt), *_ending(error))
             raise
         self._close(observer.reached(attempt), FINISHED)
         return result
@@ -227,6 +242,15 @@ class Attempts:
         if len(self.done) > 1 and isinstance(error, RunFailedError):
             error.args = (f"{error}\n\nAttempts:\n{describe_attempts(self.done)}",)
         return error
+
+
+def _ending(error: BaseException) -> tuple[str, str]:
+    """Return how an attempt ended that raised ``error``, and the cause in one line."""
+    if isinstance(error, HorovodSparkError):
+        return classify(error), _first_line(error)
+    if isinstance(error, Stopped):
+        return STOPPED, str(error)
+    return type(error).__name__, repr(error)
 
 
 def _first_line(error: BaseException) -> str:

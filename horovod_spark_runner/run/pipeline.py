@@ -28,7 +28,7 @@ from ..storage.filesystem import Location
 from ..training.changes import check_same_data
 from ..training.entry import modules_for
 from ..training.spec import TrainingSpec
-from .attempts import Attempts
+from .attempts import Attempts, Follower
 from .request import CheckedRequest
 from .saved_model import check_saved_model
 from .tracking import begin_tracking
@@ -50,13 +50,16 @@ def prepare_data(checked: CheckedRequest, own: Location) -> AbstractContextManag
 
 
 def train_request(
-    checked: CheckedRequest, prepare: Callable[[], AbstractContextManager[Prepared]] | None = None
+    checked: CheckedRequest,
+    prepare: Callable[[], AbstractContextManager[Prepared]] | None = None,
+    follower: Follower | None = None,
 ) -> TFTransformer:
     """Materialize the data, train on all ranks and return the transformer.
 
     Args:
         checked: what to train.
         prepare: prepares the data, where that is not for this request alone.
+        follower: follows the training, and may end it.
     """
     request, directory = checked.request, checked.directory
     began = time.monotonic()
@@ -88,7 +91,7 @@ def train_request(
             lock,
             launcher,
             found=checked.found,
-            on_progress=None if tracking is None else tracking.on_progress,
+            followers=[one for one in (tracking, follower) if one is not None],
         )
         try:
             result = attempts.run(

@@ -215,13 +215,15 @@ class Tracking:
 
     # -- while it runs -------------------------------------------------------------------------
 
-    def on_progress(self, progress: Progress) -> None:
+    def epoch(self, progress: Progress) -> None:
         """Log the metrics of an epoch that has ended; returns at once."""
-        if progress.step == progress.steps:
-            values = dict(progress.metrics)
-            if progress.samples_per_second is not None:
-                values["samples_per_second"] = progress.samples_per_second
-            self._work.put(functools.partial(self._log_epoch, progress.epoch, values))
+        values = dict(progress.metrics)
+        if progress.samples_per_second is not None:
+            values["samples_per_second"] = progress.samples_per_second
+        self._work.put(functools.partial(self._log_epoch, progress.epoch, values))
+
+    def look(self) -> None:
+        """Let the training go on, whatever becomes of its record."""
 
     def _log_epoch(self, epoch: int, values: Mapping[str, float]) -> None:
         from mlflow.entities import Metric

@@ -30,6 +30,7 @@ RUNNING = "running"  # what the record says until an attempt has ended
 FINISHED = "finished"
 USER_ERROR = "user error"  # the run's own code or input
 CANCELLED = "cancelled"
+STOPPED = "stopped"  # by what asked for the run, such as a search that prunes it
 KILLED = "rank killed or lost"
 LOST = "launch failed or Spark lost it"
 STALLED = "stalled"

@@ -78,7 +78,7 @@ class RunLock:
 
     def _take(self) -> None:
         """Take the lock, as soon as it is known to be free or stale."""
-        watch = _Watch()
+        watch = Watch()
         if self._taken(watch):
             return
         logger.warning(
@@ -89,7 +89,7 @@ class RunLock:
         while not self._taken(watch):
             time.sleep(WATCH_SECONDS)
 
-    def _taken(self, watch: _Watch) -> bool:
+    def _taken(self, watch: Watch) -> bool:
         """Take the lock if it is free or stale; return whether that could be told already.
 
         Raises:
@@ -107,7 +107,7 @@ class RunLock:
             self._confirm()
         return True
 
-    def _why_stale(self, found: dict[str, Any], watch: _Watch) -> str | None:
+    def _why_stale(self, found: dict[str, Any], watch: Watch) -> str | None:
         """Return why the lock may be taken over; ``None`` if only time will tell."""
         if not found:
             return "it is damaged"
@@ -150,7 +150,7 @@ class RunLock:
         return self.token
 
     def _record(self) -> str:
-        return json.dumps({"token": self.token, "renewed": time.time(), **_identity()})
+        return json.dumps({"token": self.token, "renewed": time.time(), **identity()})
 
     def _confirm(self) -> None:
         time.sleep(SETTLE_SECONDS)
@@ -178,7 +178,7 @@ class RunLock:
                 logger.warning("%s could not be renewed: %s", self._place, error)
 
 
-class _Watch:
+class Watch:
     """A look at the lock of a holder elsewhere, for as long as it takes: is it renewed?"""
 
     def __init__(self) -> None:
@@ -257,7 +257,7 @@ def check_held(directory: RunDirectory, token: str) -> None:
 
 def holder_of(found: dict[str, Any]) -> Holder:
     """Return what can be told at once of a lock's holder; of a damaged lock, that it is gone."""
-    own = _identity()
+    own = identity()
     if not found:
         return Holder.GONE
     if any(found.get(name) != own[name] for name in ("host", "boot", "pids")):
@@ -279,7 +279,7 @@ def seems_held(found: dict[str, Any], now: float) -> bool:
     return holder is Holder.ALIVE
 
 
-def _identity() -> dict[str, Any]:
+def identity() -> dict[str, Any]:
     """Return what tells this process from all others, also from a later one of the same number."""
     return {
         "host": socket.gethostname(),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,6 +35,31 @@ def is_stopped(spark: SparkSession) -> bool:
         return java is None or bool(java.sc().isStopped())
     except Exception:  # the JVM is gone, which is worth another message
         return False
+
+
+def inheriting_thread(
+    spark: SparkSession, target: Callable[[], object], name: str
+) -> threading.Thread:
+    """Return a daemon thread that takes the caller's Spark properties (pool, group, tags) along.
+
+    On Spark Connect, these are its tags.
+    """
+    thread: threading.Thread
+    if classic_context(spark) is None:
+        tags = tuple(spark.getTags())
+
+        def run() -> None:
+            for tag in tags:
+                spark.addTag(tag)
+            target()
+
+        thread = threading.Thread(target=run, name=name)
+    else:
+        from pyspark import InheritableThread
+
+        thread = InheritableThread(target=target, name=name)
+    thread.daemon = True
+    return thread
 
 
 def master_of(spark: SparkSession) -> str:

@@ -271,6 +271,22 @@ class Location:
                 stream.flush()
                 os.fsync(stream.fileno())
 
+    def write_new(self, data: bytes) -> bool:
+        """Write a local file if there is none; return whether there was none.
+
+        Of several that do so at once, one succeeds.
+        """
+        return answered(lambda _: self._make(data), self._text)
+
+    def _make(self, data: bytes) -> bool:
+        WRITES.check(self._text)
+        try:
+            with open(self._text, "xb") as stream:
+                stream.write(data)
+        except FileExistsError:
+            return False
+        return True
+
     def open_output(self) -> Any:
         """Open a new file that nobody looks for yet, to be written piece by piece."""
         filesystem, path = self._resolved

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from .filesystem import Location
+if TYPE_CHECKING:  # it needs pyarrow, and what reads exported pipelines does not
+    from .filesystem import Location
 
 _BEGIN = '{"sha256": "%s", "content": '
 
@@ -59,8 +60,18 @@ def read_checked(folder: Location, name: str, sums: Mapping[str, str]) -> bytes:
         ValueError: it is missing or damaged.
         OSError: it cannot be read.
     """
+    return checked(name, lambda: folder.join(name).read_bytes(), sums)
+
+
+def checked(name: str, read: Callable[[], bytes], sums: Mapping[str, str]) -> bytes:
+    """Return what ``read`` gives of the file ``name``, whose sum is among ``sums``.
+
+    Raises:
+        ValueError: it is missing or damaged.
+        OSError: it cannot be read.
+    """
     try:
-        data, wanted = folder.join(name).read_bytes(), sums[name]
+        data, wanted = read(), sums[name]
     except (FileNotFoundError, KeyError) as error:
         raise ValueError(f"{name} is missing") from error
     if sum_of(data) != wanted:

@@ -118,6 +118,7 @@ class _OneRank:
             observer.on_message(by_driver(Notice("one rank runs in this process", warn=False)))
             with _as_rank(_Reports(observer, placement.host), options.env):
                 result = _call(payload, placement)
+            observer.look()
         finally:
             observer.close()
         seconds = time.monotonic() - began

@@ -84,6 +84,19 @@ def test_the_demo_once_all_is_set_up(tmp_path: Path) -> None:
     assert sum(digit == predicted for digit, predicted, _ in predictions) >= 6
 
 
+def test_tune_digits(tmp_path: Path) -> None:
+    arguments = ("--trials", "3", "--epochs", "2", "--study-dir", "study")
+    output = run_example("tune_digits.py", tmp_path, *arguments)
+    ((best, _),) = re.findall(r"^Best: trial (\d), \{'rate': (.+)\}$", output, re.M)
+    rows = re.findall(r"^ +(\d) +(finished|pruned) +([\d.]+) ", output, re.M)
+    assert len(rows) == 3
+    finished = [(float(value), number) for number, state, value in rows if state == "finished"]
+    assert (max(finished)[0], best) in finished
+    assert float(re.findall(r"^Its accuracy on the test images: ([\d.]+)$", output, re.M)[0]) > 0.5
+    assert "3 trials in " in output
+    assert len(list((tmp_path / "study" / "trials").iterdir())) == 3
+
+
 def test_flights_pipeline(tmp_path: Path) -> None:
     arguments = ("--rows", "4000", "--epochs", "2", "--folds", "2")
     output = run_example("flights_pipeline.py", tmp_path, *arguments)
@@ -100,3 +113,11 @@ def test_flights_pipeline(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("runs/*/fit-*"))) == 8
     assert len(list(tmp_path.glob("runs/*"))) == 3
     assert (tmp_path / "late_flights" / "stages").is_dir()
+    # What it has saved leaves Spark.
+    output = run_example("export_flights.py", tmp_path, "--rows", "500")
+    ((scored, apart),) = re.findall(
+        r"^(\d+) flights scored without Spark; at most ([\d.]+) minutes apart$", output, re.M
+    )
+    assert int(scored) > 400
+    # Delays of up to hundreds of minutes, computed in float32.
+    assert float(apart) < 1e-3

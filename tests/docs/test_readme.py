@@ -49,6 +49,19 @@ def test_the_snippets_on_exports_run_one_after_the_other(tmp_path: Path) -> None
     assert "shape=(2, 1)" in run.stdout
 
 
+@pytest.mark.spark
+def test_the_snippets_on_pipelines_run_one_after_the_other(tmp_path: Path) -> None:
+    run = run_snippets((ROOT / "docs" / "pipelines.md").read_text(), tmp_path)
+    assert "[7.0, 500.0, 1.0, 0.0]" in run.stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+def test_the_snippets_on_searching_run_one_after_the_other(tmp_path: Path) -> None:
+    run = run_snippets((ROOT / "docs" / "tune.md").read_text(), tmp_path)
+    assert run.stderr.count(": val_loss ") >= 4, "a line for each trial"
+
+
 @pytest.mark.mpi
 @pytest.mark.spark
 def test_the_python_snippets_run_one_after_the_other(tmp_path: Path) -> None:

@@ -52,12 +52,13 @@ def model_fn() -> Any:
 
 
 def attempt(frame: Any, folder: Path, **arguments: Any) -> Any:
-    given = {"feature_cols": ["a"], "label_cols": ["y"], "model_fn": model_fn, **arguments}
+    given: dict[str, Any] = {"feature_cols": ["a"], "label_cols": ["y"], "model_fn": model_fn}
+    given.update(arguments)
     for name, options in (("data", DataOptions), ("checkpoints", CheckpointOptions)):
         own = {field.name for field in fields(options)} & given.keys()
         if own:
             given[name] = options(**{setting: given.pop(setting) for setting in own})
-    return train(frame, folder / "run", **given)
+    return train(frame, given.pop("run_dir", folder / "run"), **given)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import datetime
 import glob
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,8 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from horovod_spark_runner import DataError, InvalidInputError, TFTransformer
+from horovod_spark_runner import (
+    DataError,
+    InvalidInputError,
+    RunCancelledError,
+    TFTransformer,
+)
 from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.ml import files
 
 from ..counting_engine import line, save_line
 
@@ -164,7 +175,7 @@ def test_invalid_rows(run: Path, spark: Any, tmp_path: Path) -> None:
     source = write(
         spark.createDataFrame(rows, "id int, x array<double>").coalesce(1), tmp_path / "s"
     )
-    with pytest.raises(Exception, match=r"\.parquet: column 'x' is null in row 1 of a batch of 5"):
+    with pytest.raises(DataError, match=r"\.parquet: column 'x' is null in row 1 of a batch of 5"):
         line(run).predict_files(source, tmp_path / "error")
     assert left(tmp_path / "error") == []
     keep = line(run, handle_invalid="keep")
@@ -259,7 +270,7 @@ def test_params_hold_for_files(run: Path, spark: Any, tmp_path: Path) -> None:
         assert found.schema == expected.schema
         assert rows_of(found) == rows_of(expected)
     message = r"\.parquet: column 'other' is null in row 1 of a batch of 2"
-    with pytest.raises(Exception, match=message):
+    with pytest.raises(DataError, match=message):
         line(run, feature_cols=["other"]).predict_files(source, tmp_path / "error")
     with pytest.raises(DataError, match="has no column 'X', which the model takes; it has 'id',"):
         line(run, feature_cols=["X"]).predict_files(source, tmp_path / "error")
@@ -299,6 +310,81 @@ def test_a_destination_that_is_not_empty(run: Path, spark: Any, tmp_path: Path) 
     assert line(run).predict_files(source, target, mode="overwrite") == 1
     assert not (target / "day=1").exists()
     assert spark.read.parquet(str(target)).first().prediction == 21.5
+
+
+def write_long(place: Path) -> Path:
+    """Write two files that take many seconds to score by rows."""
+    place.mkdir()
+    x = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(2_000_000, np.float32)), 2)
+    for name in ("a", "b"):
+        table = pa.table({"id": np.arange(1_000_000), "x": x.cast(pa.list_(pa.float32()))})
+        pq.write_table(table, place / f"{name}.parquet")
+    return place
+
+
+def when_it_runs(place: Path, act: Callable[[], Any]) -> threading.Thread:
+    """Do something once a task has begun to write beside ``place``."""
+
+    def wait() -> None:
+        for _ in range(600):
+            if list(place.parent.glob("_staging-*/_0*")):
+                act()
+                return
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def active_tasks(spark: Any) -> int:
+    executors = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
+    return sum(executor.numRunningTasks() for executor in executors)
+
+
+def test_ctrl_c_ends_the_tasks_first(run: Path, spark: Any, tmp_path: Path) -> None:
+    source, target = write_long(tmp_path / "source"), tmp_path / "target"
+    slow = line(run, predict_batch_size=1)
+    # Not PySpark's own handler, which cancels all jobs of the application.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        waiting = when_it_runs(target, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            slow.predict_files(source, target)
+        assert active_tasks(spark) == 0
+        waiting.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_job_that_was_cancelled_through_spark(run: Path, spark: Any, tmp_path: Path) -> None:
+    source, target = write_long(tmp_path / "source"), tmp_path / "target"
+    waiting = when_it_runs(target, spark.sparkContext.cancelAllJobs)
+    with pytest.raises(RunCancelledError, match="target was cancelled; the destination is as it"):
+        line(run, predict_batch_size=1).predict_files(source, target)
+    waiting.join()
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_source_file_that_vanishes_is_named(
+    run: Path, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "source").mkdir()
+    x = pa.array([[1.0, 2.0]], pa.list_(pa.float32()))
+    for name in ("a", "b"):
+        pq.write_table(pa.table({"x": x}), tmp_path / "source" / f"{name}.parquet")
+    planned = files.plan_files
+
+    def plan(*args: Any, **options: Any) -> Any:
+        made = planned(*args, **options)
+        (tmp_path / "source" / "b.parquet").unlink()
+        return made
+
+    monkeypatch.setattr(files, "plan_files", plan)
+    with pytest.raises(DataError, match=r"source/b\.parquet has vanished since predict_files"):
+        line(run).predict_files(tmp_path / "source", tmp_path / "target")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_several_outputs_of_a_network(spark: Any, tmp_path: Path) -> None:

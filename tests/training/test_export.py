@@ -316,7 +316,7 @@ def test_images_that_a_graph_cannot_decode_alike_are_refused(exports: Exports) -
     deep = io.BytesIO()
     Image.fromarray(np.zeros((8, 6), np.uint16)).save(deep, "PNG")
     for data, told in (
-        (encoded("PNG", size=(7, 8)), r"not 8 x 6.*Pillow.*signature decoded"),
+        (encoded("PNG", size=(7, 8)), r"not of size 8 x 6.*Pillow.*signature decoded"),
         (encoded("GIF", "P"), "other than PNG and JPEG.*signature decoded"),
         (encoded("JPEG", "CMYK"), "four colours"),
         (deep.getvalue(), "not of 8 bits per channel"),

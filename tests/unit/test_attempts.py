@@ -20,9 +20,9 @@ from horovod_spark_runner.errors import (
 )
 from horovod_spark_runner.launch.driver.launch import RunResult
 from horovod_spark_runner.launch.shared.messages import Progress, Resumed, Told
-from horovod_spark_runner.run.attempts import Attempts
+from horovod_spark_runner.run.attempts import Attempts, Stopped
 from horovod_spark_runner.run.request import FoundCheckpoint, find_checkpoint
-from horovod_spark_runner.rundir.attempt import Attempt, steps_lost
+from horovod_spark_runner.rundir.attempt import STOPPED, Attempt, steps_lost
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.rundir.lock import RunLock, holds
@@ -119,7 +119,10 @@ def killed() -> RankFailedError:
 
 
 def run(
-    cluster: Cluster, found: FoundCheckpoint | None = None, **restarts: Any
+    cluster: Cluster,
+    found: FoundCheckpoint | None = None,
+    follower: Follower | None = None,
+    **restarts: Any,
 ) -> tuple[Attempts, list[float], RunResult]:
     pauses: list[float] = []
     with RunLock(cluster.directory) as lock:
@@ -133,6 +136,7 @@ def run(
             cluster,
             pauses.append,
             found=found,
+            followers=[] if follower is None else [follower],
         )
         try:
             result = attempts.run(functools.partial(spec_of, cluster.directory), "r")
@@ -224,6 +228,39 @@ def test_an_attempt_that_went_on_from_earlier_than_thought_says_so(directory: Ru
     resumed.launch = launch  # type: ignore[method-assign]
     attempts, _, _ = run(resumed)
     assert [(done.first_step, done.last_step) for done in attempts.done] == [(4, 4)]
+
+
+class Follower:
+    """Follows a training until its first epoch is complete."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+
+    def epoch(self, progress: Progress) -> None:
+        self.epochs.append(progress.epoch)
+
+    def look(self) -> None:
+        if self.epochs:
+            raise Stopped("it is pruned")
+
+
+def test_a_follower_ends_a_run_for_good(directory: RunDirectory) -> None:
+    follower, cluster = Follower(), Cluster(directory, [], [])
+
+    def launch(*args: Any, **options: Any) -> RunResult:
+        observer = args[5]
+        observer.on_message(Told(0, 0, "h", Progress(0, 3, 1, 2, 1, {})))
+        observer.look()
+        observer.on_message(Told(0, 0, "h", Progress(0, 3, 2, 2, 2, {"loss": 1.0})))
+        observer.look()
+        pytest.fail("it was not ended")
+
+    cluster.launch = launch  # type: ignore[method-assign]
+    with pytest.raises(Stopped):
+        run(cluster, follower=follower, max_restarts=3)
+    assert follower.epochs == [0]
+    (attempt,) = cluster.done
+    assert (attempt.ending, attempt.cause, attempt.last_step) == (STOPPED, "it is pruned", 2)
 
 
 def test_what_the_driver_has_found_is_looked_at_again_only_if_others_have_come(

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from horovod_spark_runner import DataError, InvalidInputError
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.ml import inference
-from horovod_spark_runner.ml.files import FilesRequest, plan_files
+from horovod_spark_runner.ml import file_claim, inference
+from horovod_spark_runner.ml.file_commit import Commit, committing
+from horovod_spark_runner.ml.files import FilesPlan, FilesRequest, plan_files
 from horovod_spark_runner.ml.inference import Predictor
 from horovod_spark_runner.ml.trained import read_finished_run
+from horovod_spark_runner.rundir import lock
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.settings.prediction import PredictionSettings
 from horovod_spark_runner.storage.filesystem import Location
@@ -84,18 +93,53 @@ def request(storage: Location, **fields: Any) -> FilesRequest:
     return FilesRequest(storage.join("in"), target, settings=PredictionSettings(), **given)
 
 
+def score(plan: FilesPlan, commit: Commit) -> None:
+    """Score all there is, as tasks do."""
+    for number, unit in enumerate(plan.units):
+        commit.told.append((number, *plan.task.score(number, unit, commit.staging)))
+
+
 def test_attempts_that_were_repeated_count_once(predictor: Predictor, storage: Location) -> None:
     rows = fill(storage.join("in"))
     plan = plan_files(request(storage), predictor, 2, by_case=False)
     assert len(plan.units) == 3
-    with plan.committing() as told:
+    with plan.committing() as commit:
         for number, unit in enumerate(plan.units):
-            plan.task.score(number, unit)  # an attempt that Spark tells nothing of
-            told.append((number, *plan.task.score(number, unit)))
+            # An attempt that Spark tells nothing of.
+            plan.task.score(number, unit, commit.staging)
+        score(plan, commit)
         assert not storage.join("out", "_SUCCESS").exists()
     names = [file.name for file in storage.join("out").files()]
     assert names == ["_SUCCESS", *(f"day={day}/part.parquet" for day in range(3))]
     assert read(storage.join("out")) == {i: pytest.approx(11 * i + 0.5) for i in range(rows)}
+    assert [place.name for place in storage.list()] == ["in", "out"]
+
+
+def test_a_new_folder_appears_whole(predictor: Predictor, tmp_path: Path) -> None:
+    """One that exists stays the folder it is, with its rights."""
+    storage = Location(tmp_path / "storage")
+    fill(storage.join("in"))
+    target = tmp_path / "storage" / "out"
+    plan = plan_files(request(storage), predictor, 2, by_case=False)
+    with plan.committing() as commit:
+        score(plan, commit)
+        assert not target.exists()
+    assert len(read(storage.join("out"))) == 3000
+    # Within folders that are not there, either.
+    deep = FilesRequest(
+        storage.join("in"), storage.join("a", "b"), ["id"], "error", PredictionSettings()
+    )
+    with (again := plan_files(deep, predictor, 2, by_case=False)).committing() as commit:
+        score(again, commit)
+    assert len(read(storage.join("a", "b"))) == 3000
+    assert [place.name for place in storage.join("a").list()] == ["b"]
+    target.chmod(0o750)
+    before = target.stat()
+    plan = plan_files(request(storage, mode="overwrite"), predictor, 2, by_case=False)
+    with plan.committing() as commit:
+        score(plan, commit)
+    assert (target.stat().st_ino, target.stat().st_mode) == (before.st_ino, before.st_mode)
+    assert sorted(path.name for path in target.iterdir())[0] == "_SUCCESS"
 
 
 def test_what_failed_leaves_nothing(predictor: Predictor, storage: Location) -> None:
@@ -105,21 +149,288 @@ def test_what_failed_leaves_nothing(predictor: Predictor, storage: Location) -> 
     plan = plan_files(request(storage, mode="overwrite"), predictor, 2, by_case=False)
 
     def fail() -> None:
-        with plan.committing():
-            plan.task.score(0, plan.units[0])
+        with plan.committing() as commit:
+            plan.task.score(0, plan.units[0], commit.staging)
             raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="disk"):
         fail()
     assert [file.name for file in storage.join("out").files()] == ["old.parquet"]
-    # What another call is at, or was when it was killed, is no file of the destination.
+
+
+def test_of_two_calls_at_once_the_second_is_refused(
+    predictor: Predictor, storage: Location
+) -> None:
+    rows = fill(storage.join("in"))
+    late = plan_files(request(storage), predictor, 2, by_case=False)
+    with plan_files(request(storage), predictor, 2, by_case=False).committing() as commit:
+        for mode in ("error", "overwrite"):
+            second = plan_files(request(storage, mode=mode), predictor, 2, by_case=False)
+            named = rf"out is being written by another call .*process {os.getpid()} on .*delete "
+            with pytest.raises(InvalidInputError, match=named), second.committing():
+                pass
+        score(late, commit)
+    with pytest.raises(InvalidInputError, match="out is not empty"), late.committing():
+        pass
+    assert len(read(storage.join("out"))) == rows
+    assert [place.name for place in storage.list()] == ["in", "out"]
+
+
+def test_files_that_came_meanwhile_are_not_removed(predictor: Predictor, storage: Location) -> None:
+    fill(storage.join("in"))
+    plan = plan_files(request(storage), predictor, 2, by_case=False)
+
+    def meanwhile() -> None:
+        with plan.committing() as commit:
+            score(plan, commit)
+            storage.join("out").make_folder()
+            storage.join("out", "others.parquet").write_bytes(b"others")
+
+    with pytest.raises(InvalidInputError, match="out is not empty"):
+        meanwhile()
+    assert [file.name for file in storage.join("out").files()] == ["others.parquet"]
+
+
+def test_a_claim_that_was_taken_over_ends_the_call(predictor: Predictor, storage: Location) -> None:
+    """As of a driver that was stopped for a while."""
+    fill(storage.join("in"))
+    storage.join("out").make_folder()
+    storage.join("out", "old.parquet").write_bytes(b"old")
+    plan = plan_files(request(storage, mode="overwrite"), predictor, 2, by_case=False)
+    other = json.dumps({"token": "other", **lock.identity(), "host": "other"})
+
+    def stopped() -> None:
+        with plan.committing() as commit:
+            score(plan, commit)
+            storage.join("out", "_claim.json").write_text(other)
+
+    with pytest.raises(InvalidInputError, match="out was taken over by another call"):
+        stopped()
+    names = [file.name for file in storage.join("out").files()]
+    assert names == ["_claim.json", "old.parquet"]
+    assert storage.join("out", "_claim.json").read_text() == other
+
+
+def test_claims_of_other_machines_are_watched(
+    predictor: Predictor, storage: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_claim, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(file_claim, "STALE_SECONDS", 0.5)
+    fill(storage.join("in"))
+    storage.join("out").make_folder()
+    place = storage.join("out", "_claim.json")
     storage.join("out", "_staging-0123").make_folder()
     storage.join("out", "_staging-0123", "_half.parquet").write_bytes(b"half")
-    storage.join("out", "old.parquet").delete_file()
-    again = plan_files(request(storage), predictor, 2, by_case=False)
-    with again.committing() as told:
-        told += [(n, *again.task.score(n, unit)) for n, unit in enumerate(again.units)]
-    assert storage.join("out", "_SUCCESS").exists()
+    plan = plan_files(request(storage), predictor, 2, by_case=False)
+    ended = threading.Event()
+
+    def renew() -> None:
+        number = 0
+        while not ended.wait(0.2):
+            number += 1
+            place.write_text(json.dumps({"token": "t", "host": "other", "renewed": number}))
+
+    place.write_text(json.dumps({"token": "t", "host": "other", "renewed": 0}))
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        with pytest.raises(InvalidInputError, match="another call"), plan.committing():
+            pass
+    finally:
+        ended.set()
+        thread.join()
+    assert storage.join("out", "_staging-0123").exists()
+    with plan.committing() as commit:
+        score(plan, commit)
+    assert [p.name for p in storage.join("out").list() if not p.name.startswith("day")] == [
+        "_SUCCESS"
+    ]
+
+
+# A driver that is killed once it has moved a file.
+KILLED = """
+import os, sys
+from horovod_spark_runner.ml.file_commit import committing
+from horovod_spark_runner.storage.filesystem import Location
+
+move_to = Location.move_to
+
+def move(self, target):
+    move_to(self, target)
+    if target.name == "a.parquet":
+        os.kill(os.getpid(), 9)
+
+Location.move_to = move
+with committing(Location(sys.argv[1]), sys.argv[2], ["a.parquet", "b.parquet"]) as commit:
+    for number in range(2):
+        name = f"00000{number}-0.parquet"
+        commit.staging.join(name).write_bytes(b"new")
+        commit.told.append((number, name, 1))
+"""
+
+
+def kill(target: Location, mode: str) -> None:
+    command = [sys.executable, "-c", KILLED, str(target), mode]
+    killed = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert killed.returncode == -9, killed.stderr
+
+
+def test_a_driver_that_is_killed_in_a_new_folder(
+    predictor: Predictor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = Location(tmp_path / "storage")
+    rows = fill(storage.join("in"))
+    kill(storage.join("out"), "error")
+    assert not storage.join("out").exists()
+    hidden = [place.name.partition("out")[0] for place in storage.list()]
+    assert hidden == ["_claim-", "_staging-", "in"]
+    plan = plan_files(request(storage), predictor, 2, by_case=False)
+    with caplog.at_level(logging.WARNING), plan.committing() as commit:
+        score(plan, commit)
+    assert [place.name for place in storage.list()] == ["in", "out"]
+    assert len(read(storage.join("out"))) == rows
+    assert caplog.text.count("is of a call that was ended, and is removed") == 1
+    # Killed while the folder did not exist, which another program has made since.
+    kill(storage.join("other"), "error")
+    storage.join("other").make_folder()
+    with committing(storage.join("other"), "error", []):
+        pass
+    assert [place.name for place in storage.list()] == ["in", "other", "out"]
+
+
+def test_a_driver_that_is_killed_while_it_moves_files(predictor: Predictor, tmp_path: Path) -> None:
+    storage = Location(tmp_path / "storage")
+    rows = fill(storage.join("in"))
+    storage.join("out").make_folder()
+    storage.join("out", "old.parquet").write_bytes(b"old")
+    storage.join("out", "_SUCCESS").write_bytes(b"")
+    kill(storage.join("out"), "overwrite")
+    unfinished = r"a part of the files of an earlier call.*no _SUCCESS.*mode='overwrite' replaces"
+    for _ in range(2):  # also when it was told already
+        with pytest.raises(InvalidInputError, match=unfinished):
+            plan_files(request(storage), predictor, 2, by_case=False)
+    plan = plan_files(request(storage, mode="overwrite"), predictor, 2, by_case=False)
+    with plan.committing() as commit:
+        score(plan, commit)
+    names = [place.name for place in storage.join("out").list()]
+    assert names == ["_SUCCESS", "day=0", "day=1", "day=2"]
+    assert len(read(storage.join("out"))) == rows
+
+
+def test_storage_that_fails_while_files_are_moved(
+    predictor: Predictor, storage: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(storage.join("in"))
+    storage.join("out").make_folder()
+    storage.join("out", "old.parquet").write_bytes(b"old")
+    plan = plan_files(request(storage, mode="overwrite"), predictor, 2, by_case=False)
+    move_to = Location.move_to
+
+    def move(self: Location, target: Location) -> None:
+        if "day=1" in str(target):
+            raise OSError("no more quota")
+        move_to(self, target)
+
+    def fail() -> None:
+        with plan.committing() as commit:
+            score(plan, commit)
+            monkeypatch.setattr(Location, "move_to", move)
+
+    with pytest.raises(OSError, match="no more quota"):
+        fail()
+    monkeypatch.setattr(Location, "move_to", move_to)
+    with pytest.raises(InvalidInputError, match="a part of the files of an earlier call"):
+        plan_files(request(storage), predictor, 2, by_case=False)
+    with plan.committing() as commit:
+        score(plan, commit)
+    assert len(read(storage.join("out"))) == 3000
+
+
+def test_destinations_that_cannot_be_are_named(predictor: Predictor, tmp_path: Path) -> None:
+    storage = Location(tmp_path / "storage")
+    fill(storage.join("in"))
+    storage.join("out").write_bytes(b"text")
+    for mode in ("error", "overwrite"):
+        with pytest.raises(InvalidInputError, match="out is a file; name a folder"):
+            plan_files(request(storage, mode=mode), predictor, 2, by_case=False)
+    within = storage.join("out", "scored")
+    asked = FilesRequest(storage.join("in"), within, None, "error", PredictionSettings())
+    plan = plan_files(asked, predictor, 2, by_case=False)
+    named = r"out/scored cannot be written: .*directory"
+    with pytest.raises(InvalidInputError, match=named), plan.committing():
+        pass
+    assert storage.join("out").read_bytes() == b"text"
+
+
+def test_a_source_that_changes_meanwhile_is_named(predictor: Predictor, storage: Location) -> None:
+    fill(storage.join("in"))
+    plan = plan_files(request(storage), predictor, 2, by_case=False)
+    storage.join("in", "day=1", "part.parquet").delete_file()
+    sink = pa.BufferOutputStream()
+    x = pa.array([[1.0, 2.0]], pa.list_(pa.float32()))
+    pq.write_table(pa.table({"id": [0], "x": x}), sink)
+    storage.join("in", "day=2", "part.parquet").write_bytes(sink.getvalue())
+    numbers = pa.RecordBatch.from_pydict({"id": [0]})
+
+    def task(number: int) -> None:
+        with plan.committing() as commit:
+            share = [range(number, number + 1)]
+            body = plan.task.over(plan.units, share, commit.staging)
+            with pytest.raises(DataError) as raised:
+                list(body(iter([numbers])))
+            assert commit.failure() == str(raised.value)
+            raise raised.value
+
+    with pytest.raises(DataError, match=r"in/day=1/part\.parquet has vanished since"):
+        task(1)
+    with pytest.raises(DataError, match=r"in/day=2/part\.parquet has other rows than when"):
+        task(2)
+    assert not storage.join("out").files()
+
+
+def test_empty_row_groups_give_no_rows(predictor: Predictor, tmp_path: Path) -> None:
+    storage = Location(tmp_path)
+    storage.join("in").make_folder()
+    x = pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32()))
+    table = pa.table({"id": pa.array([0, 1], pa.int16()), "x": x})
+    with pq.ParquetWriter(tmp_path / "in" / "some.parquet", table.schema) as writer:
+        for part in (table.slice(0, 0), table.slice(0, 1), table.slice(0, 0), table.slice(1)):
+            writer.write_table(part)
+    pq.write_table(table.slice(0, 0), tmp_path / "in" / "none.parquet")
+    assert pq.ParquetFile(tmp_path / "in" / "none.parquet").num_row_groups == 1
+    plan = plan_files(request(storage), predictor, 2, by_case=False)
+    with plan.committing() as commit:
+        score(plan, commit)
+    assert read(storage.join("out")) == {0: 21.5, 1: 43.5}
+    schema = pq.read_schema(tmp_path / "out" / "none.parquet")
+    assert schema.equals(pq.read_schema(tmp_path / "out" / "some.parquet"))
+    assert schema.field("id").type == pa.int16()
+
+
+def test_small_files_share_a_task(predictor: Predictor, tmp_path: Path) -> None:
+    storage = Location(tmp_path)
+    storage.join("in").make_folder()
+    x = pa.array([[1.0, 2.0]] * 10, pa.list_(pa.float32()))
+    for number in range(40):
+        ids = np.arange(10) + 10 * number
+        pq.write_table(pa.table({"id": ids, "x": x}), tmp_path / "in" / f"{number:02d}.parquet")
+    plan = plan_files(request(storage), predictor, 2, by_case=False)
+    assert len(plan.units) == 40
+    assert [number for share in plan.shares for number in share] == list(range(40))
+    assert len(plan.shares) <= 8
+    numbers = pa.RecordBatch.from_pydict({"id": list(range(len(plan.shares)))})
+    with plan.committing() as commit:
+        body = plan.task.over(plan.units, plan.shares, commit.staging)
+        rows = [
+            json.loads(text) for out in body(iter([numbers])) for text in out["text"].to_pylist()
+        ]
+        commit.told += [tuple(row) for row in rows]
+    assert sorted(read(storage.join("out"))) == list(range(400))
+    # Where there are slots for all, none waits for another.
+    assert (
+        len(plan_files(request(storage, mode="overwrite"), predictor, 40, by_case=False).shares)
+        == 40
+    )
 
 
 def test_memory_of_a_worker_stays_flat(predictor: Predictor) -> None:

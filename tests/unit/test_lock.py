@@ -64,7 +64,7 @@ def test_a_killed_process_leaves_a_lock_that_is_taken_over(
 
 
 def held(**changed: Any) -> dict[str, Any]:
-    identity = lock_module._identity()
+    identity = lock_module.identity()
     return {"token": "t", "renewed": 1000.0, **identity, **changed}
 
 

@@ -406,3 +406,15 @@ def test_metrics_are_one_object_per_epoch(directory: RunDirectory) -> None:
         {"epoch": 0, "loss": 1.0},
         {"epoch": 1, "loss": 0.5},
     ]
+
+
+def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
+    """Also folders, as of a SavedModel, and what lies beside them."""
+    directory = RunDirectory(str(tmp_path))
+    left = tmp_path / ".saved_model.0123abcd"
+    (left / "variables").mkdir(parents=True)
+    (left / "variables" / "half").write_bytes(b"half")
+    (tmp_path / ".z.json.0123abcd").write_text("half")
+    (tmp_path / "saved_model").mkdir()
+    directory.sweep()
+    assert [path.name for path in tmp_path.iterdir()] == ["saved_model"]

@@ -47,10 +47,6 @@ def epoch(number: int, **metrics: float) -> Progress:
     return Progress(number, 9, 5, 5, 5 * number + 5, metrics, 100.0)
 
 
-def within(number: int) -> Progress:
-    return Progress(number, 9, 3, 5, 5 * number + 3, {"loss": 77.0})
-
-
 def read(place: Path) -> tuple[Any, Any]:
     from mlflow import MlflowClient
 
@@ -70,8 +66,7 @@ def test_what_is_logged(tmp_path: Path) -> None:
     model.mkdir(parents=True)
     (model / "model.keras").write_bytes(b"weights")
     training = begin(tmp_path, run_name="first", tags={"team": "a"})
-    training.on_progress(within(0))
-    training.on_progress(epoch(0, loss=2.0, val_loss=3.0))
+    training.epoch(epoch(0, loss=2.0, val_loss=3.0))
     # The report of the second epoch is lost; the third has a value that is no number.
     training.finish(
         [{"loss": 2.0, "val_loss": 3.0}, {"loss": 1.0, "f1[0]": 0.5}, {"loss": float("nan")}]
@@ -101,14 +96,14 @@ def test_what_is_logged(tmp_path: Path) -> None:
 
 def test_a_training_that_goes_on_is_one_run(tmp_path: Path) -> None:
     training = begin(tmp_path)
-    training.on_progress(epoch(0, loss=2.0))
-    training.on_progress(epoch(1, loss=1.5))
+    training.epoch(epoch(0, loss=2.0))
+    training.epoch(epoch(1, loss=1.5))
     training.fail(RuntimeError("lost"))
     assert read(tmp_path)[1].info.status == "FAILED"
     more = {**SETTINGS, "fit": {"batch_size": 32, "epochs": 3}}
     training = begin(tmp_path, more, log_model=False)
-    training.on_progress(epoch(1, loss=1.5))  # trained again, to the same value
-    training.on_progress(epoch(2, loss=1.0))
+    training.epoch(epoch(1, loss=1.5))  # trained again, to the same value
+    training.epoch(epoch(2, loss=1.0))
     training.finish([{"loss": 2.0}, {"loss": 1.5}, {"loss": 1.0}])
     assert points(tmp_path, "loss") == [(0, 2.0), (1, 1.5), (2, 1.0)]
     run = read(tmp_path)[1]
@@ -136,8 +131,8 @@ def test_a_failure_of_mlflow_is_told_once(
 
     monkeypatch.setattr(training._client, "log_batch", failing)
     with caplog.at_level(logging.WARNING):
-        training.on_progress(epoch(0, loss=2.0))
-        training.on_progress(epoch(1, loss=1.0))
+        training.epoch(epoch(0, loss=2.0))
+        training.epoch(epoch(1, loss=1.0))
         while not training._work.empty():
             threading.Event().wait(0.01)
         threading.Event().wait(0.1)

@@ -53,7 +53,7 @@ class Runs:
         self.until(lambda: name in self.started + self.told)
 
     def _run(self, name: str, asked: Claim) -> None:
-        with self.turns.turn(asked, lambda: self.told.append(name)) as waited:
+        with self.turns.turn(asked, lambda: self.told.append(name), lambda: None) as waited:
             assert waited is (name in self.told)
             self.started.append(name)
             self.ends[name].wait(20)
@@ -96,7 +96,9 @@ def test_one_that_gives_up_waiting_holds_up_nobody() -> None:
     def give_up() -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), runs.turns.turn(claim(4), give_up):
+    with pytest.raises(KeyboardInterrupt), runs.turns.turn(claim(4), give_up, lambda: None):
+        pass
+    with pytest.raises(KeyboardInterrupt), runs.turns.turn(claim(4), lambda: None, give_up):
         pass
     runs.start("second", claim(1))
     runs.until(lambda: "second" in runs.started)

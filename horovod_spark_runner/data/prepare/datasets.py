@@ -183,7 +183,7 @@ def stored(
         sweep_incomplete(folder, float("-inf"), time.time())
     try:
         yield folder, request, made
-    except RunFailedError:
+    except (RunFailedError, KeyboardInterrupt):
         keep = keep or not shared
         raise
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from pyspark import TaskContext
 from ...machine import environment_at_start
 from ...settings.launching import LaunchSettings
 from ...spark.capacity import Allotment
-from ...spark.session import classic_context, use_own_python
+from ...spark.session import inheriting_thread, use_own_python
 from ..shared.command import worker_environment
 from ..slot.ready import ask_to_import
 
@@ -70,11 +69,4 @@ def import_meanwhile(
         with contextlib.suppress(Exception):
             spark.range(0, slots, 1, slots).mapInArrow(task, "id long", **profile).collect()
 
-    kind = threading.Thread
-    if classic_context(spark) is not None:
-        from pyspark import InheritableThread
-
-        kind = InheritableThread  # takes the caller's Spark properties along
-    thread = kind(target=run, name="hsr-head-start")
-    thread.daemon = True
-    thread.start()
+    inheriting_thread(spark, run, "hsr-head-start").start()

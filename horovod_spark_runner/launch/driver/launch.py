@@ -146,7 +146,7 @@ def launch(
     claim = _claim(spark, allotment, one_at_a_time=bool(port))  # a port has room for one run
     with (
         contextlib.closing(observer),
-        _turns.turn(claim, lambda: _say(observer, Queued())) as waited,
+        _turns.turn(claim, lambda: _say(observer, Queued()), observer.look) as waited,
     ):
         if workers is None:
             _say(observer, Notice(allotment.describe(), warn=False))
@@ -221,7 +221,7 @@ def run_job(job: Job, talk: Talk) -> list[RankOutcome]:
     job.start()
     try:
         while job.is_alive() and talk.go_on() is not Verdict.GIVE_UP:
-            pass
+            talk.let_look()
     finally:
         _end(job, talk)
         talk.close()

@@ -29,6 +29,9 @@ class Observer(Protocol):
     def on_message(self, told: Told) -> None:
         """Take one message of a slot, or of the driver itself."""
 
+    def look(self) -> None:
+        """Look up, several times a second, also while the run waits; what this raises ends it."""
+
     def close(self) -> None:
         """The run has ended."""
 
@@ -70,6 +73,10 @@ class Talk:
         if verdict is Verdict.ASK_FOR_STACKS:
             self._server.broadcast(Stalled(self.watch.stall_reason))
         return verdict
+
+    def let_look(self) -> None:
+        """Let the observer end the run, by what it raises."""
+        self._observer.look()
 
     def take_rest(self) -> None:
         """Take the messages that have come."""

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-# How long a wait lasts at most before Ctrl-C is heard.
+# How long a wait lasts at most before Ctrl-C, or a wish to end the run, is heard.
 _TICK = 0.2
 
 
@@ -54,24 +54,29 @@ class Turns:
         self._running: list[list[Claim]] = []
 
     @contextlib.contextmanager
-    def turn(self, claim: Claim, on_wait: Callable[[], None]) -> Iterator[bool]:
+    def turn(
+        self, claim: Claim, on_wait: Callable[[], None], look: Callable[[], None]
+    ) -> Iterator[bool]:
         """Wait until there is room, and hold it.
 
         Args:
             claim: what is needed.
             on_wait: is called once if there is no room yet.
+            look: is called again and again until there is room; what it raises ends the wait.
 
         Yields:
             Whether it had to wait.
         """
         ticket = [claim]
         try:
-            yield self._wait(ticket, on_wait)
+            yield self._wait(ticket, on_wait, look)
         finally:
             with self._changed:
                 self._remove(self._running, ticket)
 
-    def _wait(self, ticket: list[Claim], on_wait: Callable[[], None]) -> bool:
+    def _wait(
+        self, ticket: list[Claim], on_wait: Callable[[], None], look: Callable[[], None]
+    ) -> bool:
         with self._changed:
             self._waiting.append(ticket)
             at_once = self._may_start(ticket)
@@ -81,6 +86,7 @@ class Turns:
             with self._changed:
                 while not self._may_start(ticket):
                     self._changed.wait(_TICK)
+                    look()
                 self._running.append(ticket)
         finally:
             with self._changed:

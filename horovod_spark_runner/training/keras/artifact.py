@@ -34,6 +34,9 @@ from .outputs import (
 from .sample import check_close, take_sample, try_out
 from .saved import ARCHIVE_FILE, FILES, SAMPLE_FILE, KerasFacts, SavedModel
 
+# How many numbers of two models' weights are compared at once.
+_PART = 1 << 22
+
 logger = logging.getLogger(__name__)
 
 
@@ -104,8 +107,9 @@ def _save(
 ) -> SavedModel:
     state = keras_state()
     files = ModelWriter(directory)
-    weights = {f"{number:05d}": np.array(w.numpy()) for number, w in enumerate(model.weights)}
+    weights = {f"{number:05d}": np.asarray(w.numpy()) for number, w in enumerate(model.weights)}
     files.write(WEIGHTS_FILE, dump_arrays(weights))
+    del weights  # may be of gigabytes
     archive = _archive(model)
     if archive is not None:
         files.write(ARCHIVE_FILE, archive)
@@ -248,8 +252,16 @@ def _check_same(loaded: keras.Model, model: keras.Model, inputs: Any, expected: 
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
-    same_kind = one.shape == other.shape and one.dtype == other.dtype
-    return same_kind and one.tobytes() == other.tobytes()
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    parts = zip(_parts(one), _parts(other), strict=True)
+    return all(ours.tobytes() == theirs.tobytes() for ours, theirs in parts)
+
+
+def _parts(array: np.ndarray) -> list[np.ndarray]:
+    """Return an array in parts, of which a copy is small."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return [flat[start : start + _PART] for start in range(0, flat.size, _PART)]
 
 
 def _first_line(error: BaseException) -> str:

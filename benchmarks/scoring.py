@@ -1,0 +1,131 @@
+"""How long one row takes through an exported pipeline, in one process without Spark.
+
+The pipeline of ``examples/flights_pipeline.py``, and one of text, are fitted, exported and scored
+row by row; the preparation alone, and with the network. Beside them: columns of many rows.
+
+Usage: python benchmarks/scoring.py [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from peers.session import make_session
+from report import GOAL_HEAD, goal, present, shown_command, table
+
+ROWS, TURNS, REPEATS = 100_000, 2000, 5
+NUMBERS = ["dep_delay", "distance", "hour", "month", "weekday"]
+CARRIERS = ["UA", "B6", "EV", "DL", "AA", "MQ", "US", "9E", "WN", "VX", "FL", "AS", "F9", "YV"]
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "in", "late", "sun"]
+
+
+def make_rows() -> dict[str, list[Any]]:
+    draw = np.random.default_rng(5)
+    rows: dict[str, list[Any]] = {name: draw.normal(0, 9, ROWS).tolist() for name in NUMBERS}
+    rows["carrier"] = draw.choice(CARRIERS, ROWS).tolist()
+    rows["origin"] = draw.choice(["EWR", "JFK", "LGA"], ROWS).tolist()
+    rows["text"] = [" ".join(words) for words in draw.choice(WORDS, (ROWS, 12)).tolist()]
+    return rows
+
+
+def export(folder: Path, rows: dict[str, list[Any]]) -> None:
+    """Write both pipelines."""
+    import keras
+    import pandas as pd
+    from pyspark.ml import Pipeline, PipelineModel
+    from pyspark.ml import feature as ml
+
+    from horovod_spark_runner import TFTransformer, export_pipeline
+
+    spark = make_session(2, "2g")
+    frame = spark.createDataFrame(pd.DataFrame(rows))
+    names = ["carrier", "origin"]
+    indices, vectors = [f"{name}_index" for name in names], [f"{name}_vector" for name in names]
+    prepared = Pipeline(
+        stages=[
+            ml.StringIndexer(inputCols=names, outputCols=indices, handleInvalid="keep"),
+            ml.OneHotEncoder(inputCols=indices, outputCols=vectors),
+            ml.VectorAssembler(inputCols=[*NUMBERS, *vectors], outputCol="features"),
+        ]
+    ).fit(frame)
+    width = len(prepared.transform(frame).first()["features"])
+    layers = [keras.layers.Dense(n, activation="relu") for n in (64, 32)]
+    model = keras.Sequential([keras.Input((width,)), *layers, keras.layers.Dense(1)])
+    network = TFTransformer.from_keras(model, ["features"])
+    export_pipeline(PipelineModel([prepared, network]), folder / "flights", frame)
+    words = Pipeline(
+        stages=[
+            ml.Tokenizer(inputCol="text", outputCol="words"),
+            ml.HashingTF(inputCol="words", outputCol="counts"),
+            ml.IDF(inputCol="counts", outputCol="features"),
+        ]
+    ).fit(frame)
+    export_pipeline(words, folder / "text", frame)
+    spark.stop()
+
+
+def percentiles(score: Callable[[dict[str, Any]], Any], rows: list[dict[str, Any]]) -> list[float]:
+    """Return the median and the 99th percentile of one row's time, in milliseconds."""
+    times = []
+    for turn in range(TURNS + 100):
+        began = time.perf_counter()
+        score(rows[turn % len(rows)])
+        times.append(1000 * (time.perf_counter() - began))
+    return [float(np.percentile(times[100:], part)) for part in (50, 99)]
+
+
+def measure(folder: Path, rows: dict[str, list[Any]]) -> tuple[list[list[str]], float]:
+    """Return the table's rows, and the median for the preparation of a flight."""
+    from horovod_spark_runner.scoring import load_pipeline
+
+    cells, medians = [], []
+    single = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+    for what, name, columns in (
+        ("flights, preparation alone", "flights", ["features"]),
+        ("flights, with the network", "flights", ["prediction"]),
+        ("12 words to 262,144 hashed counts", "text", ["counts"]),
+    ):
+        scorer = load_pipeline(folder / name)
+        median, late = percentiles(lambda row, s=scorer, c=columns: s.score_row(row, c), single)  # type: ignore[misc]
+        medians.append(median)
+        given = {n: np.array(rows[n]) if n in NUMBERS else rows[n] for n in scorer.input_types}
+        rate = "–"
+        if name == "flights":
+            times = []
+            for _ in range(REPEATS):
+                began = time.perf_counter()
+                scorer.score(given, columns)
+                times.append(time.perf_counter() - began)
+            rate = f"{ROWS / min(times):,.0f}"
+        cells.append([what, f"{median:.3f}", f"{late:.3f}", rate])
+    return cells, medians[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    arguments = parser.parse_args()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    rows = make_rows()
+    with tempfile.TemporaryDirectory(prefix="hsr-benchmark-") as folder:
+        export(Path(folder), rows)
+        cells, median = measure(Path(folder), rows)
+    text = "\n\n".join(
+        [
+            f"{TURNS:,} dictionaries, one at a time; columns of {ROWS:,} rows, best of {REPEATS}.",
+            table(["Pipeline", "p50, ms", "p99, ms", "Columns, rows/s"], cells),
+            table(GOAL_HEAD, [goal("p50 of the preparation, ms", median, at_most=1.0)]),
+        ]
+    )
+    present("Scoring without Spark", shown_command(), text, arguments.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""``horovod-spark-runner tune``: what became of searches, read from their studies' directories."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..errors import RunDirectoryError
+from ..rundir.lock import read_lock, seems_held
+from ..storage.filesystem import Location
+from ..tune.call import study_module
+from ..tune.directory import StudyDirectory
+from ..tune.result import FINISHED, STATES, TrialLine, trial_line
+
+
+@dataclass(frozen=True)
+class StudySummary:
+    """What a study's directory tells.
+
+    Attributes:
+        place: the directory.
+        metric: what is searched by.
+        direction: whether ``"min"`` or ``"max"`` is best.
+        holder: who is searching; empty if nobody is.
+        best: number of the best trial; ``None`` if none is finished.
+        trials: by number.
+    """
+
+    place: str
+    metric: str
+    direction: str
+    holder: str
+    best: int | None
+    trials: tuple[TrialLine, ...]
+
+
+def read_study(directory: StudyDirectory, now: float) -> StudySummary:
+    """Return what a study's directory tells.
+
+    Args:
+        directory: the study's directory.
+        now: seconds since the epoch.
+
+    Raises:
+        RunDirectoryError: it holds no study, or a damaged one.
+        EnvironmentProblem: optuna is not installed.
+    """
+    record = directory.read_record()
+    if record is None:
+        raise RunDirectoryError(f"{directory.location} holds no study: it has no study.json")
+    lock = read_lock(directory.lock.lock)
+    alive = lock is not None and seems_held(lock, now)
+    study = study_module().Study(directory)
+    best = study.best()
+    return StudySummary(
+        place=str(directory.location),
+        metric=str(record["metric"]),
+        direction=str(record["direction"]),
+        holder=f"process {lock.get('pid')} on {lock.get('host')}" if alive and lock else "",
+        best=None if best is None else best.number,
+        trials=tuple(trial_line(one, directory, searching=alive) for one in study.trials()),
+    )
+
+
+def describe_study(study: StudySummary) -> str:
+    """Return all of a study for people."""
+    counts = Counter(line.state for line in study.trials)
+    told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    lines = [
+        f"study   {study.place}",
+        "state   " + (f"searching ({study.holder})" if study.holder else "nobody is searching"),
+        f"metric  {study.metric}, {study.direction}",
+        f"trials  {len(study.trials)}" + (f": {told}" if told else ""),
+        *_table(study),
+    ]
+    if study.best is not None:
+        best = next(line for line in study.trials if line.trial == study.best)
+        lines.append(f"best    trial {best.trial}: {_number(best.value)} with {dict(best.params)}")
+        lines.append(f"        {best.run_dir}")
+    lines += [
+        f"failed  trial {line.trial}: {_first(line.error)}" for line in study.trials if line.error
+    ]
+    return "\n".join(lines)
+
+
+def _table(study: StudySummary) -> list[str]:
+    names = list(dict.fromkeys(name for line in study.trials for name in line.params))
+    rows = [["trial", "state", study.metric, "epochs", "seconds", *names]]
+    for line in study.trials:
+        params = [_number(line.params[name]) if name in line.params else "" for name in names]
+        seconds = "" if line.seconds is None else f"{line.seconds:.1f}"
+        state = line.state + (" *" if line.trial == study.best and line.state == FINISHED else "")
+        rows.append(
+            [str(line.trial), state, _number(line.value), str(line.epochs), seconds, *params]
+        )
+    return _columns(rows) if study.trials else []
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def _first(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def show_command(arguments: argparse.Namespace) -> int:
+    """Show one study."""
+    study = read_study(StudyDirectory(Location(arguments.study_dir)), time.time())
+    print(json.dumps(asdict(study), indent=1) if arguments.json else describe_study(study))
+    return 0

@@ -1,0 +1,1 @@
+"""Fitted pipelines of Spark ML, written to be scored without Spark."""

@@ -1,0 +1,100 @@
+"""A `TFTransformer` as a stage of a scorer."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import zipfile
+from pathlib import Path
+
+from ..data.manifest import Column
+from ..data.prepare.columns import sources_of_features
+from ..errors import InvalidInputError
+from ..ml.features import check_fits, feature_names
+from ..ml.inference import SPARK_DTYPES, is_scalar, spark_type
+from ..ml.outputs import added_by
+from ..ml.params import prediction_settings
+from ..ml.predictions import PredictionModel
+from ..scoring.network import Network
+from ..storage.filesystem import Location
+from ..training.engine import SAVED_MODEL, engine_named
+from .fitted import Fitted
+
+
+def network(fitted: Fitted) -> Network:
+    """Return a transformer with its network, written as a SavedModel; TensorFlow is imported.
+
+    Raises:
+        ModelError: a SavedModel cannot hold the network, or the scorer not what it takes.
+    """
+    transformer: PredictionModel = fitted.stage
+    settings = prediction_settings(transformer)
+    if settings.output_form == "struct":
+        raise fitted.refused("output_form='struct' makes a column of another kind than others")
+    recipe = transformer._model.whole()
+    names = feature_names(settings, recipe.inputs, recipe.columns)
+    sources = sources_of_features(fitted.before, names)
+    for name, source, column in zip(names, sources, recipe.columns, strict=True):
+        fitted.kind(name)
+        try:
+            check_fits(source, column)
+        except InvalidInputError as error:
+            raise fitted.refused(str(error)) from error
+        _check_plain(fitted, name, column, source.depth)
+    if recipe.batch_size is not None:
+        raise fitted.refused(f"its network takes exactly {recipe.batch_size} rows at a time")
+    added = added_by(recipe.outputs, settings)
+    for one in added:
+        spark_type(one.spec)  # refuses what Spark has no type for
+    # Names of its own: the columns' may be none that TensorFlow takes.
+    arguments = tuple(f"column{number}" for number in range(len(names)))
+    engine = engine_named(recipe.engine)
+    engine.check_export(SAVED_MODEL, arguments, tuple(recipe.transforms), recipe.columns)
+    outputs = tuple(f"output{number}" for number in range(len(recipe.outputs)))
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder, "network")
+        engine.export(recipe, SAVED_MODEL, arguments, outputs, Location(place))
+        contents = _packed(place)
+    return Network(
+        inputs=names,
+        arguments=arguments,
+        dtypes=tuple(column.dtype for column in recipe.columns),
+        shapes=tuple(column.shape for column in recipe.columns),
+        outputs=outputs,
+        added=tuple(
+            (
+                one.name,
+                one.output,
+                one.holds,
+                one.scores,
+                is_scalar(one.spec),
+                SPARK_DTYPES[one.spec.dtype][1] or one.spec.dtype,
+            )
+            for one in added
+        ),
+        handle_invalid=settings.handle_invalid,
+        batch_size=settings.predict_batch_size,
+        contents=contents,
+    )
+
+
+def _check_plain(fitted: Fitted, name: str, column: Column, depth: int) -> None:
+    if column.encoding:
+        raise fitted.refused(
+            f"feature column {name!r} holds bytes to be decoded ({column.encoding}); "
+            "TFTransformer.export writes a SavedModel that takes them"
+        )
+    if column.is_text and column.shape:
+        raise fitted.refused(f"feature column {name!r} holds lists of strings")
+    if depth > 1:
+        raise fitted.refused(f"feature column {name!r} holds nested arrays; make them one array")
+
+
+def _packed(folder: Path) -> bytes:
+    """Return all files of a folder as one archive."""
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w", allowZip64=True) as archive:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                archive.write(path, path.relative_to(folder).as_posix())
+    return whole.getvalue()

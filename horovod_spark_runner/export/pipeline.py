@@ -1,0 +1,183 @@
+"""`export_pipeline`: a fitted pipeline of Spark ML as files that are scored without Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InvalidInputError, ModelError, RunDirectoryError
+from ..scoring.bundle import MAIN_FILE, Bundle, bundle_files
+from ..scoring.categories import StringIndexer
+from ..scoring.inputs import ARRAY, VECTOR, Input
+from ..scoring.network import Network
+from ..scoring.stage import Stage
+from ..settings.kinds import check_choice
+from ..storage.filesystem import Location
+from .fitted import Fitted, kind_of, vector_size
+from .readers import READERS
+
+if TYPE_CHECKING:
+    from pyspark.ml import PipelineModel
+    from pyspark.sql import DataFrame
+
+_MODES = ("error", "overwrite")
+
+
+def export_pipeline(
+    pipeline_model: PipelineModel,
+    path: str | os.PathLike[str],
+    frame: DataFrame,
+    *,
+    mode: str = "error",
+) -> None:
+    """Write a fitted pipeline such that `horovod_spark_runner.scoring` scores it without Spark.
+
+    The files are data: JSON, NumPy's arrays, and a SavedModel for each network, for which
+    TensorFlow is imported by this call. Their sums tell damaged ones.
+
+    A stage whose results could differ from Spark's is refused by name, before anything is written.
+
+    Args:
+        pipeline_model: the fitted pipeline, or one fitted stage. Pipelines may be nested, and the
+            best models of ``CrossValidator`` and ``TrainValidationSplit`` are taken.
+        path: the folder or URL to write.
+        frame: a DataFrame as the pipeline takes it, such as the one it was fitted on: the types of
+            its columns are those that are scored. Its rows are not read, but for the size of
+            vectors that no stage has told.
+        mode: ``"error"`` (default) refuses a path that holds something, ``"overwrite"`` replaces
+            an earlier export.
+
+    Raises:
+        ModelError: a stage cannot be exported; the message names it and says why.
+        RunDirectoryError: there is something at the path.
+        InvalidInputError: an argument cannot be right.
+        DataError: the DataFrame is not one that the pipeline takes.
+        OSError: storage fails.
+    """
+    check_choice("mode", mode, _MODES)
+    if not hasattr(frame, "schema") or not hasattr(pipeline_model, "transform"):
+        raise InvalidInputError(
+            "export_pipeline takes a fitted pipeline and a DataFrame that it takes, got "
+            f"{pipeline_model!r:.200} and {frame!r:.200}"
+        )
+    location = Location(path)
+    _check_free(location, mode)
+    stages = list(_read(_flat(pipeline_model), frame))
+    bundle = Bundle(tuple(_inputs(stages, frame)), tuple(stages))
+    _write(bundle, location)
+
+
+def _flat(stage: Any) -> Iterator[Any]:
+    """Yield the stages of a pipeline, of those within it, and the best ones of searches."""
+    from pyspark.ml import PipelineModel
+    from pyspark.ml.tuning import CrossValidatorModel, TrainValidationSplitModel
+
+    if isinstance(stage, PipelineModel):
+        for inner in stage.stages:
+            yield from _flat(inner)
+    elif isinstance(stage, CrossValidatorModel | TrainValidationSplitModel):
+        yield from _flat(stage.bestModel)
+    else:
+        yield stage
+
+
+def _read(stages: Iterable[Any], frame: DataFrame) -> Iterator[Stage]:
+    """Yield the scorer's stages; networks, which take longest, after all others are known."""
+    from ..ml.predictions import PredictionModel
+
+    stages = list(stages)
+    _check_known([one for one in stages if not isinstance(one, PredictionModel)])
+    for stage in stages:
+        fitted = Fitted(stage, frame, stage.transform(frame))
+        if isinstance(stage, PredictionModel):
+            from .network import network
+
+            yield network(fitted)
+        else:
+            made = READERS[type(stage).__name__](fitted)
+            for name in inputs_of(made):
+                fitted.kind(name)
+            yield made
+        frame = fitted.after
+
+
+def _check_known(stages: Iterable[Any]) -> None:
+    for stage in stages:
+        kind = type(stage)
+        if kind.__module__ != "pyspark.ml.feature" or kind.__name__ not in READERS:
+            raise ModelError(
+                f"stage {kind.__name__} ({stage.uid}) cannot be exported: the scorer has none "
+                f"such. It has {', '.join(sorted(READERS))} and TFTransformer"
+            )
+
+
+def inputs_of(stage: Stage) -> tuple[str, ...]:
+    """Return the columns a stage takes."""
+    several = getattr(stage, "inputs", None)
+    return (stage.input,) if several is None else tuple(several)  # type: ignore[attr-defined]
+
+
+def _inputs(stages: Iterable[Stage], frame: DataFrame) -> Iterator[Input]:
+    """Yield the columns that the stages take from the DataFrame."""
+    made: set[str] = set()
+    needed: dict[str, bool] = {}
+    widths: dict[str, int] = {}
+    for stage in stages:
+        if isinstance(stage, Network):
+            widths.update(zip(stage.inputs, map(math.prod, stage.shapes), strict=True))
+        for name in inputs_of(stage):
+            if name not in made:
+                needed[name] = needed.get(name, False) or not isinstance(stage, StringIndexer)
+        made.update(stage.adds)
+    for field in frame.schema.fields:
+        if field.name in needed:
+            kind = kind_of(field)
+            assert kind is not None  # each stage's reader has looked
+            size = 0
+            if kind in (VECTOR, ARRAY):
+                size = widths.get(field.name) or vector_size(frame, field)
+            yield Input(field.name, kind, size, needed[field.name])
+
+
+def _check_free(target: Location, mode: str) -> None:
+    if not target.exists() or (target.is_folder and not target.list()):
+        return
+    if mode == "error":
+        raise RunDirectoryError(
+            f"{target} is there already; mode='overwrite' replaces an earlier export"
+        )
+    if not target.join(MAIN_FILE).exists():
+        raise RunDirectoryError(
+            f"{target} holds something else than an exported pipeline, which is not replaced; "
+            "give another path"
+        )
+
+
+def _write(bundle: Bundle, target: Location) -> None:
+    """Write the files; where storage can rename, a reader sees the old ones or the new ones."""
+    files = bundle_files(bundle)
+    if not target.renames_whole:
+        main = target.join(MAIN_FILE)
+        if main.exists():
+            main.delete_file()
+        for name, data in files.items():
+            target.join(name).write_unseen(data)
+        for file in target.files():
+            if file.name not in files:
+                target.join(file.name).delete_file()
+        return
+    aside = target.parent.join(f".{target.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        aside.make_folder()
+        for name, data in files.items():
+            aside.join(name).write_unseen(data)
+        target.delete_folder()
+        aside.move_to(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.delete_folder()
+        raise

@@ -1,0 +1,94 @@
+"""From what a network gives to the columns that are added: numbers, vectors, classes. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import DataError
+from .columns import Column, Numbers, Vectors, Words
+
+# What an added column holds.
+PLAIN, VECTOR, CLASS, PROBABILITY, SCORES = "plain", "vector", "class", "probability", "scores"
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output of a network, and what is made of it.
+
+    Attributes:
+        name: the output's name.
+        dtype: NumPy's type of the column; ``"string"`` for text.
+        scalar: whether it is one number per row.
+        scores: whether it is scores of classes, and not their probabilities.
+        holds: what the added column holds.
+    """
+
+    name: str
+    dtype: str
+    scalar: bool
+    scores: bool
+    holds: str
+
+
+def column_of_plain(values: np.ndarray, output: Output) -> Column:
+    """Return an output as it is: a number per row, or all its numbers in one row of an array."""
+    rows = values.reshape(len(values), math.prod(values.shape[1:]))
+    if output.dtype == "string":
+        texts = [[text.decode() for text in row] for row in rows.tolist()]
+        return Words([row[0] for row in texts]) if output.scalar else Words(texts, lists=True)
+    if output.scalar:
+        return Numbers(rows[:, 0].astype(output.dtype))
+    return Vectors(rows.shape[1], rows.astype(output.dtype))
+
+
+def column_of_scores(values: np.ndarray, output: Output) -> Column:
+    """Return an output as a vector, the likeliest class, or probabilities or scores of classes.
+
+    Raises:
+        DataError: it is none of classes.
+    """
+    rows = values.reshape(len(values), math.prod(values.shape[1:])).astype(np.float64)
+    if output.holds == VECTOR:
+        return Vectors(rows.shape[1], rows)
+    classes = _of_two(rows[:, 0], output) if output.scalar else _of_several(rows, values, output)
+    if output.holds == CLASS:
+        return Numbers(np.argmax(classes, axis=1).astype(np.float64))
+    return Vectors(classes.shape[1], classes)
+
+
+def _of_two(value: np.ndarray, output: Output) -> np.ndarray:
+    """Return what an output, which is about class 1, says of both classes."""
+    if not output.scores:
+        _check((value >= 0) & (value <= 1), value, output)
+        return np.stack([1.0 - value, value], axis=1)
+    _check(~np.isnan(value), value, output)
+    if output.holds == PROBABILITY:
+        share = 1.0 / (1.0 + np.exp(-value))
+        return np.stack([1.0 - share, share], axis=1)
+    return np.stack([-value, value], axis=1)
+
+
+def _of_several(rows: np.ndarray, given: np.ndarray, output: Output) -> np.ndarray:
+    """Return what an output says of each class."""
+    if not output.scores:
+        tolerance = 2e-2 if given.dtype.itemsize == 2 else 1e-3
+        right = (rows.min(axis=1) >= -tolerance) & (abs(rows.sum(axis=1) - 1.0) <= tolerance)
+        _check(right, rows, output)
+        return rows
+    _check(~np.isnan(rows).any(axis=1), rows, output)
+    if output.holds != PROBABILITY:
+        return rows
+    powers = np.exp(rows - rows.max(axis=1, keepdims=True))
+    shares: np.ndarray = powers / powers.sum(axis=1, keepdims=True)
+    return shares
+
+
+def _check(right: np.ndarray, values: np.ndarray, output: Output) -> None:
+    if right.all():
+        return
+    what = "has scores that are no numbers" if output.scores else "is no probabilities"
+    found = values[int(np.argmin(right))]
+    raise DataError(f"output {output.name!r} of the model {what}: {found!s:.200}")

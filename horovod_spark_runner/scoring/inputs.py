@@ -1,0 +1,211 @@
+"""What is given to a scorer, as columns of the types that the pipeline was made for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError
+from .columns import Column, Mask, Numbers, Vectors, Words
+
+# Spark's types of numbers -> NumPy's.
+DTYPES = {
+    "boolean": "bool",
+    "tinyint": "int8",
+    "smallint": "int16",
+    "int": "int32",
+    "bigint": "int64",
+    "float": "float32",
+    "double": "float64",
+}
+TEXT, WORDS, VECTOR, ARRAY = "string", "array<string>", "vector", "array"
+
+
+@dataclass(frozen=True)
+class Input:
+    """A column that a pipeline takes.
+
+    Attributes:
+        name: its name.
+        kind: Spark's type of it, ``"vector"``, or ``"array"`` for one of numbers.
+        size: elements of a vector or array; 0 for other kinds.
+        needed: whether there is no score without it.
+    """
+
+    name: str
+    kind: str
+    size: int = 0
+    needed: bool = True
+
+    def convert(self, given: Any) -> Column:
+        """Return the column of what is given for it.
+
+        Args:
+            given: a sequence, NumPy array, pandas series or Arrow array.
+
+        Raises:
+            DataError: a value does not fit; the message names column, row and value.
+        """
+        values, valid = _plain(given)
+        if self.kind in (TEXT, WORDS):
+            return self._words(values, valid)
+        if self.kind in (VECTOR, ARRAY):
+            return self._vectors(values, valid)
+        return self._numbers(values, valid)
+
+    def _words(self, values: Sequence[Any], valid: Mask) -> Words:
+        lists = self.kind == WORDS
+        found: list[Any] = []
+        for row, value in enumerate(values):
+            if _is_null(value) or (valid is not None and not valid[row]):
+                found.append(None)
+            elif not lists and isinstance(value, str):
+                found.append(str(value))
+            elif lists and isinstance(value, list | tuple | np.ndarray):
+                if not all(isinstance(word, str) for word in value):
+                    raise self._misfit(row, value, "it must be a list of strings")
+                found.append([str(word) for word in value])
+            else:
+                raise self._misfit(row, value, f"it must be {self._described()} or None")
+        return Words(found, lists)
+
+    def _vectors(self, values: Any, valid: Mask) -> Vectors:
+        if isinstance(values, np.ndarray) and values.ndim == 2 and values.dtype.kind in "iuf":
+            self._check_size(0, values.shape[1], values)
+            return Vectors(self.size, values.astype(np.float64), valid)
+        data = np.zeros((len(values), self.size))
+        there = np.ones(len(values), bool) if valid is None else valid.copy()
+        for row, value in enumerate(values):
+            if not there[row] or _is_null(value):
+                there[row] = False
+                continue
+            value = value.toArray() if hasattr(value, "toArray") else value
+            try:
+                one = np.asarray(value, np.float64)
+            except (TypeError, ValueError):
+                one = np.zeros(())
+            nulls = not isinstance(value, np.ndarray) and None in value if one.ndim else False
+            if one.ndim != 1 or (self.kind == VECTOR and nulls):
+                raise self._misfit(row, value, f"it must be {self._described()} or None")
+            if self.kind == VECTOR:
+                self._check_size(row, len(one), value)
+            if len(one) != self.size or nulls:
+                there[row] = False
+            else:
+                data[row] = one
+        return Vectors(self.size, data, None if there.all() else there)
+
+    def _check_size(self, row: int, size: int, value: Any) -> None:
+        if size != self.size:
+            raise self._misfit(row, value, f"it has {size} elements, not {self.size}")
+
+    def _numbers(self, values: Any, valid: Mask) -> Numbers:
+        dtype = np.dtype(DTYPES[self.kind])
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
+            values, valid = self._from_objects(values, valid, whole=dtype.kind == "i")
+        if (values.dtype.kind == "b") != (dtype.kind == "b") and len(values):
+            row = 0 if valid is None or not valid.any() else int(np.argmax(valid))
+            if valid is None or valid.any():
+                raise self._misfit(row, values[row], f"it must be {self._described()} or None")
+            values = np.zeros(len(values), dtype)
+        if dtype.kind == "i":
+            values, valid = self._whole(values, valid, dtype)
+        if values.dtype == dtype:
+            return Numbers(values, valid)
+        with np.errstate(over="ignore"):
+            return Numbers(values.astype(dtype), valid)
+
+    def _from_objects(
+        self, values: Sequence[Any], valid: Mask, *, whole: bool
+    ) -> tuple[np.ndarray, Mask]:
+        there = np.ones(len(values), bool) if valid is None else valid.copy()
+        found: list[Any] = []
+        for row, value in enumerate(values):
+            if not there[row] or value is None or type(value).__name__ == "NAType":
+                there[row] = False
+                found.append(None)
+            elif isinstance(value, bool | np.bool_) != (self.kind == "boolean") or not isinstance(
+                value, bool | int | float | np.bool_ | np.integer | np.floating
+            ):
+                raise self._misfit(row, value, f"it must be {self._described()} or None")
+            elif whole and isinstance(value, float | np.floating) and not np.isnan(value):
+                if not float(value).is_integer():
+                    raise self._misfit(row, value, f"it must be {self._described()} or None")
+                found.append(int(value))
+            else:
+                found.append(value)
+        mask = None if there.all() else there
+        blank = False if self.kind == "boolean" else 0
+        plain = [blank if one is None else one for one in found]
+        if self.kind == "boolean":
+            return np.array(plain, bool), mask
+        if whole and not any(isinstance(one, float | np.floating) for one in plain):
+            for row, one in enumerate(plain):
+                if not -(2**63) <= one < 2**63:
+                    raise self._misfit(row, one, f"it does not fit {self.kind}")
+            return np.array(plain, np.int64), mask
+        return np.array(plain, np.float64), mask
+
+    def _whole(self, values: np.ndarray, valid: Mask, dtype: np.dtype) -> tuple[np.ndarray, Mask]:
+        if values.dtype.kind == "f":
+            # pandas has NaN where whole numbers are null.
+            nan = np.isnan(values)
+            if nan.any():
+                valid = ~nan if valid is None else valid & ~nan
+                values = np.where(nan, 0, values)
+            cut = values != np.trunc(values)
+            if cut.any():
+                row = int(np.argmax(cut))
+                raise self._misfit(row, values[row], f"it must be {self._described()} or None")
+        bounds = np.iinfo(dtype)
+        # Compared as Python's own numbers: the largest of 64 bits is no float64.
+        if len(values) and not (
+            int(values.min()) >= bounds.min and int(values.max()) <= bounds.max
+        ):
+            row = int(np.argmax(np.abs(values.astype(np.float64))))
+            raise self._misfit(row, values[row], f"it does not fit {self.kind}")
+        return values, valid
+
+    def _described(self) -> str:
+        if self.kind in (VECTOR, ARRAY):
+            return f"{self.size} numbers"
+        names = {TEXT: "a string", WORDS: "a list of strings", "boolean": "a boolean"}
+        whole = "a number" if self.kind in ("float", "double") else "a whole number"
+        return names.get(self.kind, whole)
+
+    def _misfit(self, row: int, value: Any, advice: str) -> DataError:
+        value = value.item() if isinstance(value, np.generic) else value
+        return DataError(
+            f"column {self.name!r} is {value!r:.200} in row {row} (counted from 0); {advice}"
+        )
+
+
+def _is_null(value: Any) -> bool:
+    if value is None or type(value).__name__ == "NAType":
+        return True
+    return isinstance(value, float) and value != value  # pandas' null among objects
+
+
+def _plain(given: Any) -> tuple[Any, Mask]:
+    """Return a NumPy array or list of the values, and which of them are not null."""
+    if isinstance(given, np.ndarray):
+        return (given if given.dtype.kind in "biuf" else given.tolist()), None
+    if hasattr(given, "to_pylist"):  # Arrow's
+        kind = str(given.type)
+        if kind == "bool" or kind.startswith(("int", "uint", "float", "double")):
+            if not given.null_count:
+                return given.to_numpy(), None
+            there = np.asarray(given.is_valid().to_pylist(), bool)
+            return given.fill_null(False if kind == "bool" else 0).to_numpy(), there
+        return given.to_pylist(), None
+    if hasattr(given, "iloc"):  # pandas'
+        if isinstance(given.dtype, np.dtype) and given.dtype.kind in "biuf":
+            return given.to_numpy(), None
+        there = ~np.asarray(given.isna(), bool)
+        return given.tolist(), None if there.all() else there
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise DataError(f"a column must be a sequence of values, got {given!r:.200}")
+    return given, None

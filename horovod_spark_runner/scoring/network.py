@@ -1,0 +1,145 @@
+"""The network of an exported pipeline: a SavedModel, called by TensorFlow."""
+
+from __future__ import annotations
+
+import io
+import math
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..errors import EnvironmentProblem
+from ..quiet import quiet_imports
+from .classes import PLAIN, Output, column_of_plain, column_of_scores
+from .columns import Batch, Column, Mask, Numbers, Vectors, Words
+from .stage import ERROR, SKIP
+
+_SIGNATURE = "serving_default"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A trained model as a stage; see `TFTransformer`.
+
+    Attributes:
+        inputs: columns that feed it.
+        arguments: what the SavedModel calls each of them.
+        dtypes: NumPy's type of each, as the model was trained; ``"string"`` for text.
+        shapes: shape of one row's value of each.
+        outputs: what the SavedModel calls its outputs.
+        added: the columns to add, each with the output it is made of, and how.
+        handle_invalid: what becomes of rows with null, or values that do not fit: ``"error"``,
+            ``"skip"`` the row, or ``"keep"`` it with null.
+        batch_size: rows per call.
+        contents: the SavedModel's files, as one archive.
+    """
+
+    inputs: tuple[str, ...]
+    arguments: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    outputs: tuple[str, ...]
+    added: tuple[tuple[str, int, str, bool, bool, str], ...]
+    handle_invalid: str
+    batch_size: int
+    contents: bytes = field(repr=False)
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        return tuple(name for name, *_ in self.added)
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, Any]:
+        """The function from tensors to tensors, and TensorFlow."""
+        try:
+            with quiet_imports():
+                import tensorflow as tf
+        except ImportError as error:
+            raise EnvironmentProblem(
+                "the network of this pipeline needs TensorFlow, which is not installed: "
+                "pip install tensorflow (or tensorflow-cpu)"
+            ) from error
+        with tempfile.TemporaryDirectory() as folder:
+            with zipfile.ZipFile(io.BytesIO(self.contents)) as archive:
+                archive.extractall(folder)
+            loaded = tf.saved_model.load(folder)
+        return loaded, tf  # the function alone does not hold the variables
+
+    def __call__(self, batch: Batch) -> None:
+        valid: Mask = None
+        for name, dtype, shape in zip(self.inputs, self.dtypes, self.shapes, strict=True):
+            right = _fitting(batch, name, dtype, math.prod(shape))
+            if self.handle_invalid == ERROR:
+                batch.check(name, right, "there is no prediction for it; see handleInvalid")
+            elif right is not None:
+                valid = right if valid is None else valid & right
+        if self.handle_invalid == SKIP:
+            batch.keep(valid)
+            valid = None
+        whole = batch
+        if valid is not None:
+            whole = Batch(batch.columns, len(batch))
+            whole.keep(valid)
+        values = self._predict(whole)
+        for name, number, holds, scores, scalar, dtype in self.added:
+            output = Output(self.outputs[number], dtype, scalar, scores, holds)
+            column = (
+                column_of_plain(values[number], output)
+                if holds == PLAIN
+                else column_of_scores(values[number], output)
+            )
+            batch.columns[name] = column if valid is None else _spread(column, valid)
+
+    def _predict(self, batch: Batch) -> list[np.ndarray]:
+        """Return the outputs for all rows."""
+        loaded, tf = self._loaded
+        call = loaded.signatures[_SIGNATURE]
+        given = {
+            argument: _argument(batch, name, dtype, shape)
+            for argument, name, dtype, shape in zip(
+                self.arguments, self.inputs, self.dtypes, self.shapes, strict=True
+            )
+        }
+        parts: list[Mapping[str, Any]] = []
+        for begin in range(0, max(len(batch), 1), self.batch_size):
+            piece = {n: tf.constant(v[begin : begin + self.batch_size]) for n, v in given.items()}
+            parts.append(call(**piece))
+        return [np.concatenate([part[name].numpy() for part in parts]) for name in self.outputs]
+
+
+def _fitting(batch: Batch, name: str, dtype: str, width: int) -> Mask:
+    """Return which rows hold what the model takes; ``None`` if all do."""
+    column = batch.column(name)
+    valid = column.valid
+    if isinstance(column, Vectors):
+        return valid if column.size == width else np.zeros(len(column), bool)
+    if isinstance(column, Numbers) and np.dtype(dtype).kind == "i" and column.data.dtype != dtype:
+        bounds = np.iinfo(dtype)
+        inside = (column.data >= bounds.min) & (column.data <= bounds.max)
+        return inside if valid is None else valid & inside
+    return valid
+
+
+def _argument(batch: Batch, name: str, dtype: str, shape: tuple[int, ...]) -> Any:
+    column = batch.column(name)
+    if isinstance(column, Words):
+        return np.array(column.data, object)
+    data = column.dense() if isinstance(column, Vectors) else column.data
+    return data.astype(dtype).reshape(len(data), *shape)
+
+
+def _spread(column: Column, valid: np.ndarray) -> Column:
+    """Return the rows of a column in the places of ``valid``, and null in all others."""
+    places = np.cumsum(valid) - 1
+    if isinstance(column, Words):
+        data = [column.data[p] if v else None for p, v in zip(places, valid, strict=True)]
+        return Words(data, column.lists)
+    if not len(column):
+        shape = (len(valid), *column.data.shape[1:])
+        return replace(column, data=np.zeros(shape, column.data.dtype), valid=valid)
+    return replace(column.take(np.maximum(places, 0)), valid=valid)

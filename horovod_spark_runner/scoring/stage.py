@@ -1,0 +1,83 @@
+"""What a stage of an exported pipeline is, and how it is kept as JSON and arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from ..storage.arrays import Arrays
+from .columns import Batch
+
+# What becomes of rows with invalid values: an error, no row, or a place of their own.
+ERROR, SKIP, KEEP = "error", "skip", "keep"
+
+
+class Stage(Protocol):
+    """One fitted stage: a frozen dataclass of plain values and arrays."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __call__(self, batch: Batch) -> None:
+        """Add the stage's columns to a batch, or leave rows of it out.
+
+        Raises:
+            DataError: where Spark's stage raises an error; the message names column and value.
+        """
+        ...
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        """The columns it adds."""
+        ...
+
+
+def to_stored(stage: Stage, number: int) -> tuple[dict[str, Any], Arrays, dict[str, bytes]]:
+    """Return a stage as JSON's values, its arrays by name, and its files by name.
+
+    Args:
+        stage: the stage.
+        number: its place in the pipeline.
+    """
+    plain: dict[str, Any] = {"kind": type(stage).__name__}
+    arrays: Arrays = {}
+    files: dict[str, bytes] = {}
+    for field in fields(stage):
+        value = getattr(stage, field.name)
+        name = f"{number}.{field.name}"
+        if isinstance(value, np.ndarray):
+            arrays[name] = value
+            value = {"array": name}
+        elif isinstance(value, bytes):
+            files[f"{name}.zip"] = value
+            value = {"file": f"{name}.zip"}
+        plain[field.name] = value
+    return plain, arrays, files
+
+
+def from_stored(
+    kinds: Mapping[str, type[Stage]],
+    plain: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    files: Mapping[str, bytes],
+) -> Stage:
+    """Return the stage that `to_stored` was given.
+
+    Raises:
+        ValueError: it is of none of these kinds.
+    """
+    known = dict(plain)
+    kind = known.pop("kind")
+    if kind not in kinds:
+        raise ValueError(f"it has a stage {kind!r}, which this version does not know")
+    return kinds[kind](**{name: _read(value, arrays, files) for name, value in known.items()})
+
+
+def _read(value: Any, arrays: Mapping[str, np.ndarray], files: Mapping[str, bytes]) -> Any:
+    if isinstance(value, dict):
+        return arrays[value["array"]] if "array" in value else files[value["file"]]
+    if isinstance(value, list):
+        return tuple(_read(one, arrays, files) for one in value)
+    return value

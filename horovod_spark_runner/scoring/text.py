@@ -1,0 +1,224 @@
+"""Stages of Spark ML that make words of text, and vectors of words and categories."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from .columns import Batch, Numbers, Vectors, Words, vectors_of
+from .murmur import place_of
+
+_SPACE = re.compile(r"\s", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Words in lower case; see `pyspark.ml.feature.Tokenizer`.
+
+    Attributes:
+        input: column of text.
+        output: the column to add.
+    """
+
+    input: str
+    output: str
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        return (self.output,)
+
+    def __call__(self, batch: Batch) -> None:
+        texts = batch.words(self.input, lists=False)
+        batch.check(self.input, texts.valid, "it must be text")
+        words = [_split(_SPACE, text.lower()) for text in texts.data]
+        batch.columns[self.output] = Words(words, lists=True)
+
+
+@dataclass(frozen=True)
+class RegexTokenizer:
+    """Words by a regular expression; see `pyspark.ml.feature.RegexTokenizer`.
+
+    Attributes:
+        input: column of text.
+        output: the column to add.
+        pattern: what separates words, or what words are.
+        gaps: whether it is what separates them.
+        lower: whether they are made lower case.
+        min_length: the shortest words that are kept, in characters.
+    """
+
+    input: str
+    output: str
+    pattern: str
+    gaps: bool
+    lower: bool
+    min_length: int
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        return (self.output,)
+
+    @cached_property
+    def _compiled(self) -> re.Pattern[str]:
+        return re.compile(self.pattern, re.ASCII)
+
+    def __call__(self, batch: Batch) -> None:
+        texts = batch.words(self.input, lists=False)
+        batch.check(self.input, texts.valid, "it must be text")
+        words = [self._words(text) for text in texts.data]
+        batch.columns[self.output] = Words(words, lists=True)
+
+    def _words(self, text: str) -> list[str]:
+        text = text.lower() if self.lower else text
+        found = _split(self._compiled, text) if self.gaps else self._compiled.findall(text)
+        return [word for word in found if _java_length(word) >= self.min_length]
+
+
+def _java_length(word: str) -> int:
+    """Return the length in Java's characters, of which rare ones take two."""
+    return len(word) + sum(letter > "\uffff" for letter in word)
+
+
+def _split(pattern: re.Pattern[str], text: str) -> list[str]:
+    """Split as Java does: empty strings at the end are left out, unless there is nothing else."""
+    parts = pattern.split(text)
+    if len(parts) == 1:
+        return parts
+    while parts and not parts[-1]:
+        parts.pop()
+    return parts
+
+
+@dataclass(frozen=True)
+class HashingTF:
+    """How often words come, by their hashes; see `pyspark.ml.feature.HashingTF`.
+
+    Attributes:
+        input: column of lists of words.
+        output: the column to add.
+        size: elements of a vector.
+        binary: whether to tell only that a word comes.
+    """
+
+    input: str
+    output: str
+    size: int
+    binary: bool
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        return (self.output,)
+
+    def __call__(self, batch: Batch) -> None:
+        lists = batch.words(self.input, lists=True)
+        batch.check(self.input, lists.valid, "it must be a list of words")
+        counted = []
+        for words in lists.data:
+            counts: dict[int, float] = {}
+            for word in words:
+                place = place_of(word, self.size)
+                counts[place] = 1.0 if self.binary else counts.get(place, 0.0) + 1.0
+            counted.append(counts)
+        batch.columns[self.output] = _of_counts(self.size, counted)
+
+
+@dataclass(frozen=True)
+class CountVectorizer:
+    """How often known words come; see `pyspark.ml.feature.CountVectorizerModel`.
+
+    Attributes:
+        input: column of lists of words.
+        output: the column to add.
+        vocabulary: the known words.
+        min_count: how often a word must come to count: a number, or below 1 a share of the words.
+        binary: whether to tell only that a word comes.
+    """
+
+    input: str
+    output: str
+    vocabulary: tuple[str, ...]
+    min_count: float
+    binary: bool
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        return (self.output,)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {word: place for place, word in enumerate(self.vocabulary)}
+
+    def __call__(self, batch: Batch) -> None:
+        lists = batch.words(self.input, lists=True)
+        batch.check(self.input, lists.valid, "it must be a list of words")
+        counted = []
+        for words in lists.data:
+            counts: dict[int, float] = {}
+            for word in words:
+                place = self._places.get(word)
+                if place is not None:
+                    counts[place] = counts.get(place, 0.0) + 1.0
+            least = self.min_count if self.min_count >= 1 else self.min_count * len(words)
+            counted.append({p: 1.0 if self.binary else n for p, n in counts.items() if n >= least})
+        batch.columns[self.output] = _of_counts(len(self.vocabulary), counted)
+
+
+@dataclass(frozen=True)
+class FeatureHasher:
+    """Numbers and categories by the hashes of their names; see `pyspark.ml.feature.FeatureHasher`.
+
+    Attributes:
+        inputs: columns of numbers, booleans or text.
+        output: the column to add.
+        size: elements of a vector.
+        categorical: which columns of numbers are categories, as all text and booleans are.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+    size: int
+    categorical: tuple[str, ...]
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        return (self.output,)
+
+    def __call__(self, batch: Batch) -> None:
+        counted: list[dict[int, float]] = [{} for _ in range(len(batch))]
+        for name in self.inputs:
+            column = batch.column(name)
+            if isinstance(column, Numbers) and self._is_number(name, column):
+                place, (data, valid) = place_of(name, self.size), batch.numbers(name)
+                shown = valid if valid is not None else np.ones(len(data), bool)
+                for counts, value, there in zip(counted, data.tolist(), shown, strict=True):
+                    if there:
+                        counts[place] = counts[place] + value if place in counts else value
+                continue
+            for row, counts in enumerate(counted):
+                value = column.value(row)
+                if value is None:
+                    continue
+                text = str(value).lower() if isinstance(value, bool) else str(value)
+                place = place_of(f"{name}={text}", self.size)
+                counts[place] = counts.get(place, 0.0) + 1.0
+        batch.columns[self.output] = _of_counts(self.size, counted)
+
+    def _is_number(self, name: str, column: Numbers) -> bool:
+        return column.data.dtype.kind != "b" and name not in self.categorical
+
+
+def _of_counts(size: int, counted: Sequence[dict[int, float]]) -> Vectors:
+    lengths = [len(counts) for counts in counted]
+    total = sum(lengths)
+
+    def flat(values: Iterable[float], dtype: type) -> np.ndarray:
+        return np.fromiter(values, dtype, total)
+
+    rows = np.repeat(np.arange(len(counted)), lengths)
+    indices = flat((place for counts in counted for place in counts), np.int64)
+    data = flat((value for counts in counted for value in counts.values()), np.float64)
+    return vectors_of(size, len(counted), rows, indices, data)

@@ -1,0 +1,147 @@
+"""Stages of Spark ML on single numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .columns import Batch, Numbers, Vectors
+from .stage import KEEP, SKIP
+
+
+@dataclass(frozen=True)
+class Imputer:
+    """A number in place of null and of a missing value; see `pyspark.ml.feature.ImputerModel`.
+
+    Attributes:
+        inputs: columns of numbers.
+        outputs: the columns to add, of the same types.
+        surrogates: the number for each.
+        missing_value: what else counts as missing; NaN, say.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    surrogates: tuple[float, ...]
+    missing_value: float
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        return self.outputs
+
+    def __call__(self, batch: Batch) -> None:
+        for name, output, surrogate in zip(self.inputs, self.outputs, self.surrogates, strict=True):
+            data, valid = batch.numbers(name)
+            is_nan = np.isnan(self.missing_value)
+            missing = np.isnan(data) if is_nan else data == self.missing_value
+            if valid is not None:
+                missing |= ~valid
+            column = batch.columns[name]
+            assert isinstance(column, Numbers)
+            dtype = column.data.dtype
+            whole = np.where(missing, surrogate, data)
+            if dtype.kind in "iu":  # Spark, too, goes through float64, and cuts
+                bound = float(np.iinfo(dtype).max)
+                fits = (np.trunc(whole) >= -bound - 1) & (whole < bound + (bound < 2**53))
+                batch.check(name, fits, f"imputed, it does not fit {dtype.name} any more")
+            batch.columns[output] = Numbers(whole.astype(dtype))
+
+
+@dataclass(frozen=True)
+class Bucketizer:
+    """The bucket a number lies in; see `pyspark.ml.feature.Bucketizer`.
+
+    Attributes:
+        inputs: columns of numbers.
+        outputs: the columns to add.
+        splits: the bounds of each one's buckets, ascending.
+        handle_invalid: what becomes of NaN: ``"error"``, ``"skip"`` the row (one with null, too),
+            or ``"keep"`` it in a bucket of its own.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    splits: tuple[tuple[float, ...], ...]
+    handle_invalid: str
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        return self.outputs
+
+    def __call__(self, batch: Batch) -> None:
+        if self.handle_invalid == SKIP:
+            drop_missing(batch, self.inputs)
+        for name, output, bounds in zip(self.inputs, self.outputs, self.splits, strict=True):
+            data, valid = batch.numbers(name)
+            splits = np.array(bounds)
+            nan = np.isnan(data)
+            right = (data >= splits[0]) & (data <= splits[-1])
+            right |= nan if self.handle_invalid == KEEP else False
+            batch.check(
+                name,
+                right if valid is None else right | ~valid,
+                f"the buckets are from {bounds[0]} to {bounds[-1]}",
+            )
+            buckets = np.searchsorted(_ordered(splits), _ordered(data), side="right") - 1
+            buckets = np.where(data == splits[-1], len(splits) - 2, buckets)
+            buckets = np.where(nan, len(splits) - 1, buckets)
+            batch.columns[output] = Numbers(buckets.astype(np.float64), valid)
+
+
+def _ordered(data: np.ndarray) -> np.ndarray:
+    """Return integers in the order in which Java has float64: -0.0 before 0.0."""
+    bits = np.ascontiguousarray(data).view(np.int64)
+    return np.where(bits < 0, bits ^ np.int64(0x7FFFFFFFFFFFFFFF), bits)
+
+
+@dataclass(frozen=True)
+class Binarizer:
+    """Whether numbers are above a threshold; see `pyspark.ml.feature.Binarizer`.
+
+    Attributes:
+        inputs: columns of numbers or vectors.
+        outputs: the columns to add.
+        thresholds: the threshold of each.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    thresholds: tuple[float, ...]
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        return self.outputs
+
+    def __call__(self, batch: Batch) -> None:
+        for name, output, threshold in zip(self.inputs, self.outputs, self.thresholds, strict=True):
+            if isinstance(batch.column(name), Vectors):
+                vectors = batch.vectors(name)
+                if threshold >= 0:
+                    made = vectors.mapped(lambda x, t=threshold: (x > t).astype(np.float64))  # type: ignore[misc]
+                else:
+                    dense = vectors.dense()
+                    made = Vectors(vectors.size, 1.0 - (dense <= threshold))
+                batch.columns[output] = made
+                continue
+            data, valid = batch.numbers(name)
+            above = data > threshold
+            above = above if valid is None else above & valid
+            batch.columns[output] = Numbers(above.astype(np.float64))
+
+
+def drop_missing(batch: Batch, names: tuple[str, ...]) -> None:
+    """Leave out rows with a null or NaN, as ``DataFrame.na.drop`` does: not NaN in vectors."""
+    kept = np.ones(len(batch), bool)
+    for name in names:
+        column = batch.column(name)
+        if column.valid is not None:
+            kept &= column.valid
+        if isinstance(column, Numbers) and column.data.dtype.kind == "f":
+            kept &= ~np.isnan(column.data)
+    batch.keep(kept)
+    for name in names:
+        column = batch.columns[name]
+        if not isinstance(column, Vectors | Numbers) or column.valid is None:
+            continue
+        batch.columns[name] = replace(column, valid=None)

@@ -1,0 +1,139 @@
+"""A Spark job on a thread of its own, which can be cancelled by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from .session import classic_context, inheriting_thread, is_stopped
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+# How long a job that is cancelled may take to end, in seconds.
+CANCEL_GRACE = 10.0
+
+
+class TaggedJob(Generic[T]):
+    """A job that carries a tag, by which it is cancelled and no other one.
+
+    It runs in a thread so that the caller's own stays free for messages and Ctrl-C, and keeps the
+    caller's group and tags, by which others cancel it.
+
+    Args:
+        spark: session to run in.
+        tag: of this job alone.
+        description: what Spark's UI shows of it.
+        act: runs the job and returns its result.
+    """
+
+    def __init__(
+        self, spark: SparkSession, tag: str, description: str, act: Callable[[], T]
+    ) -> None:
+        self._spark = spark
+        self._tag = tag
+        self._description = description
+        self._act = act
+        self._cancelled = False
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        self._thread = self._make_thread()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, timeout: float | None = None) -> None:
+        self._thread.join(timeout)
+
+    @property
+    def cancelled_elsewhere(self) -> bool:
+        """Whether someone else, at Spark's UI or through its API, cancelled the job."""
+        return not self._cancelled and "SPARK_JOB_CANCELLED" in str(self.error)
+
+    @property
+    def failed_by_itself(self) -> bool:
+        """Whether Spark ended the job, for reasons of its own."""
+        return self.error is not None and not self._cancelled
+
+    @property
+    def session_stopped(self) -> bool:
+        """Whether the session, or its connection, was stopped meanwhile."""
+        return self.error is not None and is_stopped(self._spark)
+
+    def cancel(self) -> None:
+        """Make Spark kill the job's tasks."""
+        self._cancelled = True
+        context = classic_context(self._spark)
+        if context is not None:
+            context.cancelJobsWithTag(self._tag)
+        else:
+            self._spark.interruptTag(self._tag)
+
+    def run(self) -> T | None:
+        """Run the job to its end and return its result; what interrupts the wait cancels it.
+
+        Where it fails or is interrupted, its tasks have ended when this raises: on classic Spark,
+        which tells of them, if that takes no longer than ten seconds.
+        """
+        self.start()
+        try:
+            self.join()
+        except BaseException:
+            self.cancel()
+            self._wait_for_tasks()
+            raise
+        if self.error is not None:
+            self._wait_for_tasks()
+            raise self.error
+        return self.result
+
+    def _wait_for_tasks(self) -> None:
+        context = classic_context(self._spark)
+        end = time.monotonic() + CANCEL_GRACE
+        self.join(CANCEL_GRACE)
+        if context is None:
+            return
+        with contextlib.suppress(Exception):  # Spark may be stopped, which ends all tasks
+            tracker = context._jsc.sc().statusTracker()
+            while time.monotonic() < end and _active_tasks(tracker, self._tag):
+                time.sleep(0.1)
+
+    def _make_thread(self) -> threading.Thread:
+        classic = classic_context(self._spark) is not None
+        run = self._run_described if classic else self._run_tagged
+        return inheriting_thread(self._spark, run, self._tag)
+
+    def _run_described(self) -> None:
+        context = self._spark.sparkContext
+        context.addJobTag(self._tag)
+        context.setInterruptOnCancel(True)
+        context.setJobDescription(self._description)
+        self._run()
+
+    def _run_tagged(self) -> None:
+        self._spark.addTag(self._tag)
+        self._run()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._act()
+        except BaseException as error:  # handed to the caller's thread, which raises
+            self.error = error
+
+
+def _active_tasks(tracker: Any, tag: str) -> int:
+    """Return how many tasks of the jobs with a tag are running, by Spark's ``statusTracker``."""
+    count = 0
+    for job in tracker.getJobIdsForTag(tag):
+        facts = tracker.getJobInfo(job)
+        for stage in facts.get().stageIds() if facts.isDefined() else ():
+            found = tracker.getStageInfo(stage)
+            count += found.get().numActiveTasks() if found.isDefined() else 0
+    return count

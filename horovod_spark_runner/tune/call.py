@@ -1,0 +1,261 @@
+"""`tune`: what is asked of a search, checked, and carried out."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from ..data.prepare.datasets import session_of
+from ..errors import EnvironmentProblem, InvalidInputError, RunDirectoryError
+from ..launch.driver.console import Console
+from ..run.pipeline import prepare_data
+from ..run.request import CheckedRequest, Resume, check_request
+from ..rundir.lock import RunLock
+from ..settings.kinds import check_choice, check_count, check_flag
+from ..spark.session import runs_on_this_machine
+from ..storage.filesystem import Location
+from .directory import StudyDirectory, begin_or_check, check_same
+from .result import TuneResult
+from .search import Search
+from .space import Space, check_space, describe_space, suggest
+from .trial_request import TrialRequests, check_names, check_param_names, trial_requests
+
+if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+    from optuna.trial import Trial
+    from pyspark.sql import DataFrame
+
+    from .study import PrunerName, SamplerName
+
+logger = logging.getLogger(__name__)
+
+Direction = Literal["min", "max"]
+
+
+def tune(
+    df: DataFrame | str | Path,
+    model_fn: Callable[[dict[str, Any]], Any],
+    space: Space,
+    *,
+    metric: str = "val_loss",
+    direction: Direction | None = None,
+    max_trials: int = 20,
+    parallel: int | None = None,
+    workers_per_trial: int = 1,
+    sampler: SamplerName | BaseSampler = "tpe",
+    pruner: PrunerName | BasePruner | None = None,
+    seed: int = 0,
+    study_dir: str | os.PathLike[str] | None = None,
+    resume: Resume = "auto",
+    stream_logs: bool = True,
+    **training: Any,
+) -> TuneResult:
+    """Search for the parameters that train the best model, by optuna, and return it.
+
+    A trial is a training as `run_training` does it, in a run directory of its own in
+    ``study_dir/trials``. The rows are prepared once for all of them. A trial that fails is marked
+    and does not end the search; if it was cut short by something else than its own code, it is
+    started once more, from its newest checkpoint.
+
+    A search that was ended, by Ctrl-C, by cancelling its Spark jobs or with its driver, goes on
+    with the same call: finished trials are kept, and those that were running go on from their
+    checkpoints.
+
+    Args:
+        df: the rows to train on; see `run_training`.
+        model_fn: function that takes the parameters of a trial, a dictionary, and returns a
+            compiled ``keras.Model``; called on every worker.
+        space: what to choose from, by name: ``uniform``, ``loguniform``, ``integer`` and ``choice``
+            of `horovod_spark_runner.tune`; or a function that takes an ``optuna.Trial`` and returns
+            the parameters, a dictionary. Parameters called as these settings are set, and not
+            given to ``model_fn``: ``batch_size``, ``epochs``, ``steps_per_epoch``,
+            ``class_weight``, ``shuffle``, ``lr_scaling``, ``warmup_epochs``, ``compression`` and
+            ``window_bytes``.
+        metric: the metric to search by (``"val_loss"``), as it is after a trial's last epoch.
+        direction: whether ``"min"`` or ``"max"`` is best; has to be given, but for losses.
+        max_trials: trials of the whole study (20), those of earlier calls included.
+        parallel: trials at once; by default, and at most, as many as Spark has slots for.
+        workers_per_trial: ranks of a trial (1).
+        sampler: what chooses parameters: ``"tpe"`` (default), ``"random"``, or a sampler of
+            optuna's, which is used as it is, with its own seed.
+        pruner: what ends trials early that do worse than others after as many epochs:
+            ``"median"`` (once five have finished), ``"asha"`` (successive halving),
+            ``"hyperband"``, or a pruner of optuna's; ``None`` (default) for none.
+        seed: seed of the sampler and of the trainings (0). With ``parallel=1``, the same seed gives
+            the same trials, also if the search was ended and goes on.
+        study_dir: folder of the study, reached by the driver and all executors; not a URL. On a
+            ``local`` master ``studies/<time>`` by default; required elsewhere.
+        resume: ``"auto"`` (default) goes on with the study in ``study_dir`` if there is one;
+            ``"never"`` refuses it; ``"required"`` refuses a folder without one. What is searched,
+            the rows and the settings of the trainings must be as they were.
+        stream_logs: show a line for each trial on the driver (default). What the ranks print is in
+            the trials' run directories.
+        training: arguments of `run_training` that all trials share, such as ``feature_cols``,
+            ``validation`` and ``epochs``. ``restarts`` is ``RestartOptions(max_restarts=1)`` unless
+            given.
+
+    Returns:
+        The best parameters, the best trial's transformer and a table of the trials.
+
+    Raises:
+        InvalidInputError: an argument cannot be right, or the trials have no such metric.
+        DataError: columns, types or values cannot be trained on.
+        ModelError: ``model_fn`` is no function of a dictionary.
+        RunDirectoryError: ``study_dir`` cannot be used, or holds another search.
+        EnvironmentProblem: something is not installed or set up as it must be.
+        NotEnoughSlotsError: Spark cannot run ``workers_per_trial`` tasks at once.
+        RunFailedError: all trials have failed.
+        RunCancelledError: a Spark job of the search was cancelled.
+    """
+    studies = study_module()
+    space = check_space(space)
+    check_names(space, training)
+    best_is = _check_metric(metric, direction, training)
+    max_trials = check_count("max_trials", max_trials)
+    check_choice("resume", resume, get_args(Resume))
+    studies.check_sampler(sampler)
+    directory = StudyDirectory(Location(study_dir or _default_study_dir(session_of(df))))
+    requests = trial_requests(
+        df,
+        model_fn,
+        training,
+        workers=check_count("workers_per_trial", workers_per_trial),
+        seed=seed,
+        study_dir=directory.location,
+    )
+    made_pruner = studies.make_pruner(pruner, _epochs(space, requests))
+    console = Console(directory.location.name, quiet=not check_flag("stream_logs", stream_logs))
+    _check_resume(resume, directory)
+    checked = check_request(requests.base)
+    at_once = _at_once(parallel, checked, max_trials)
+    wanted = {
+        "metric": metric,
+        "direction": best_is,
+        "space": describe_space(space),
+        "seed": requests.base.fit.seed,
+        "settings": _lasting(checked.settings),
+    }
+    with RunLock(directory.lock):
+        check_same(directory, wanted)
+        with prepare_data(checked, directory.lock.data) as data:
+            begin_or_check(directory, {**wanted, "rows": data.train.fingerprint})
+            directory.mend_journal()
+            study = studies.Study(
+                directory, best_is, sampler, made_pruner, seed=seed, side_by_side=at_once > 1
+            )
+            search = Search(
+                study=study,
+                directory=directory,
+                requests=requests,
+                choose=lambda trial: _chosen(space, trial, training),
+                metric=metric,
+                max_trials=max_trials,
+                data=data,
+                console=console,
+            )
+            search.run(at_once)
+            return search.result()
+
+
+def study_module() -> Any:
+    """Return the module that needs optuna.
+
+    Raises:
+        EnvironmentProblem: it is not installed.
+    """
+    try:
+        from . import study
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "optuna":
+            raise
+        raise EnvironmentProblem(
+            "tune needs optuna, which is not installed: pip install 'horovod_spark_runner[tune]'"
+        ) from error
+    return study
+
+
+def _chosen(space: Space, trial: Trial, training: Mapping[str, Any]) -> dict[str, Any]:
+    params = suggest(space, trial)
+    check_param_names(params, training)
+    return params
+
+
+def _check_metric(metric: Any, direction: Any, training: Mapping[str, Any]) -> str:
+    """Return the direction of the search."""
+    if not isinstance(metric, str) or not metric:
+        raise InvalidInputError(f"metric must be the name of a metric, got {metric!r}")
+    if metric.startswith("val_"):
+        if training.get("validation") is None:
+            raise InvalidInputError(
+                f"metric={metric!r} is of validation rows, but there are none; give validation, "
+                f"or metric={metric.removeprefix('val_')!r} to search by the training rows"
+            )
+        if training.get("validation_freq", 1) != 1:
+            raise InvalidInputError(
+                f"validation_freq={training['validation_freq']!r}: trials are compared by "
+                f"{metric!r} after every epoch, so that each must be validated"
+            )
+    if direction is None:
+        if metric != "loss" and not metric.endswith("_loss"):
+            raise InvalidInputError(
+                f'direction is not given: is the least ("min") or the greatest ("max") '
+                f"{metric!r} best?"
+            )
+        return "min"
+    return check_choice("direction", direction, ("min", "max"))
+
+
+def _default_study_dir(spark: Any) -> str:
+    if not runs_on_this_machine(spark):
+        raise InvalidInputError(
+            "study_dir is needed on a cluster: a folder that the driver and all executors can "
+            "write to"
+        )
+    return str(Path("studies", time.strftime("%Y%m%d-%H%M%S")))
+
+
+def _epochs(space: Space, requests: TrialRequests) -> int | None:
+    """Return the epochs of every trial; ``None`` if they may differ."""
+    searched = not isinstance(space, Mapping) or "epochs" in space
+    return None if searched else requests.base.fit.epochs
+
+
+def _check_resume(resume: str, directory: StudyDirectory) -> None:
+    found = directory.record.exists()
+    if found and resume == "never":
+        raise RunDirectoryError(
+            f"resume='never', but study_dir {directory.location} holds a study already; give "
+            "another one, or resume='auto' to go on with it"
+        )
+    if not found and resume == "required":
+        raise RunDirectoryError(
+            f"resume='required', but study_dir {directory.location} holds no study"
+        )
+
+
+def _at_once(parallel: int | None, checked: CheckedRequest, max_trials: int) -> int:
+    """Return how many trials go on at once."""
+    total = checked.allotment.total
+    room = 1 if total is None else max(1, total // checked.allotment.slots)
+    asked = room if parallel is None else check_count("parallel", parallel)
+    if asked > room:
+        logger.warning(
+            "parallel=%d, but Spark has room for %d trials of %d ranks at once",
+            asked,
+            room,
+            checked.workers,
+        )
+    return min(asked, room, max_trials)
+
+
+def _lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that trials must share to be compared."""
+    kept = {name: value for name, value in settings.items() if name != "checkpoints"}
+    plain: dict[str, Any] = json.loads(json.dumps(kept))
+    return plain

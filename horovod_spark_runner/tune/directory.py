@@ -1,0 +1,127 @@
+"""The layout of a study's directory; the one place that knows its names. Needs no optuna.
+
+::
+
+    STUDY_DIR/
+        study.json              what is searched, written once
+        journal.log             optuna's journal of the trials
+        lock.json, .lock        who is searching here, while a search goes on
+        data/                   materialized rows, until the search is complete
+        trials/trial-00003/     a run directory for each trial
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import RunDirectoryError
+from ..rundir.directory import RunDirectory
+from ..storage.filesystem import Location
+
+FORMAT = 1
+
+
+class StudyDirectory:
+    """A study's directory.
+
+    Args:
+        place: its path, on a file system that is mounted.
+
+    Raises:
+        RunDirectoryError: it is a URL.
+    """
+
+    def __init__(self, place: Location) -> None:
+        if not place.is_local:
+            raise RunDirectoryError(
+                f"study_dir {place} is a URL; the journal of a study needs a folder of a mounted "
+                "file system, which the driver and all executors can write to"
+            )
+        self.location = place
+
+    @property
+    def record(self) -> Location:
+        return self.location.join("study.json")
+
+    @property
+    def journal(self) -> Location:
+        return self.location.join("journal.log")
+
+    @property
+    def lock(self) -> RunDirectory:
+        """The directory as one that a single search writes to."""
+        return RunDirectory(self.location)
+
+    def trial(self, number: int) -> RunDirectory:
+        """Return the run directory of a trial."""
+        return RunDirectory(self.location.join("trials", f"trial-{number:05d}"))
+
+    def read_record(self) -> dict[str, Any] | None:
+        """Return what the study was begun with; ``None`` if there is none yet.
+
+        Raises:
+            RunDirectoryError: it is damaged, or of a newer format.
+        """
+        try:
+            record = json.loads(self.record.read_text())
+            number = int(record["format"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunDirectoryError(f"{self.record} cannot be read: {error!r}") from error
+        if number > FORMAT:
+            raise RunDirectoryError(
+                f"{self.record} has format {number}, this version knows {FORMAT}; it was written "
+                "by a newer one"
+            )
+        return dict(record)
+
+    def write_record(self, record: Mapping[str, Any]) -> None:
+        self.record.write_text(json.dumps({"format": FORMAT, **record}, indent=1))
+
+    def mend_journal(self) -> None:
+        """Take away what a driver that was killed has left: half a line, and optuna's own lock.
+
+        Only the holder of the directory's lock may.
+        """
+        data = self.journal.read_bytes() if self.journal.exists() else b""
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            self.journal.write_bytes(whole)
+        # A link to the journal, which is not there for those who follow it if the journal is not.
+        lock = self.journal.parent.join(f"{self.journal.name}.lock")
+        if lock.exists():
+            lock.delete_file()
+
+
+def check_same(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:
+    """Check that a study, if there is one, goes on with what it was begun with.
+
+    Args:
+        directory: its directory, whose lock is held.
+        wanted: what it is to go on with, as JSON; ``settings`` are those of the trainings.
+
+    Raises:
+        RunDirectoryError: something differs; the message names it, with both values.
+    """
+    begun = directory.read_record() or wanted
+    for name, value in wanted.items():
+        before = begun.get(name)
+        if before == value:
+            continue
+        while isinstance(value, dict) and isinstance(before, dict):
+            name = next(one for one in {**value, **before} if value.get(one) != before.get(one))
+            before, value = before.get(name), value.get(name)
+        raise RunDirectoryError(
+            f"study_dir {directory.location} holds a study with {name} {before!r}, now it is "
+            f"{value!r}: their trials could not be compared; give another study_dir"
+        )
+
+
+def begin_or_check(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:
+    """Record what a study is begun with, or check that it goes on with that; see `check_same`."""
+    check_same(directory, wanted)
+    if not directory.record.exists():
+        directory.write_record(wanted)

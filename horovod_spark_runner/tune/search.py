@@ -1,0 +1,234 @@
+"""The trials of a search: which come next, side by side, and what became of them."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..data.prepare.datasets import Prepared, session_of
+from ..errors import HorovodSparkError, RunCancelledError, RunFailedError
+from ..launch.driver.console import Console
+from ..ml.transformer import TFTransformer
+from ..run.attempts import Stopped
+from ..run.pipeline import train_request
+from ..run.request import check_request
+from ..spark.session import inheriting_thread
+from .directory import StudyDirectory
+from .result import TuneResult, trial_line, trial_table
+from .trial import TrialFollower, value_of
+from .trial_request import TrialRequests
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+    from .study import Study
+
+
+class Search:
+    """The trials of one call.
+
+    Args:
+        study: where they are kept.
+        directory: the study's directory.
+        requests: makes what is trained.
+        choose: has the parameters of a trial suggested.
+        metric: name of the metric.
+        max_trials: trials of the whole study.
+        data: the rows.
+        console: is told of each trial.
+    """
+
+    def __init__(
+        self,
+        *,
+        study: Study,
+        directory: StudyDirectory,
+        requests: TrialRequests,
+        choose: Callable[[Trial], dict[str, Any]],
+        metric: str,
+        max_trials: int,
+        data: Prepared,
+        console: Console,
+    ) -> None:
+        self._study = study
+        self._directory = directory
+        self._requests = requests
+        self._choose = choose
+        self._metric = metric
+        self._max_trials = max_trials
+        # Written before the first trial; none of them has to wait, or to clean up.
+        self._data = replace(data, reused=True)
+        self._console = console
+        self._alone = threading.Lock()  # for the study
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._going_on = 0
+
+    def run(self, parallel: int) -> None:
+        """Carry out the trials that are left.
+
+        Raises:
+            KeyboardInterrupt: the search was interrupted.
+            RunCancelledError: a Spark job of it was cancelled.
+            InvalidInputError: no trial can have a value.
+        """
+        taken_up = self._study.take_up()
+        if taken_up:
+            self._console.say(f"{taken_up} trials that were interrupted go on")
+        if parallel == 1:
+            self._work()
+        else:
+            self._work_in_threads(parallel)
+        if isinstance(self._error, RunCancelledError):
+            raise RunCancelledError(f"{self._error}; {self._kept()}") from self._error
+        if self._error is not None:
+            raise self._error
+
+    def _kept(self) -> str:
+        counts = [one.state.name for one in self._study.trials()].count("COMPLETE")
+        return (
+            f"study_dir {self._directory.location} keeps {counts} finished trials, and the same "
+            "call goes on"
+        )
+
+    def _work_in_threads(self, parallel: int) -> None:
+        spark = session_of(self._requests.base.frame)
+        threads = []
+        for number in range(parallel):
+            work = partial(contextvars.copy_context().run, self._work)
+            threads.append(inheriting_thread(spark, work, f"hsr-trials-{number}"))
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(0.1)
+        except BaseException as error:  # Ctrl-C
+            self._end_with(error)
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join()
+
+    def _end_with(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error
+        self._ended.set()
+
+    def _work(self) -> None:
+        """Carry out one trial after the other."""
+        try:
+            while not self._ended.is_set():
+                with self._alone:
+                    asked = self._next()
+                if asked is None:
+                    return
+                self._carry_out(*asked)
+        except BaseException as error:
+            self._end_with(error)
+
+    def _next(self) -> tuple[Trial, dict[str, Any]] | None:
+        """Return the next trial and its parameters; ``None`` if there are enough."""
+        while True:
+            ended = sum(one.state.is_finished() for one in self._study.trials())
+            if ended + self._going_on >= self._max_trials or self._study.exhausted:
+                return None
+            asked = self._study.ask(self._choose)
+            if asked is not None:
+                self._going_on += 1
+                return asked
+
+    def _carry_out(self, trial: Trial, params: dict[str, Any]) -> None:
+        number, finished = trial.number, False
+        try:
+            with self._alone:
+                reported = self._study.reported(number)
+            follower = TrialFollower(trial, self._metric, reported, self._ended, self._alone)
+            self._train(trial, params, follower)
+            finished = True
+        finally:
+            with self._alone:
+                self._going_on -= 1
+                if not finished:
+                    self._study.put_back(number)
+
+    def _train(self, trial: Trial, params: dict[str, Any], follower: TrialFollower) -> None:
+        """Train a trial and tell the study; raise what ends the whole search."""
+        began = time.monotonic()
+        try:
+            value = self._trained(trial, params, follower)
+        except Stopped:
+            if not follower.pruned:
+                raise
+        except RunCancelledError:
+            raise
+        except HorovodSparkError as error:
+            if follower.broken is not None:
+                raise follower.broken from error
+            why = f"{type(error).__name__}: {error}"
+            with self._alone:
+                self._study.fail(trial, why)
+            self._say(trial, params, f"failed: {why.partition(chr(10))[0]}", began)
+            return
+        if follower.pruned:
+            with self._alone:
+                self._study.prune(trial)
+            self._say(trial, params, "pruned", began)
+        else:
+            with self._alone:
+                self._study.finish(trial, value)
+            self._say(trial, params, f"{self._metric} {value:.4g}", began)
+
+    def _trained(self, trial: Trial, params: dict[str, Any], follower: TrialFollower) -> float:
+        place = self._directory.trial(trial.number).location
+        checked = check_request(self._requests.request(params, place))
+        if checked.checkpoint is not None:
+            follower.take_over(checked.checkpoint.history)
+        model = train_request(checked, lambda: contextlib.nullcontext(self._data), follower)
+        if follower.broken is not None:
+            raise follower.broken
+        return value_of(model.summary.history[-1], self._metric)
+
+    def _say(self, trial: Trial, params: dict[str, Any], how: str, began: float) -> None:
+        with self._alone:
+            best = self._study.best()
+        known = "" if best is None else f"; best: trial {best.number}, {best.value:.4g}"
+        seconds = time.monotonic() - began
+        self._console.say(f"trial {trial.number} {params}: {how} ({seconds:.1f} s){known}")
+
+    def result(self) -> TuneResult:
+        """Return what was found.
+
+        Raises:
+            RunFailedError: no trial has a value.
+        """
+        trials = self._study.trials()
+        lines = [trial_line(one, self._directory, searching=False) for one in trials]
+        best = self._study.best()
+        if best is None:
+            failed = [line for line in lines if line.error]
+            first = f": trial {failed[0].trial}: {failed[0].error}" if failed else ""
+            raise RunFailedError(
+                f"none of {len(lines)} trials has a value, {len(failed)} of them failed{first}"
+            )
+        found = lines[best.number]
+        request = self._requests.base
+        model = TFTransformer.from_run(
+            found.run_dir,
+            model_fn=self._requests.model_function(found.params),
+            transforms=request.data.transforms,
+            prediction_col=request.prediction_col,
+        )
+        return TuneResult(
+            best_params=dict(found.params),
+            best_value=float(best.value or 0.0),
+            best_trial=best.number,
+            best_transformer=model,
+            trials=trial_table(lines),
+            study_dir=str(self._directory.location),
+        )

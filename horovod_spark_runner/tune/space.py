@@ -1,0 +1,209 @@
+"""What a search chooses from: plain values by name, or a function of optuna's trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InvalidInputError
+from ..settings.kinds import whole_number
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+
+class Dimension:
+    """What one parameter is chosen from."""
+
+    @property
+    def bounds(self) -> tuple[Any, ...]:
+        """Values that are right if all are."""
+        raise NotImplementedError
+
+    def suggest(self, trial: Trial, name: str) -> Any:
+        """Return the value of this name in a trial."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Range(Dimension):
+    """Numbers between two bounds, which belong to it; see `uniform`, `loguniform`, `integer`.
+
+    Attributes:
+        low: the least.
+        high: the greatest.
+        log: whether it is drawn from by its logarithm.
+        whole: whether it consists of whole numbers.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    @property
+    def bounds(self) -> tuple[Any, ...]:
+        return self.low, self.high
+
+    def suggest(self, trial: Trial, name: str) -> Any:
+        if self.whole:
+            return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
+        return trial.suggest_float(name, self.low, self.high, log=self.log)
+
+
+@dataclass(frozen=True)
+class Choice(Dimension):
+    """One of several values; see `choice`.
+
+    Attributes:
+        values: numbers, text, booleans or ``None``.
+    """
+
+    values: tuple[Any, ...]
+
+    @property
+    def bounds(self) -> tuple[Any, ...]:
+        return self.values
+
+    def suggest(self, trial: Trial, name: str) -> Any:
+        return trial.suggest_categorical(name, self.values)
+
+
+Space = Mapping[str, Dimension] | Callable[["Trial"], Mapping[str, Any]]
+
+
+def uniform(low: float, high: float) -> Range:
+    """Return the real numbers between two bounds, all as likely.
+
+    Args:
+        low: the least.
+        high: the greatest.
+
+    Raises:
+        InvalidInputError: they are no finite numbers, or ``low`` is above ``high``.
+    """
+    return Range(*_bounds("uniform", low, high))
+
+
+def loguniform(low: float, high: float) -> Range:
+    """Return the real numbers between two bounds above 0, all orders of magnitude as likely.
+
+    Args:
+        low: the least.
+        high: the greatest.
+
+    Raises:
+        InvalidInputError: they are no finite numbers above 0, or ``low`` is above ``high``.
+    """
+    least, greatest = _bounds("loguniform", low, high)
+    _check_log("loguniform", least, low, high)
+    return Range(least, greatest, log=True)
+
+
+def integer(low: int, high: int, *, log: bool = False) -> Range:
+    """Return the whole numbers between two bounds, which belong to them.
+
+    Args:
+        low: the least.
+        high: the greatest.
+        log: whether all orders of magnitude are as likely, in place of all numbers (false).
+
+    Raises:
+        InvalidInputError: they are no whole numbers, ``low`` is above ``high``, or 0 with ``log``.
+    """
+    least, greatest = whole_number(low), whole_number(high)
+    if least is None or greatest is None or least > greatest:
+        raise InvalidInputError(
+            f"integer({low!r}, {high!r}): two whole numbers are needed, the lower one first"
+        )
+    if log:
+        _check_log("integer", least, low, high)
+    return Range(least, greatest, log=bool(log), whole=True)
+
+
+def choice(*values: Any) -> Choice:
+    """Return the choice of one of several values.
+
+    Args:
+        values: numbers, text, booleans or ``None``, which a study can keep. Of anything else, such
+            as layers' sizes or functions, give names, which ``model_fn`` knows the meaning of.
+
+    Raises:
+        InvalidInputError: there are none, one stands twice, or one is something else.
+    """
+    wrong = [one for one in values if not isinstance(one, (bool, int, float, str, type(None)))]
+    if wrong:
+        raise InvalidInputError(
+            f"choice() takes numbers, text, booleans and None, got {wrong[0]!r} of type "
+            f"{type(wrong[0]).__name__}; give names, whose meaning model_fn knows"
+        )
+    if not values or len({(type(one), one) for one in values}) < len(values):
+        raise InvalidInputError(f"choice{values!r}: give one or more values, each once")
+    return Choice(values)
+
+
+def _bounds(kind: str, low: Any, high: Any) -> tuple[float, float]:
+    numbers = [
+        float(one) if isinstance(one, Real) and not isinstance(one, bool) else math.nan
+        for one in (low, high)
+    ]
+    if not all(map(math.isfinite, numbers)) or numbers[0] > numbers[1]:
+        raise InvalidInputError(
+            f"{kind}({low!r}, {high!r}): two finite numbers are needed, the lower one first"
+        )
+    return numbers[0], numbers[1]
+
+
+def _check_log(kind: str, least: float, low: Any, high: Any) -> None:
+    if least <= 0:
+        raise InvalidInputError(f"{kind}({low!r}, {high!r}): a logarithm needs bounds above 0")
+
+
+def check_space(space: Any) -> Space:
+    """Return ``space`` if it is one.
+
+    Raises:
+        InvalidInputError: it is neither a dictionary of dimensions nor a function.
+    """
+    if isinstance(space, Mapping) and space:
+        for name, one in space.items():
+            if not isinstance(name, str) or not isinstance(one, Dimension):
+                raise InvalidInputError(
+                    f"space gives {name!r} {one!r}; it must go from names to uniform(…), "
+                    "loguniform(…), integer(…) or choice(…) of horovod_spark_runner.tune"
+                )
+        return dict(space)
+    if callable(space):
+        function: Callable[[Trial], Mapping[str, Any]] = space
+        return function
+    raise InvalidInputError(
+        "space must be a dictionary such as {'lr': loguniform(1e-4, 1e-1)}, or a function of "
+        f"optuna's trial that returns the parameters, got {space!r}"
+    )
+
+
+def describe_space(space: Space) -> Any:
+    """Return what a study records of its space, as JSON: two that differ are told apart."""
+    if not isinstance(space, Mapping):
+        return "a function"
+    return {name: repr(one) for name, one in space.items()}
+
+
+def suggest(space: Space, trial: Trial) -> dict[str, Any]:
+    """Return the parameters of a trial.
+
+    Raises:
+        InvalidInputError: the function of the space returns no dictionary by name.
+    """
+    if isinstance(space, Mapping):
+        return {name: one.suggest(trial, name) for name, one in space.items()}
+    given = space(trial)
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise InvalidInputError(
+            f"the function given as space must return a dictionary of parameters by name, got "
+            f"{given!r}"
+        )
+    return dict(given)

@@ -1,0 +1,225 @@
+"""The study of a search: optuna's, in the journal of its directory."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
+
+import numpy as np
+import optuna
+from optuna.storages.journal import JournalFileBackend, JournalStorage
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from ..errors import InvalidInputError, RunDirectoryError
+from ..settings.kinds import check_choice
+from .directory import StudyDirectory
+
+SamplerName = Literal["tpe", "random"]
+PrunerName = Literal["median", "asha", "hyperband"]
+# Optuna's name of the study; its pruners compute with it, so that it must not differ.
+_NAME = "search"
+# What is kept of a trial beside optuna's own.
+PARAMS, ERROR = "params", "error"
+
+
+def check_sampler(sampler: Any) -> None:
+    """Check what `tune` was given as sampler.
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    if not isinstance(sampler, optuna.samplers.BaseSampler):
+        check_choice("sampler", sampler, get_args(SamplerName))
+
+
+def make_pruner(pruner: Any, epochs: int | None) -> optuna.pruners.BasePruner:
+    """Return the pruner that was asked for.
+
+    Args:
+        pruner: its name, one of optuna's, or ``None``.
+        epochs: epochs of every trial; ``None`` if they are searched.
+
+    Raises:
+        InvalidInputError: it is none, or trials have one epoch.
+    """
+    if pruner is None:
+        return optuna.pruners.NopPruner()
+    if epochs == 1:
+        raise InvalidInputError(
+            f"pruner={pruner!r} ends trials after an epoch, but they have one: epochs=1"
+        )
+    if isinstance(pruner, optuna.pruners.BasePruner):
+        return pruner
+    match check_choice("pruner", pruner, get_args(PrunerName)):
+        case "median":
+            return optuna.pruners.MedianPruner()
+        case "asha":
+            return optuna.pruners.SuccessiveHalvingPruner()
+        case _:
+            return optuna.pruners.HyperbandPruner(max_resource="auto" if epochs is None else epochs)
+
+
+class Study:
+    """The trials of a search. Its methods are for one thread at a time.
+
+    Args:
+        directory: the study's directory, whose lock is held, or which is only read.
+        direction: whether the metric is to be least (``"min"``) or greatest; ``None`` to read.
+        sampler: chooses parameters; see `tune`.
+        pruner: ends trials.
+        seed: of a sampler that is given by name.
+        side_by_side: whether several trials go on at once.
+
+    Raises:
+        RunDirectoryError: there is no study to read.
+    """
+
+    def __init__(
+        self,
+        directory: StudyDirectory,
+        direction: str | None = None,
+        sampler: Any = "tpe",
+        pruner: optuna.pruners.BasePruner | None = None,
+        *,
+        seed: int = 0,
+        side_by_side: bool = False,
+    ) -> None:
+        self._directory = directory
+        self._sampler, self._seed, self._side_by_side = sampler, seed, side_by_side
+        if direction is None and not directory.journal.exists():
+            raise RunDirectoryError(f"{directory.location} holds no study: it has no journal.log")
+        try:
+            self._storage = JournalStorage(JournalFileBackend(str(directory.journal)))
+            # Optuna tells at once of what the driver tells of in its own words.
+            told = optuna.logging.get_verbosity()
+            optuna.logging.set_verbosity(optuna.logging.WARNING)
+            try:
+                self._study = self._open(direction, pruner)
+            finally:
+                optuna.logging.set_verbosity(told)
+        except (json.JSONDecodeError, ValueError, KeyError) as error:
+            raise RunDirectoryError(f"{directory.journal} cannot be read: {error!r}") from error
+
+    def _open(
+        self, direction: str | None, pruner: optuna.pruners.BasePruner | None
+    ) -> optuna.Study:
+        if direction is None:
+            return optuna.load_study(study_name=_NAME, storage=self._storage)
+        return optuna.create_study(
+            storage=self._storage,
+            study_name=_NAME,
+            direction="minimize" if direction == "min" else "maximize",
+            pruner=pruner,
+            load_if_exists=True,
+        )
+
+    def trials(self) -> list[FrozenTrial]:
+        """Return all trials, by number."""
+        return self._study.get_trials()
+
+    def best(self) -> FrozenTrial | None:
+        """Return the best of the finished trials, the first of equals; ``None`` if none is."""
+        least = self._study.direction == optuna.study.StudyDirection.MINIMIZE
+        finished = [one for one in self.trials() if one.state is TrialState.COMPLETE]
+        choose = min if least else max  # of equals, both take the first
+        return choose(finished, key=lambda one: float(one.value or 0.0), default=None)
+
+    def take_up(self) -> int:
+        """Have trials that a driver has left behind go on; return how many."""
+        left = [one for one in self.trials() if one.state is TrialState.RUNNING]
+        for one in left:
+            self.put_back(one.number)
+        return len(left)
+
+    def put_back(self, number: int) -> None:
+        """Have a trial, unless it is finished, be taken up again, before new ones."""
+        if not self._storage.get_trial(self._id(number)).state.is_finished():
+            self._storage.set_trial_state_values(self._id(number), TrialState.WAITING)
+
+    def ask(self, choose: Callable[[Trial], dict[str, Any]]) -> tuple[Trial, dict[str, Any]] | None:
+        """Begin a trial, or take up one that was left; return its parameters, too.
+
+        Returns nothing for a trial that ``choose`` has pruned.
+
+        Args:
+            choose: has the parameters of a new trial suggested.
+        """
+        if isinstance(self._sampler, str):
+            self._study.sampler = self._make_sampler(len(self.trials()))
+        else:
+            self._study.sampler = self._sampler
+        trial = self._study.ask()
+        known = trial.user_attrs.get(PARAMS)
+        if known is not None:
+            return trial, dict(known)
+        try:
+            params = choose(trial)
+            self._keep(trial, params)
+        except optuna.TrialPruned:
+            self.prune(trial)
+            return None
+        except BaseException:
+            self._tell(trial, state=TrialState.FAIL)
+            raise
+        return trial, params
+
+    def _keep(self, trial: Trial, params: Mapping[str, Any]) -> None:
+        try:
+            same = json.loads(json.dumps(params)) == params
+        except (TypeError, ValueError):
+            same = False
+        if not same:
+            raise InvalidInputError(
+                f"the parameters of trial {trial.number} cannot be kept as JSON: {params!r}; give "
+                "numbers, text, booleans, None, and lists and dictionaries of these"
+            )
+        trial.set_user_attr(PARAMS, dict(params))
+
+    def _make_sampler(self, number: int) -> optuna.samplers.BaseSampler:
+        """Return the sampler for a trial: it draws the same whether the study went on or not."""
+        seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
+        if self._sampler == "random":
+            return optuna.samplers.RandomSampler(seed=seed)
+        return optuna.samplers.TPESampler(seed=seed, constant_liar=self._side_by_side)
+
+    def finish(self, trial: Trial, value: float) -> None:
+        """Take note of the value of a finished trial; one that is no finite number fails it."""
+        if math.isfinite(value):
+            self._tell(trial, value)
+        else:
+            self.fail(trial, f"the metric of its last epoch is {value}")
+
+    def prune(self, trial: Trial) -> None:
+        """Take note that a trial was ended early."""
+        self._tell(trial, state=TrialState.PRUNED)
+
+    def fail(self, trial: Trial, why: str) -> None:
+        """Take note that a trial has failed."""
+        trial.set_user_attr(ERROR, why)
+        self._tell(trial, state=TrialState.FAIL)
+
+    def _tell(
+        self, trial: Trial, value: float | None = None, state: TrialState | None = None
+    ) -> None:
+        try:
+            self._study.tell(trial, value, state=state)
+        except RuntimeError:
+            # A grid at its end wants to stop a loop of optuna's; the trial is told by then.
+            if not self.exhausted:
+                raise
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the sampler has nothing left to choose, as a grid may have."""
+        grid = self._sampler
+        return isinstance(grid, optuna.samplers.GridSampler) and grid.is_exhausted(self._study)
+
+    def reported(self, number: int) -> dict[int, float]:
+        """Return the values of a trial's epochs so far, by number from 1."""
+        return dict(self._storage.get_trial(self._id(number)).intermediate_values)
+
+    def _id(self, number: int) -> int:
+        study = self._storage.get_study_id_from_name(_NAME)
+        return self._storage.get_trial_id_from_study_id_trial_number(study, number)

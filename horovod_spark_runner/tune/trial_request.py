@@ -1,0 +1,216 @@
+"""From what `tune` was given, and the parameters of a trial, to the request of a training."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ..api import run_training
+from ..data.prepare.datasets import frame_of
+from ..errors import InvalidInputError, ModelError
+from ..run.request import TrainingRequest
+from ..settings.data import DataOptions
+from ..settings.kinds import check_options
+from ..settings.launching import LaunchOptions, LaunchSettings, MpiOptions
+from ..settings.table import Settings, kind_of
+from ..settings.training import (
+    Allreduce,
+    CheckpointOptions,
+    FitOptions,
+    RestartOptions,
+)
+from ..storage.filesystem import Location
+from ..training.spec import FEATURES
+from .space import Space
+
+# Arguments of `run_training` that a search decides, or that mean nothing to a function's model.
+_OWN = ("df", "model_fn", "num_workers", "run_dir", "resume", "seed", "stream_logs")
+_UNUSED = ("custom_objects",)
+_OPTIONS: dict[str, type[Settings]] = {
+    "data": DataOptions,
+    "checkpoints": CheckpointOptions,
+    "restarts": RestartOptions,
+    "launch": LaunchOptions,
+    "sync": Allreduce,
+}
+# A trial that its surroundings have cut short is tried once more.
+_RESTARTS = RestartOptions(max_restarts=1)
+# Settings of the table that a space may name: where they belong. Those of `FitOptions` but
+# ``seed``, which is the search's own, and ``validation_freq``, as trials are compared by epochs.
+_SEARCHED: dict[str, tuple[str, type[Settings]]] = {
+    **{
+        one.name: ("fit", FitOptions)
+        for one in fields(FitOptions)
+        if one.name not in ("seed", "validation_freq")
+    },
+    "compression": ("sync", Allreduce),
+    "window_bytes": ("data", DataOptions),
+}
+_TABLE = {
+    one.name
+    for cls in (FitOptions, LaunchSettings, MpiOptions, *_OPTIONS.values())
+    for one in fields(cls)
+}
+
+
+@dataclass(frozen=True)
+class TrialRequests:
+    """Makes the requests of trials.
+
+    Attributes:
+        base: what all trials share.
+        model_fn: makes the model of a trial's parameters.
+    """
+
+    base: TrainingRequest
+    model_fn: Callable[[dict[str, Any]], Any]
+
+    def request(self, params: Mapping[str, Any], run_dir: Location) -> TrainingRequest:
+        """Return the request of a trial.
+
+        Args:
+            params: its parameters; those that are called as a setting are set.
+            run_dir: its run directory.
+
+        Raises:
+            InvalidInputError: a setting cannot be right.
+        """
+        own: dict[str, dict[str, Any]] = {}
+        for name, value in params.items():
+            if name in _SEARCHED:
+                own.setdefault(_SEARCHED[name][0], {})[name] = value
+        changed = {place: replace(getattr(self.base, place), **own[place]) for place in own}
+        model = self.model_function(params)
+        return replace(self.base, model=model, run_dir=str(run_dir), **changed)
+
+    def model_function(self, params: Mapping[str, Any]) -> Callable[[], Any]:
+        """Return the function without arguments that makes the model of a trial."""
+        own = {name: value for name, value in params.items() if name not in _SEARCHED}
+        build = functools.partial(self.model_fn, own)
+        if hasattr(self.model_fn, "horovod_engine"):
+            build.horovod_engine = self.model_fn.horovod_engine  # type: ignore[attr-defined]
+        return build
+
+
+def trial_requests(
+    df: Any,
+    model_fn: Any,
+    training: Mapping[str, Any],
+    *,
+    workers: int,
+    seed: int,
+    study_dir: Location,
+) -> TrialRequests:
+    """Return what makes the requests of trials.
+
+    Args:
+        df: the rows.
+        model_fn: makes the model of a dictionary of parameters.
+        training: arguments of `run_training` that all trials share.
+        workers: ranks of a trial.
+        seed: seed of the trainings.
+        study_dir: the study's directory.
+
+    Raises:
+        ModelError: ``model_fn`` is no function of one argument.
+        InvalidInputError: another argument cannot be right.
+    """
+    _check_model_fn(model_fn)
+    defaults = {
+        name: one.default
+        for name, one in inspect.signature(run_training).parameters.items()
+        if name not in (*_OWN, *_UNUSED)
+    }
+    for name in training:
+        if name not in defaults:
+            raise InvalidInputError(
+                f"tune has no argument {name!r}; besides its own, it takes those of run_training "
+                f"that all trials share: {', '.join(defaults)}"
+            )
+    given = {**defaults, "restarts": _RESTARTS, **training}
+    if given["feature_cols"] is None and FEATURES not in frame_of(df).columns:
+        raise InvalidInputError(
+            f"feature_cols is not given and the DataFrame has no column {FEATURES!r}; a search "
+            "needs feature_cols, as the models of its trials may name their inputs differently"
+        )
+    fit = {one.name: given.pop(one.name) for one in fields(FitOptions) if one.name in given}
+    checked: dict[str, Any] = {
+        name: check_options(name, given.pop(name), cls) for name, cls in _OPTIONS.items()
+    }
+    callbacks = given.pop("callbacks")
+    base = TrainingRequest(
+        frame=df,
+        model=functools.partial(model_fn, {}),
+        num_workers=workers,
+        run_dir=str(study_dir),
+        resume="auto",
+        stream_logs=False,
+        custom_objects=None,
+        callbacks=() if callbacks is None else callbacks,
+        fit=FitOptions(seed=seed, **fit),
+        **checked,
+        **given,
+    )
+    requests = TrialRequests(base, model_fn)
+    return replace(requests, base=replace(base, model=requests.model_function({})))
+
+
+def _check_model_fn(model_fn: Any) -> None:
+    if not callable(model_fn):
+        raise ModelError(
+            "model_fn must be a function that makes a compiled model of a dictionary of "
+            f"parameters, got {model_fn!r}"
+        )
+    try:
+        signature = inspect.signature(model_fn)
+    except (TypeError, ValueError):  # some functions written in C do not tell
+        return
+    try:
+        signature.bind({})
+    except TypeError as error:
+        raise ModelError(
+            f"model_fn is called with the dictionary of a trial's parameters, but takes "
+            f"{signature}: {error}"
+        ) from error
+
+
+def check_names(space: Space, training: Mapping[str, Any]) -> None:
+    """Check what a space, as far as it is plain values, says of settings.
+
+    Raises:
+        InvalidInputError: a name is that of a setting that cannot be searched or is given as well,
+            or a setting cannot have such values.
+    """
+    if not isinstance(space, Mapping):
+        return
+    check_param_names(space, training)
+    for name, one in space.items():
+        if name in _SEARCHED:
+            _, cls = _SEARCHED[name]
+            kind = kind_of(cls.__dataclass_fields__[name])
+            for value in one.bounds:
+                kind.check(f"space[{name!r}]", value)
+
+
+def check_param_names(names: Mapping[str, Any], training: Mapping[str, Any]) -> None:
+    """Check that parameters called as settings are such as can be searched.
+
+    Args:
+        names: parameters by name.
+        training: arguments of `run_training` that are given.
+
+    Raises:
+        InvalidInputError: one is not, or is given as well.
+    """
+    arguments = inspect.signature(run_training).parameters
+    for name in names:
+        if name in training:
+            raise InvalidInputError(f"{name!r} is in the space, and is given as {name}=… as well")
+        if name not in _SEARCHED and (name in _TABLE or name in arguments):
+            raise InvalidInputError(
+                f"{name!r} in the space is the name of a setting that cannot be searched; those "
+                f"that can are {', '.join(_SEARCHED)}. A parameter of model_fn needs another name"
+            )

@@ -1,0 +1,361 @@
+"""Searches: real trainings of tiny models, chosen by optuna."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from horovod_spark_runner import (
+    InvalidInputError,
+    RunCancelledError,
+    RunDirectoryError,
+    RunFailedError,
+)
+from horovod_spark_runner.commands.cli import main
+from horovod_spark_runner.tune import TuneResult, choice, integer, loguniform, tune
+
+from . import tune_cases
+
+pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+
+SPACE = {"lr": loguniform(1e-3, 1e-1), "units": choice(2, 4), "batch_size": integer(8, 32)}
+any_search = partial(tune, validation="held_out", parallel=1, stream_logs=False, seed=5)
+search = partial(any_search, space=SPACE, epochs=2)
+build = tune_cases.build
+
+
+@pytest.fixture(scope="module")
+def rows(spark: Any) -> Any:
+    return spark.createDataFrame(tune_cases.ROWS, tune_cases.SCHEMA).repartition(2).cache()
+
+
+def chosen(result: TuneResult) -> pd.DataFrame:
+    """Return what is the same for the same seed."""
+    names = [name for name in result.trials if name not in ("seconds", "run_dir")]
+    table: pd.DataFrame = result.trials[names]
+    return table
+
+
+@pytest.fixture(scope="module")
+def whole(rows: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[TuneResult, Path, Path]:
+    """A search of four trials, its study, and where it was noted how often rows were computed."""
+    folder = tmp_path_factory.mktemp("whole")
+    computed, study = folder / "computed", folder / "study with a space"
+    computed.mkdir()
+
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        (computed / f"{time.monotonic_ns()}-{os.getpid()}").touch()
+        yield from batches
+
+    def counting(params: dict[str, Any]) -> Any:
+        seen = len(list(computed.iterdir()))
+        (folder / f"seen-{time.monotonic_ns()}").write_text(str(seen))
+        return build(params)
+
+    counted = rows.mapInArrow(count, rows.schema)
+    return search(counted, counting, max_trials=4, study_dir=study), study, folder
+
+
+def test_the_best_model_is_the_one_that_was_trained(
+    whole: tuple[TuneResult, Path, Path], rows: Any
+) -> None:
+    result, study, _ = whole
+    table = result.trials
+    assert list(table["state"]) == ["finished"] * 4
+    assert list(table["epochs"]) == [2] * 4
+    best = table.sort_values("value").iloc[0]
+    assert (result.best_trial, result.best_value) == (best["trial"], best["value"])
+    assert result.best_params == {name: best[f"params.{name}"] for name in SPACE}
+    held_out = result.best_transformer.transform(rows.filter("held_out").coalesce(1))
+    error = held_out.selectExpr("avg(power(prediction - label, 2))").first()[0]
+    assert error == pytest.approx(result.best_value, rel=1e-5)
+    summary = result.best_transformer.summary
+    assert summary.run_dir == best["run_dir"] == str(study / "trials" / f"trial-{best['trial']:05}")
+
+
+def test_rows_are_computed_for_the_first_trial_only(whole: tuple[TuneResult, Path, Path]) -> None:
+    _, study, folder = whole
+    in_the_end = len(list((folder / "computed").iterdir()))
+    seen = [int(path.read_text()) for path in folder.glob("seen-*")]
+    assert len(seen) >= 4
+    assert set(seen) == {in_the_end}
+    assert not list((study / "data").iterdir()), "and deleted with the last"
+
+
+def test_a_study_that_goes_on_chooses_as_if_it_had_never_ended(
+    whole: tuple[TuneResult, Path, Path], rows: Any, tmp_path: Path
+) -> None:
+    part = search(rows, build, max_trials=2, study_dir=tmp_path / "s")
+    assert len(part.trials) == 2
+    again = search(rows, build, max_trials=4, study_dir=tmp_path / "s", resume="required")
+    pd.testing.assert_frame_equal(chosen(again), chosen(whole[0]))
+
+
+def test_show(whole: tuple[TuneResult, Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    result, study, _ = whole
+    assert main(["tune", "show", str(study)]) == 0
+    shown = capsys.readouterr().out
+    assert "trials  4: 4 finished\n" in shown
+    assert f"best    trial {result.best_trial}: {result.best_value:.4g} with" in shown
+    assert main(["tune", "show", str(study), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["best"] == result.best_trial
+    assert main(["tune", "show", str(study.parent)]) == 1
+    assert "holds no study" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"space": {"lr": loguniform(1e-3, 1.0)}}, r"a study with lr 'Range\(low=0.001, high=0.1,"),
+        ({"epochs": 3}, "a study with epochs 2, now it is 3"),
+        ({"workers_per_trial": 2}, "a study with num_workers 1, now it is 2"),
+        ({"resume": "never"}, "resume='never', but study_dir"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_another_search_is_refused(
+    whole: tuple[TuneResult, Path, Path], rows: Any, changed: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(RunDirectoryError, match=told):
+        search(rows, build, max_trials=9, study_dir=whole[1], **changed)
+
+
+def test_other_rows_are_refused(whole: tuple[TuneResult, Path, Path], rows: Any) -> None:
+    with pytest.raises(RunDirectoryError, match="a study with rows"):
+        search(rows.filter("label > 0"), build, max_trials=9, study_dir=whole[1])
+
+
+def test_failed_trials_are_marked_and_those_cut_short_tried_again(
+    rows: Any, tmp_path: Path
+) -> None:
+    """Side by side: one raises, one is killed in its first attempt, two train."""
+    marks = tmp_path / "marks"
+    marks.mkdir()
+
+    def fragile(params: dict[str, Any]) -> Any:
+        if params["how"] == "raise":
+            raise KeyError("no such layer")
+        if params["how"] == "kill" and not (marks / "killed").exists():
+            (marks / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return build({"lr": 0.01, "units": 2})
+
+    grid = optuna.samplers.GridSampler({"how": ["raise", "kill", "a", "b"]}, seed=0)
+    result = search(
+        rows,
+        fragile,
+        space=lambda trial: {"how": trial.suggest_categorical("how", ["raise", "kill", "a", "b"])},
+        sampler=grid,
+        parallel=2,
+        max_trials=4,
+        study_dir=tmp_path / "s",
+    )
+    table = result.trials.set_index("params.how")
+    assert dict(table["state"]) == {
+        "raise": "failed",
+        "kill": "finished",
+        "a": "finished",
+        "b": "finished",
+    }
+    assert "no such layer" in table["error"]["raise"]
+    attempts = {how: Path(place, "attempts.jsonl") for how, place in table["run_dir"].items()}
+    endings = {how: path.read_text().count('"ending"') for how, path in attempts.items()}
+    assert endings == {"raise": 1, "kill": 2, "a": 1, "b": 1}
+
+
+class PruneSecond(optuna.pruners.BasePruner):
+    """Prunes the second trial after its first epoch, and notes when."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self.when = 0.0
+
+    def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
+        self.asked.append((trial.number, max(trial.intermediate_values)))
+        if trial.number != 1:
+            return False
+        self.when = time.time()
+        return True
+
+
+def test_a_pruned_trial_frees_its_slots_at_once(rows: Any, tmp_path: Path) -> None:
+    pruner = PruneSecond()
+    result = any_search(
+        rows,
+        tune_cases.slow_when_long,
+        space=lambda trial: {
+            "epochs": 300 if trial.number == 1 else 2,
+            "lr": trial.suggest_float("lr", 1e-3, 1e-2),
+        },
+        pruner=pruner,
+        callbacks=tune_cases.callbacks,
+        max_trials=3,
+        workers_per_trial=2,
+        study_dir=tmp_path / "s",
+    )
+    assert list(result.trials["state"]) == ["finished", "pruned", "finished"]
+    assert pruner.asked == [(0, 1), (1, 1), (2, 1)]
+    assert list(result.trials["epochs"]) == [2, 1, 2]
+    study = optuna.load_study(
+        study_name="search",
+        storage=optuna.storages.JournalStorage(
+            optuna.storages.journal.JournalFileBackend(str(tmp_path / "s" / "journal.log"))
+        ),
+    )
+    following = study.trials[2].datetime_start
+    assert following is not None
+    assert following.timestamp() - pruner.when < 5
+
+
+def when(happened: Callable[[], bool], act: Callable[[], None]) -> threading.Thread:
+    """Let ``act`` be called once something has happened."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 100
+        while not happened() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("how", ["interrupt", "cancel"])
+def test_what_is_finished_is_kept_and_the_rest_goes_on(
+    spark: Any, rows: Any, tmp_path: Path, how: str
+) -> None:
+    """Two trials at once: one has finished, one trains when the search is ended."""
+    study = tmp_path / "s"
+
+    def go(parallel: int) -> TuneResult:
+        return any_search(
+            rows,
+            tune_cases.slow_when_long,
+            space=lambda trial: {
+                "epochs": 20 if trial.number == 1 else 2,
+                "lr": trial.suggest_float("lr", 1e-3, 1e-2),
+            },
+            callbacks=tune_cases.callbacks,
+            parallel=parallel,
+            max_trials=2,
+            study_dir=study,
+        )
+
+    def both() -> bool:
+        trials = study / "trials"
+        long = trials / "trial-00001" / "metrics.jsonl"
+        short = trials / "trial-00000" / "attempts.jsonl"
+        ended = short.exists() and '"ending": "finished"' in short.read_text()
+        return ended and long.exists() and len(long.read_text().splitlines()) >= 2
+
+    if how == "interrupt":
+        thread = when(both, lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            go(2)
+    else:
+        thread = when(both, spark.sparkContext.cancelAllJobs)
+        with pytest.raises(RunCancelledError, match="and the same call goes on"):
+            go(2)
+    thread.join()
+    result = go(1)
+    assert list(result.trials["state"]) == ["finished", "finished"]
+    assert list(result.trials["epochs"]) == [2, 20]
+    attempts = (study / "trials" / "trial-00001" / "attempts.jsonl").read_text().splitlines()
+    assert len(attempts) == 2
+    assert '"first_step": 0' not in attempts[1], "it went on from its checkpoint"
+    assert (study / "trials" / "trial-00000" / "attempts.jsonl").read_text().count("\n") == 1
+
+
+def test_a_search_that_was_killed_with_its_driver_goes_on(rows: Any, tmp_path: Path) -> None:
+    study = tmp_path / "s"
+    killed = subprocess.run(
+        [sys.executable, "-m", "tests.mpi.tune_cases", str(study)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    with (study / "journal.log").open("a") as journal:  # what it had half written
+        journal.write('{"op_code": 4, "wor')
+    result = tune_cases.search(rows, study)
+    assert list(result.trials["state"]) == ["finished"] * 3
+    assert list(result.trials["epochs"]) == [3] * 3
+    attempts = (study / "trials" / "trial-00001" / "attempts.jsonl").read_text().splitlines()
+    assert len(attempts) == 2
+    assert '"first_step": 0' not in attempts[1]
+    unbroken = tune_cases.search(rows, tmp_path / "unbroken")
+    pd.testing.assert_frame_equal(
+        chosen(result).drop(columns="value"), chosen(unbroken).drop(columns="value")
+    )
+    assert list(result.trials["value"]) == pytest.approx(list(unbroken.trials["value"]), rel=1e-5)
+
+
+def test_a_metric_that_is_not_there_ends_the_search(rows: Any, tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidInputError, match="no metric of the trials; they have loss, val_loss"
+    ):
+        search(
+            rows,
+            build,
+            metric="val_acuracy",
+            direction="max",
+            max_trials=3,
+            study_dir=tmp_path / "s",
+        )
+    assert len(list((tmp_path / "s" / "trials").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"validation": None}, "metric='val_loss' is of validation rows, but there are none"),
+        ({"validation_freq": 2}, "each must be validated"),
+        ({"metric": "val_mae"}, "direction is not given: is the least"),
+        ({"direction": "least"}, "direction must be one of min, max, got 'least'"),
+        ({"num_workers": 2}, "tune has no argument 'num_workers'; besides its own"),
+        ({"model_fn": lambda: None}, "a trial's parameters, but takes"),
+        ({"model_fn": "model.keras"}, "must be a function that makes a compiled model"),
+        ({"max_trials": 0}, "max_trials must be a whole number of at least 1"),
+        ({"resume": "required"}, "holds no study"),
+        ({"study_dir": "s3://bucket/study"}, "needs a folder of a mounted file system"),
+        ({"epochs": 1, "pruner": "asha"}, "they have one: epochs=1"),
+        ({"feature_cols": ["colour"]}, "no column 'colour'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_searched_is_refused_at_once(
+    rows: Any, tmp_path: Path, changed: dict[str, Any], told: str
+) -> None:
+    asked = {"model_fn": build, "study_dir": tmp_path / "s", **changed}
+    with pytest.raises(InvalidInputError, match=told):
+        search(rows, **asked)
+    assert not (tmp_path / "s" / "trials").exists()
+
+
+def test_feature_columns_are_not_guessed(rows: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="a search needs feature_cols"):
+        search(rows.withColumnRenamed("features", "x"), build, study_dir=tmp_path / "s")
+
+
+def test_a_search_whose_trials_all_fail_says_why(rows: Any, tmp_path: Path) -> None:
+    def broken(params: dict[str, Any]) -> Any:
+        raise KeyError("no such layer")
+
+    with pytest.raises(RunFailedError, match=r"none of 2 trials has a value, 2 of them failed"):
+        search(rows, broken, parallel=2, max_trials=2, study_dir=tmp_path / "s")

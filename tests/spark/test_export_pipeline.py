@@ -1,0 +1,255 @@
+"""Whole pipelines, exported with networks: what is given, what comes back, what is damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner import (
+    DataError,
+    InvalidInputError,
+    ModelError,
+    RunDirectoryError,
+    TFTransformer,
+    export_pipeline,
+)
+from horovod_spark_runner.scoring import load_pipeline
+from horovod_spark_runner.storage.sums import sealed, unsealed
+
+pytestmark = pytest.mark.spark
+
+ROWS: list[tuple[Any, ...]] = [
+    (n, ["x", "y", "z"][n % 3], n * 0.7 - 3.0, n % 4, [float(n), -1.0, 0.5]) for n in range(12)
+]
+ROWS += [(12, "new", 1.0, 2, [1.0, 2.0, 3.0]), (13, None, -1.0, 0, [0.0, 0.0, 0.0])]
+SCHEMA = "id int, text string, x double, n int, a array<float>"
+# A process that has neither Spark nor Java, and counts what it has of the package.
+ALONE = """
+import json, sys
+for name in ("pyspark", "pyarrow", "pandas", "py4j"):
+    sys.modules[name] = None
+from horovod_spark_runner.scoring import load_pipeline
+scorer = load_pipeline(sys.argv[1])
+assert "tensorflow" not in sys.modules
+rows = json.load(sys.stdin)
+given = {name: [row[name] for row in rows] for name in rows[0]}
+print(json.dumps(scorer.score(given)["probability"].tolist()))
+"""
+
+
+def network(kind: str = "softmax") -> Any:
+    import keras
+
+    keras.utils.set_random_seed(3)
+    vector, whole = keras.Input((5,), name="v"), keras.Input((1,), name="n", dtype="int32")
+    array = keras.Input((3,), name="a")
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(4, 2)(whole))
+    joined = keras.layers.Concatenate()([vector, embedded, array])
+    return keras.Model(
+        {"v": vector, "n": whole, "a": array},
+        keras.layers.Dense(3, activation=kind)(keras.layers.BatchNormalization()(joined)),
+    )
+
+
+@pytest.fixture(scope="module")
+def frame(spark: Any) -> Any:
+    return spark.createDataFrame(ROWS, SCHEMA).coalesce(1).cache()
+
+
+@pytest.fixture(scope="module")
+def prepared(frame: Any) -> Any:
+    """The preparation, as a pipeline in a pipeline."""
+    from pyspark.ml import Pipeline
+    from pyspark.ml.feature import OneHotEncoder, StandardScaler, StringIndexer, VectorAssembler
+
+    stages = [
+        StringIndexer(inputCol="text", outputCol="place", handleInvalid="keep"),
+        OneHotEncoder(inputCol="place", outputCol="hot", dropLast=False),
+        VectorAssembler(inputCols=["x", "hot"], outputCol="raw"),
+        StandardScaler(inputCol="raw", outputCol="v", withMean=True),
+    ]
+    known = frame.where("id < 12")
+    return Pipeline(stages=[Pipeline(stages=stages[:2]), *stages[2:]]).fit(known)
+
+
+def with_network(prepared: Any, **params: Any) -> Any:
+    from pyspark.ml import PipelineModel
+
+    columns = {"v": "v", "n": "n", "a": "a"}
+    kind = "linear" if "rawPredictionCol" in params else "softmax"
+    model = network(kind)
+    transformer = TFTransformer.from_keras(model, feature_cols=columns)
+    return PipelineModel([prepared, transformer.copy()._set(**params)])
+
+
+def columns_of(frame: Any) -> dict[str, list[Any]]:
+    rows = frame.collect()
+    return {name: [row[name] for row in rows] for name in frame.columns}
+
+
+def test_the_network_is_scored_as_spark_does_in_a_process_without_it(
+    frame: Any, prepared: Any, tmp_path: Path
+) -> None:
+    fitted = with_network(prepared, probabilityCol="probability")
+    place = tmp_path / "bundle"
+    export_pipeline(fitted, place, frame)
+    theirs = fitted.transform(frame).select("id", "prediction", "probability").collect()
+    probabilities = np.array([row["probability"].toArray() for row in theirs])
+    scorer = load_pipeline(place)
+    assert scorer.output_columns == ("prediction", "probability")
+    assert scorer.input_types == {"text": "string", "x": "double", "n": "int", "a": "array"}
+    ours = scorer.score(columns_of(frame), ["id", "prediction", "probability"])
+    np.testing.assert_allclose(ours["probability"], probabilities, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(ours["prediction"], [row["prediction"] for row in theirs])
+    np.testing.assert_array_equal(ours["id"], [row["id"] for row in theirs])
+    names = SCHEMA.split()[::2]
+    rows = [dict(zip(names, row, strict=True)) for row in ROWS]
+    (one,) = [row for row in rows if row["id"] == 5]
+    empty = scorer.score({name: [] for name in names})
+    assert empty["probability"].shape == (0, 3)
+    alone = scorer.score_row(one)
+    assert alone is not None
+    np.testing.assert_allclose(alone["probability"], probabilities[5], rtol=0, atol=1e-6)
+    assert alone["prediction"] == theirs[5]["prediction"]
+
+    environment = {n: v for n, v in os.environ.items() if n != "JAVA_HOME"}
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(place)],
+        input=json.dumps(rows),
+        capture_output=True,
+        text=True,
+        env={**environment, "PATH": ""},
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    np.testing.assert_allclose(json.loads(done.stdout), probabilities, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("handle", ["error", "skip", "keep"])
+def test_rows_without_a_prediction_and_scores_of_classes(
+    spark: Any, prepared: Any, frame: Any, tmp_path: Path, handle: str
+) -> None:
+    params = {"probabilityCol": "probability", "rawPredictionCol": "raw_scores"}
+    fitted = with_network(prepared, handleInvalid=handle, **params)
+    export_pipeline(fitted, tmp_path / "b", frame)
+    scorer = load_pipeline(tmp_path / "b")
+    bad = [
+        (0, "x", 1.0, 1, [1.0, 2.0, 3.0]),
+        (1, "y", 1.0, None, [1.0, 2.0, 3.0]),
+        (2, "z", 1.0, 1, None),
+        (3, "z", 1.0, 1, [1.0]),
+        (4, "z", 1.0, 1, [1.0, None, 3.0]),
+        (5, "new", -1.0, 2, [1.0, 5.0, 6.0]),
+    ]
+    rows = spark.createDataFrame(bad, SCHEMA).coalesce(1)
+    given = columns_of(rows)
+    if handle == "error":
+        with pytest.raises(DataError, match="column 'n' is null in row 1"):
+            scorer.score(given)
+        return
+    wanted = ["id", "prediction", "probability", "raw_scores"]
+    theirs = fitted.transform(rows).select(*wanted).collect()
+    ours = scorer.score(given, wanted)
+    assert ours["id"].tolist() == [row["id"] for row in theirs]
+    for place, row in enumerate(theirs):
+        for name in wanted[1:]:
+            if row[name] is None:
+                assert ours[name][place] is None
+            else:
+                np.testing.assert_allclose(ours[name][place], row[name], rtol=0, atol=1e-6)
+
+
+def test_pandas_and_arrow_come_back_as_they_were_given(
+    frame: Any, prepared: Any, tmp_path: Path
+) -> None:
+    import pandas as pd
+    import pyarrow as pa
+
+    export_pipeline(prepared, tmp_path / "b", frame)
+    scorer = load_pipeline(tmp_path / "b")
+    given = {name: values for name, values in columns_of(frame).items() if name != "a"}
+    expected = scorer.score(given)["v"]
+    data = pd.DataFrame(given, index=[f"row {n}" for n in range(len(ROWS))])
+    framed = scorer.score(data, ["id", "place", "v"])
+    assert list(framed.columns) == ["id", "place", "v"]
+    assert framed.index.equals(data.index)
+    np.testing.assert_array_equal(np.stack(framed["v"].tolist()), expected)
+    table = scorer.score(pa.table(given), ["id", "v", "text"])
+    assert table["text"].to_pylist() == given["text"]
+    np.testing.assert_array_equal(np.array(table["v"].to_pylist()), expected)
+    nullable = data.astype({"n": "Int64", "x": "Float64", "text": "string"})
+    np.testing.assert_array_equal(np.stack(scorer.score(nullable)["v"].tolist()), expected)
+
+
+def test_what_does_not_fit_is_refused_by_name(frame: Any, prepared: Any, tmp_path: Path) -> None:
+    export_pipeline(prepared, tmp_path / "b", frame)
+    scorer = load_pipeline(tmp_path / "b")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"text": 3, "x": 1.0}, "column 'text' is 3 in row 0"),
+        ({"text": "x", "x": "1"}, "column 'x' is '1' in row 0.*must be a number"),
+        ({"text": "x", "x": True}, "column 'x' is True"),
+        ({"text": "x", "x": None}, "column 'x' is null.*VectorAssembler"),
+        ({"text": "x", "x": float("nan")}, "column 'x' is nan"),
+        ({"text": "x"}, "column 'x' is missing"),
+    ]
+    for row, told in wrong:
+        with pytest.raises(DataError, match=told):
+            scorer.score_row(row)
+    with pytest.raises(DataError, match="equally long"):
+        scorer.score({"text": ["x"], "x": [1.0, 2.0]})
+    with pytest.raises(InvalidInputError, match="no column.*'prediction'"):
+        scorer.score({"text": ["x"], "x": [1.0]}, ["prediction"])
+    with pytest.raises(DataError, match="one row is scored by score_row"):
+        scorer.score({"text": "x", "x": 1.0})
+    with pytest.raises(InvalidInputError, match="takes a dictionary of columns"):
+        scorer.score([1, 2])
+
+
+def test_a_bundle_that_is_damaged_or_newer_says_so(
+    frame: Any, prepared: Any, tmp_path: Path
+) -> None:
+    place = tmp_path / "b"
+    with pytest.raises(RunDirectoryError, match="holds no exported pipeline"):
+        load_pipeline(place)
+    export_pipeline(prepared, place, frame)
+    with pytest.raises(RunDirectoryError, match="mode='overwrite'"):
+        export_pipeline(prepared, place, frame)
+    main, arrays = place / "pipeline.json", place / "arrays.npz"
+    text, data = main.read_text(), arrays.read_bytes()
+    arrays.write_bytes(data[:-1] + b"?")
+    with pytest.raises(RunDirectoryError, match=r"arrays\.npz is damaged: its SHA-256"):
+        load_pipeline(place)
+    arrays.unlink()
+    with pytest.raises(RunDirectoryError, match=r"arrays\.npz is missing"):
+        load_pipeline(place)
+    arrays.write_bytes(data)
+    main.write_text(text.replace('"x"', '"y"', 1))
+    with pytest.raises(RunDirectoryError, match="it is damaged"):
+        load_pipeline(place)
+    facts = unsealed(text)
+    main.write_text(sealed(json.dumps({**facts, "format": 2, "version": "9.1"})))
+    with pytest.raises(RunDirectoryError, match=r"horovod_spark_runner 9\.1 in format 2.*update"):
+        load_pipeline(place)
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "file").write_text("of mine")
+    with pytest.raises(RunDirectoryError, match="something else"):
+        export_pipeline(prepared, tmp_path / "else", frame, mode="overwrite")
+
+
+def test_what_a_bundle_cannot_hold_is_refused(frame: Any, prepared: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="struct"):
+        export_pipeline(with_network(prepared, outputForm="struct"), tmp_path / "b", frame)
+    with pytest.raises(ModelError, match="'X'.*upper and lower case count|'x'"):
+        export_pipeline(prepared, tmp_path / "b", frame.withColumnRenamed("x", "X"))
+    decimal = frame.withColumn("x", frame["x"].cast("decimal(10, 2)"))
+    with pytest.raises(ModelError, match=r"column 'x' is of type decimal\(10,2\)"):
+        export_pipeline(prepared, tmp_path / "b", decimal)
+    assert not (tmp_path / "b").exists()

@@ -1,0 +1,493 @@
+"""Every stage that can be exported gives what Spark's gives, on rows that are meant to be hard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner import DataError, ModelError, export_pipeline
+from horovod_spark_runner.scoring import Scorer, load_pipeline
+
+pytestmark = pytest.mark.spark
+
+Rows = Mapping[str, Sequence[Any]]
+
+NAN, INF = float("nan"), float("inf")
+NUMBERS = [0.0, -0.0, 1.0, -1.5, 2.5, 1e300, -1e-300, 0.1, INF, -INF, NAN, None]
+TEXTS = ["a", "b", "", " ", "a", "Ä", "b c", "A", "nan", "1", None, "\U0001f600 x"]
+FINITE = [
+    [0.0, 1.0, -2.0, 0.5],
+    [3.0, 1.0, 7.25, 0.5],
+    [-1.0, 1.0, 0.0, 0.5],
+    [0.1, 1.0, 1e-3, 0.5],
+]
+VECTORS = [*FINITE, [0.0, 0.0, 0.0, 0.0], [-0.0, 5.0, -0.0, 0.0], [1e300, -1e300, 1e-300, 2.0]]
+HOSTILE = [*VECTORS, [NAN, 1.0, 2.0, 0.0], [INF, -INF, 0.0, 1.0], [NAN, NAN, INF, 0.0], None]
+
+
+def plain(value: Any) -> Any:
+    """Return a value of Spark's or the scorer's as Python's own."""
+    if hasattr(value, "toArray"):
+        value = value.toArray()
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def same(ours: Any, theirs: Any, tolerance: float) -> bool:
+    if isinstance(theirs, list):
+        return (
+            isinstance(ours, list)
+            and len(ours) == len(theirs)
+            and all(same(a, b, tolerance) for a, b in zip(ours, theirs, strict=True))
+        )
+    if isinstance(theirs, float) and isinstance(ours, float):
+        if math.isnan(theirs) or math.isinf(theirs) or not tolerance:
+            return ours == theirs or (math.isnan(ours) and math.isnan(theirs))
+        return math.isclose(ours, theirs, rel_tol=tolerance, abs_tol=tolerance)
+    return type(ours) is type(theirs) and bool(ours == theirs)
+
+
+class Compared:
+    """A fitted pipeline beside its export.
+
+    Args:
+        spark: the session.
+        place: where to export to.
+    """
+
+    def __init__(self, spark: Any, place: Path) -> None:
+        self.spark = spark
+        self.place = place
+
+    def frame(self, columns: Rows, schema: str) -> Any:
+        rows = [tuple(row) for row in zip(*columns.values(), strict=True)]
+        return self.of_rows(rows, list(columns), schema)
+
+    def of_rows(self, rows: list[Any], names: list[str], schema: str) -> Any:
+        from pyspark.ml.linalg import Vectors, VectorUDT
+        from pyspark.sql.types import StructField, StructType, _parse_datatype_string
+
+        fields, made = [], [list(row) for row in rows]
+        for number, (name, kind) in enumerate(zip(names, schema.split(), strict=True)):
+            if kind == "vector":
+                for row in made:
+                    row[number] = None if row[number] is None else Vectors.dense(row[number])
+            data_type = VectorUDT() if kind == "vector" else _parse_datatype_string(kind)
+            fields.append(StructField(name, data_type))
+        return self.spark.createDataFrame([tuple(row) for row in made], StructType(fields))
+
+    def _each(
+        self, fitted: Any, rows: list[Any], names: list[str], schema: str, outputs: Sequence[str]
+    ) -> list[Any]:
+        """Return what Spark makes of each row alone: no row, one, or ``None`` for an error."""
+        from py4j.protocol import Py4JJavaError
+        from pyspark.errors import PySparkException
+        from pyspark.sql import functions as F
+
+        def alone(number: int) -> Any:
+            row = self.of_rows([rows[number]], names, schema)
+            try:
+                made = fitted.transform(row)
+                return [[plain(v) for v in row] for row in made.select(*outputs).collect()]
+            except (PySparkException, Py4JJavaError):
+                return None
+
+        frame = self.of_rows(rows, names, schema).coalesce(1)
+        numbered = frame.withColumn("__row", F.monotonically_increasing_id())
+        try:
+            found = fitted.transform(numbered).select("__row", *outputs).collect()
+        except (PySparkException, Py4JJavaError):  # some row fails: which?
+            with ThreadPoolExecutor(4) as pool:
+                return list(pool.map(alone, range(len(rows))))
+        made: list[Any] = [[] for _ in rows]
+        for number, *values in found:
+            made[number] = [[plain(v) for v in values]]
+        return made
+
+    def check(
+        self,
+        stages: Sequence[Any],
+        columns: Rows,
+        schema: str,
+        outputs: Sequence[str],
+        fit: Rows | None = None,
+        tolerance: float = 0.0,
+    ) -> Scorer:
+        """Check that Spark and the scorer agree, on each row and on all that do not fail.
+
+        Args:
+            stages: what the pipeline is made of.
+            columns: the hard rows.
+            schema: Spark's types of them, and ``vector``.
+            outputs: the columns to compare.
+            fit: the rows to fit on, where those are others.
+            tolerance: how far numbers may be apart; by default they are the same to the bit.
+        """
+        from pyspark.ml import Pipeline
+
+        frame = self.frame(columns, schema)
+        fitted = Pipeline(stages=list(stages)).fit(self.frame(fit or columns, schema))
+        export_pipeline(fitted, self.place, frame, mode="overwrite")
+        scorer = load_pipeline(self.place)
+        names = list(columns)
+        rows = list(zip(*columns.values(), strict=True))
+        good, expected = [], []
+        for row, theirs in zip(rows, self._each(fitted, rows, names, schema, outputs), strict=True):
+            given = dict(zip(names, row, strict=True))
+            if theirs is None:
+                with pytest.raises(DataError, match="column '"):
+                    scorer.score_row(given, outputs)
+                continue
+            made = scorer.score_row(given, outputs)
+            ours = [] if made is None else [[plain(made[name]) for name in outputs]]
+            assert same(ours, theirs, tolerance), f"{given}: {ours}, Spark: {theirs}"
+            good.append(row)
+            expected += theirs
+        assert good
+        whole = dict(zip(names, map(list, zip(*good, strict=True)), strict=True))
+        scored = scorer.score(whole, outputs)
+        together = [list(map(plain, row)) for row in zip(*scored.values(), strict=True)]
+        assert same(together, expected, tolerance)
+        none = scorer.score({name: [] for name in names}, outputs)
+        assert all(len(column) == 0 for column in none.values())
+        return scorer
+
+
+@pytest.fixture
+def compared(spark: Any, tmp_path: Path) -> Compared:
+    return Compared(spark, tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("handle", ["error", "skip", "keep"])
+def test_string_indexer_and_one_hot_encoder(compared: Compared, handle: str) -> None:
+    from pyspark.ml.feature import OneHotEncoder, StringIndexer
+
+    count = len(TEXTS)
+    columns: dict[str, Sequence[Any]] = {
+        "text": TEXTS,
+        "whole": [1, 2, 2, -3, 1, 5, None, 0, 2**40, 7, 1, 2],
+        "real": NUMBERS[:count],
+    }
+    fit: dict[str, Sequence[Any]] = {
+        "text": ["a", "b", "", "b", "A", "nan"],
+        "whole": [1, 2, 2, -3, 1, 5],
+        "real": [0.0, 0.1, 1e300, 0.1, -1.5, 2.5],
+    }
+    orders = {"error": "frequencyDesc", "skip": "alphabetAsc", "keep": "frequencyAsc"}
+    outputs = ["t", "w", "r"]
+    indexer = StringIndexer(
+        inputCols=list(columns),
+        outputCols=outputs,
+        handleInvalid=handle,
+        stringOrderType=orders[handle],
+    )
+    compared.check([indexer], columns, "string bigint double", outputs, fit)
+    if handle == "error":
+        return
+    # Spark's encoder takes no empty label.
+    fit["text"] = ["a", "b", "b c", "b", "A", "nan"]
+    encoder = OneHotEncoder(inputCols=outputs, outputCols=["tv", "wv", "rv"])
+    compared.check([indexer, encoder], columns, "string bigint double", ["tv", "wv", "rv"], fit)
+
+
+def test_a_column_that_is_not_there_is_passed_over_as_by_spark(
+    compared: Compared, spark: Any
+) -> None:
+    from pyspark.ml.feature import StringIndexer
+
+    single = [
+        StringIndexer(inputCol="text", outputCol="t"),
+        StringIndexer(inputCol="label", outputCol="l"),
+    ]
+    columns = {"text": ["a", "b"], "label": ["x", "y"]}
+    scorer = compared.check(single, columns, "string string", ["t", "l"])
+    assert scorer.score_row({"text": "b"}, ["t"]) == {"t": 1.0}
+    with pytest.raises(DataError, match="column 'l' could not be made"):
+        scorer.score_row({"text": "b"})
+
+
+@pytest.mark.parametrize("drop", [True, False])
+@pytest.mark.parametrize("handle", ["error", "keep"])
+def test_one_hot_encoder(compared: Compared, handle: str, drop: bool) -> None:
+    from pyspark.ml.feature import OneHotEncoder
+
+    places: Rows = {"x": [0.0, 1.0, 2.0, 3.0, -1.0, 1.5, NAN, None], "y": [0.0, 1.0] * 4}
+    encoder = OneHotEncoder(
+        inputCols=["x", "y"], outputCols=["xv", "yv"], handleInvalid=handle, dropLast=drop
+    )
+    fit = {"x": [0.0, 1.0, 2.0], "y": [0.0, 1.0, 1.0]}
+    compared.check([encoder], places, "double double", ["xv", "yv"], fit)
+
+
+def test_index_to_string(compared: Compared) -> None:
+    from pyspark.ml.feature import IndexToString, StringIndexer
+
+    given = IndexToString(inputCol="x", outputCol="label", labels=["a", "b", ""])
+    columns = {"x": [0.0, 1.0, 2.0, 3.0, 1.5, -1.0, -0.5, NAN, None, INF]}
+    compared.check([given], columns, "double", ["label"])
+    stages = [
+        StringIndexer(inputCol="text", outputCol="place"),
+        IndexToString(inputCol="place", outputCol="again"),
+    ]
+    compared.check(stages, {"text": TEXTS}, "string", ["again"], {"text": ["a", "b", "", "Ä"]})
+
+
+@pytest.mark.parametrize("handle", ["error", "skip", "keep"])
+def test_vector_assembler(compared: Compared, handle: str) -> None:
+    from pyspark.ml.feature import VectorAssembler, VectorSizeHint
+
+    columns: dict[str, Sequence[Any]] = {
+        "real": [*NUMBERS, 1.0, 1.0, 2.0],
+        "short": [1, -1, None, 0, 5, 6, 7, 8, 9, 3, 2, 1, 0, 0, 1],
+        "flag": [True, False] * 7 + [None],
+        "small": [0.1, NAN, 0.1, None, 1e30, 3.0, INF, 0.0, -0.0, 1.0, 2.0, 1.0, 0.0, 0.1, 0.2],
+        "vector": [*HOSTILE, *FINITE],
+    }
+    assembler = VectorAssembler(inputCols=list(columns), outputCol="v", handleInvalid=handle)
+    schema = "double smallint boolean float vector"
+    if handle == "keep":
+        with pytest.raises(Exception, match="VectorSizeHint|first"):
+            assembler.transform(compared.frame(columns, schema)).collect()
+        frame = compared.frame(columns, schema)
+        hint = VectorSizeHint(inputCol="vector", size=4, handleInvalid="optimistic")
+        frame = hint.transform(frame)
+        export_pipeline(assembler, compared.place, frame)
+        rows = [[plain(v) for v in row] for row in assembler.transform(frame).select("v").collect()]
+        scored = load_pipeline(compared.place).score(columns)["v"]
+        assert same([[plain(row)] for row in scored], rows, 0.0)
+        return
+    compared.check([assembler], columns, schema, ["v"])
+
+
+@pytest.mark.parametrize("with_mean", [True, False])
+def test_scalers(compared: Compared, with_mean: bool) -> None:
+    from pyspark.ml.feature import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
+
+    ends = {"inputCol": "v"}
+    stages = [
+        StandardScaler(outputCol="s", withMean=with_mean, **ends),
+        StandardScaler(outputCol="n", withStd=False, withMean=with_mean, **ends),
+        MinMaxScaler(outputCol="m", min=-0.3, max=1.7, **ends),
+        MaxAbsScaler(outputCol="a", **ends),
+        RobustScaler(outputCol="r", withCentering=with_mean, **ends),
+        RobustScaler(outputCol="c", withScaling=False, withCentering=with_mean, **ends),
+    ]
+    outputs = ["s", "n", "m", "a", "r", "c"]
+    compared.check(stages, {"v": HOSTILE}, "vector", outputs, {"v": FINITE})
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.5, INF])
+def test_normalizer(compared: Compared, p: float) -> None:
+    from pyspark.ml.feature import Normalizer
+
+    tolerance = 1e-12 if p == 3.5 else 0.0
+    stage = Normalizer(inputCol="v", outputCol="n", p=p)
+    compared.check([stage], {"v": HOSTILE}, "vector", ["n"], tolerance=tolerance)
+
+
+@pytest.mark.parametrize("strategy", ["mean", "median", "mode"])
+@pytest.mark.parametrize("missing", [NAN, -1.5])
+def test_imputer(compared: Compared, strategy: str, missing: float) -> None:
+    from pyspark.ml.feature import Imputer
+
+    columns: dict[str, Sequence[Any]] = {
+        "x": NUMBERS,
+        "y": [0.1, NAN, None, -1.5, *[2.0] * 8],
+        "n": [1, 2, None, 7, *[3] * 8],
+    }
+    fit: dict[str, Sequence[Any]] = {
+        "x": [1.0, 2.5, None, 1.0],
+        "y": [0.1, 0.7, 0.7, None],
+        "n": [1, 2, 2, 7],
+    }
+    stage = Imputer(
+        inputCols=list(columns),
+        outputCols=["xi", "yi", "ni"],
+        strategy=strategy,
+        missingValue=missing,
+    )
+    compared.check([stage], columns, "double float int", ["xi", "yi", "ni"], fit)
+
+
+@pytest.mark.parametrize("handle", ["error", "skip", "keep"])
+def test_bucketizer_and_quantile_discretizer(compared: Compared, handle: str) -> None:
+    from pyspark.ml.feature import Bucketizer, QuantileDiscretizer
+
+    columns: dict[str, Sequence[Any]] = {"x": NUMBERS, "n": [1, 2, 3, 4, 5, 6] * 2}
+    stages = [
+        Bucketizer(
+            inputCols=["x", "n"],
+            outputCols=["xb", "nb"],
+            splitsArray=[[-INF, -1.0, 0.0, 0.1, 2.5, INF], [1.0, 3.0, 6.0]],
+            handleInvalid=handle,
+        ),
+        Bucketizer(inputCol="n", outputCol="b", splits=[1.0, 2.0, 5.0], handleInvalid=handle),
+        QuantileDiscretizer(inputCol="n", outputCol="q", numBuckets=3, handleInvalid=handle),
+    ]
+    compared.check(stages[:1], columns, "double int", ["xb", "nb"])
+    compared.check(stages[1:], {"n": columns["n"]}, "int", ["b", "q"])
+
+
+def test_binarizer_and_vector_slicer(compared: Compared) -> None:
+    from pyspark.ml.feature import Binarizer, VectorAssembler, VectorSlicer
+
+    stages = [
+        Binarizer(inputCols=["x"], outputCols=["xb"], thresholds=[0.05]),
+        Binarizer(inputCol="x", outputCol="xn", threshold=-1.6),
+    ]
+    compared.check(stages, {"x": NUMBERS}, "double", ["xb", "xn"])
+    stages = [
+        Binarizer(inputCol="v", outputCol="high", threshold=0.5),
+        Binarizer(inputCol="v", outputCol="low", threshold=-0.5),
+        VectorSlicer(inputCol="v", outputCol="slice", indices=[3, 0]),
+    ]
+    compared.check(stages, {"v": HOSTILE}, "vector", ["high", "low", "slice"])
+    stages = [
+        VectorAssembler(inputCols=["x", "y"], outputCol="v", handleInvalid="keep"),
+        VectorSlicer(inputCol="v", outputCol="named", names=["y"], indices=[0]),
+    ]
+    columns = {"x": NUMBERS, "y": NUMBERS[::-1]}
+    compared.check(stages, columns, "double double", ["named"])
+
+
+LISTS = [["a", "b", "a"], [], ["", "Ä", "\U0001f600", "unseen"], ["a"] * 5, None]
+
+
+def test_words(compared: Compared) -> None:
+    from pyspark.ml.feature import IDF, CountVectorizer, HashingTF, RegexTokenizer, Tokenizer
+
+    texts = ["A b  a ", "", " ", "\tİstanbul ΣΑΣ\u00a0x\u2003y", "b,c-d\nA1_", None, "ẞ a", "a a"]
+    stages = [
+        Tokenizer(inputCol="text", outputCol="words"),
+        RegexTokenizer(inputCol="text", outputCol="r", pattern="\\W+", toLowercase=False),
+        RegexTokenizer(inputCol="text", outputCol="f", pattern="[a-z]+", gaps=False),
+        RegexTokenizer(inputCol="text", outputCol="z", pattern="[\\s,]", minTokenLength=0),
+        HashingTF(inputCol="words", outputCol="few", numFeatures=16),
+        HashingTF(inputCol="words", outputCol="many", binary=True),
+        CountVectorizer(inputCol="words", outputCol="c", minTF=0.5),
+        IDF(inputCol="few", outputCol="i"),
+        IDF(inputCol="many", outputCol="mi"),
+    ]
+    outputs = ["words", "r", "f", "z", "few", "many", "c", "i", "mi"]
+    fit: Rows = {"text": ["a b", "b c a", "x  y a", ""]}
+    compared.check(stages, {"text": texts}, "string", outputs, fit)
+    stages = [
+        CountVectorizer(inputCol="words", outputCol="c", minTF=2.0),
+        CountVectorizer(inputCol="words", outputCol="b", binary=True),
+        HashingTF(inputCol="words", outputCol="h", numFeatures=1000),
+    ]
+    fit = {"words": [["a", "b"], ["", "a"]]}
+    compared.check(stages, {"words": LISTS}, "array<string>", ["c", "b", "h"], fit)
+
+
+def test_feature_hasher_and_what_is_large(compared: Compared) -> None:
+    from pyspark.ml.feature import (
+        FeatureHasher,
+        MaxAbsScaler,
+        Normalizer,
+        StandardScaler,
+        VectorAssembler,
+        VectorSlicer,
+    )
+
+    columns: dict[str, Sequence[Any]] = {
+        "real": NUMBERS,
+        "text": TEXTS,
+        "flag": [True, False, None] * 4,
+        "whole": [1, 2, None, -4] * 3,
+        "kind": [1, 2, None, -4] * 3,
+    }
+    stages = [
+        FeatureHasher(inputCols=list(columns), outputCol="few", numFeatures=3),
+        FeatureHasher(inputCols=list(columns), outputCol="many", categoricalCols=["kind"]),
+        VectorAssembler(inputCols=["whole", "many", "few"], outputCol="v", handleInvalid="keep"),
+        Normalizer(inputCol="v", outputCol="n"),
+        VectorSlicer(inputCol="v", outputCol="s", indices=[0, 262144 + 1, 262144 + 2, 7]),
+    ]
+    schema = "double string boolean int bigint"
+    compared.check(stages, columns, schema, ["few", "s"])
+    few = {name: [values[n] for n in (1, 3, 4, 7)] for name, values in columns.items()}
+    stages += [
+        MaxAbsScaler(inputCol="v", outputCol="m"),
+        StandardScaler(inputCol="v", outputCol="d"),
+    ]
+    outputs = ["many", "v", "n", "m", "d"]
+    compared.check(stages, few, schema, outputs, tolerance=1e-12)
+
+
+def test_elements_together(compared: Compared) -> None:
+    from pyspark.ml.feature import PCA, ElementwiseProduct, PolynomialExpansion
+    from pyspark.ml.linalg import Vectors
+
+    stages = [
+        ElementwiseProduct(
+            inputCol="v", outputCol="e", scalingVec=Vectors.dense([2.0, 0.0, -1.0, 0.1])
+        ),
+        PolynomialExpansion(inputCol="v", outputCol="p2", degree=2),
+        PolynomialExpansion(inputCol="v", outputCol="p4", degree=4),
+    ]
+    compared.check(stages, {"v": HOSTILE}, "vector", ["e", "p2", "p4"])
+    pca = PCA(inputCol="v", outputCol="c", k=2)
+    columns = {"v": [*VECTORS[:6], None]}
+    compared.check([pca], columns, "vector", ["c"], {"v": FINITE}, tolerance=1e-9)
+
+
+def test_interaction(compared: Compared) -> None:
+    from pyspark.ml.feature import Interaction, StringIndexer, VectorAssembler
+
+    columns: dict[str, Sequence[Any]] = {
+        "text": ["a", "b", "c", "a", "b", "c", "a", "b", "a"],
+        "x": [1.0, -2.0, 0.0, NAN, INF, 1.0, 2.0, None, 0.5],
+        "y": [0.0, 1.0, 2.0, 3.0, 0.0, NAN, -1.0, 1.0, INF],
+        "n": [1, 2, 3, 4, 5, 6, 7, 8, 0],
+    }
+    stages = [
+        StringIndexer(inputCol="text", outputCol="t"),
+        VectorAssembler(inputCols=["t", "y", "n"], outputCol="v", handleInvalid="keep"),
+        Interaction(inputCols=["t", "x", "v", "n"], outputCol="all"),
+        Interaction(inputCols=["x", "n"], outputCol="two"),
+    ]
+    compared.check(stages, columns, "string double double int", ["all", "two"])
+
+
+def test_what_cannot_be_exported_is_refused_before_anything_is_written(
+    compared: Compared, spark: Any
+) -> None:
+    from pyspark.ml import Pipeline
+    from pyspark.ml.feature import (
+        DCT,
+        ElementwiseProduct,
+        FeatureHasher,
+        RegexTokenizer,
+        SQLTransformer,
+        Tokenizer,
+    )
+    from pyspark.ml.linalg import Vectors
+
+    frame = compared.frame({"v": VECTORS, "x": [1.0] * 7, "t": ["a"] * 7}, "vector double string")
+    refused = [
+        (SQLTransformer(statement="SELECT *, 1 AS one FROM __THIS__"), "SQLTransformer"),
+        (DCT(inputCol="v", outputCol="d"), "DCT"),
+        (RegexTokenizer(inputCol="t", outputCol="w", pattern="(?i)a++"), r"\(\?i\)a\+\+"),
+        (RegexTokenizer(inputCol="t", outputCol="w", pattern="a*"), "empty string"),
+        (FeatureHasher(inputCols=["x"], outputCol="f", categoricalCols=["x"]), "'x' holds real"),
+        (
+            ElementwiseProduct(
+                inputCol="v", outputCol="e", scalingVec=Vectors.dense([INF, 1.0, 1.0, 1.0])
+            ),
+            "NaN or infinite",
+        ),
+    ]
+    for stage, told in refused:
+        stages = [Tokenizer(inputCol="t", outputCol="words"), Pipeline(stages=[stage])]
+        fitted = Pipeline(stages=stages).fit(frame)
+        with pytest.raises(ModelError, match=told):
+            export_pipeline(fitted, compared.place, frame)
+        assert not compared.place.exists()

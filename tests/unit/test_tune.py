@@ -1,0 +1,220 @@
+"""Spaces, studies and what is told of them; no Spark."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from horovod_spark_runner import InvalidInputError, RunDirectoryError
+from horovod_spark_runner.commands import tune as command
+from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.tune import choice, integer, loguniform, uniform
+from horovod_spark_runner.tune.directory import StudyDirectory, begin_or_check, check_same
+from horovod_spark_runner.tune.space import Space, check_space, describe_space, suggest
+from horovod_spark_runner.tune.study import Study, check_sampler, make_pruner
+from horovod_spark_runner.tune.trial_request import check_names
+
+SPACE = {"lr": loguniform(1e-4, 1.0), "units": choice(8, "many", None), "depth": integer(1, 3)}
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: uniform(1, 0), "the lower one first"),
+        (lambda: uniform(0, math.inf), "finite"),
+        (lambda: uniform(True, 2), "two finite numbers"),
+        (lambda: loguniform(0, 1), "above 0"),
+        (lambda: integer(1.5, 2), "whole numbers"),  # type: ignore[arg-type]
+        (lambda: integer(0, 9, log=True), "above 0"),
+        (lambda: choice(), "one or more values"),
+        (lambda: choice(1, 1), "each once"),
+        (lambda: choice((1, 2)), r"got \(1, 2\) of type tuple"),
+        (lambda: check_space({}), "space must be a dictionary"),
+        (lambda: check_space({"lr": 0.1}), "space gives 'lr' 0.1"),
+        (lambda: check_sampler("gird"), "sampler must be one of tpe, random, got 'gird'"),
+        (lambda: make_pruner("asha", 1), "they have one: epochs=1"),
+        (lambda: make_pruner("hyper", 3), "pruner must be one of median, asha, hyperband"),
+        (lambda: make_pruner(optuna.pruners.MedianPruner(), 1), "they have one: epochs=1"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(make: Callable[[], Any], told: str) -> None:
+    with pytest.raises(InvalidInputError, match=told):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("space", "given", "told"),
+    [
+        ({"batch_size": integer(0, 8)}, {}, r"space\['batch_size'\] must be a whole number"),
+        ({"batch_size": uniform(1, 8)}, {}, r"space\['batch_size'\] must be a whole number"),
+        ({"lr_scaling": choice("linear", "log")}, {}, r"space\['lr_scaling'\] must be one of"),
+        ({"epochs": integer(1, 3)}, {"epochs": 3}, "given as epochs=… as well"),
+        ({"seed": integer(1, 3)}, {}, "'seed' in the space is the name of a setting that cannot"),
+        ({"num_workers": choice(1, 2)}, {}, "those that can are batch_size, epochs"),
+        ({"algorithm": choice("ring")}, {}, "A parameter of model_fn needs another name"),
+    ],
+)
+def test_settings_are_told_from_parameters_by_their_names(
+    space: Space, given: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=told):
+        check_names(space, given)
+    check_names({"lr": uniform(0, 1), "batch_size": integer(1, 8), "epochs": choice(1, 2)}, {})
+
+
+def test_spaces_that_differ_are_told_apart() -> None:
+    other = {**SPACE, "depth": integer(1, 3, log=True)}
+    assert describe_space(SPACE) == describe_space(dict(SPACE)) != describe_space(other)
+
+
+def open_study(folder: Path, **options: Any) -> tuple[StudyDirectory, Study]:
+    directory = StudyDirectory(Location(folder))
+    directory.location.make_folder()
+    begin_or_check(directory, {"metric": "loss", "direction": "min"})
+    directory.mend_journal()
+    return directory, Study(directory, "min", **options)
+
+
+def draw(study: Study, *values: float) -> list[dict[str, Any]]:
+    drawn = []
+    for value in values:
+        asked = study.ask(lambda trial: suggest(SPACE, trial))
+        assert asked is not None
+        drawn.append(asked[1])
+        study.finish(asked[0], value)
+    return drawn
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_seed_gives_the_same_trials_in_one_go_or_several(tmp_path: Path, sampler: str) -> None:
+    values = [float(number % 5) for number in range(14)]  # beyond where tpe only draws
+    whole = draw(open_study(tmp_path / "a", sampler=sampler, seed=3)[1], *values)
+    parts = [
+        one
+        for part in (values[:3], values[3:12], values[12:])
+        for one in draw(open_study(tmp_path / "b", sampler=sampler, seed=3)[1], *part)
+    ]
+    other = draw(open_study(tmp_path / "c", sampler=sampler, seed=4)[1], *values)
+    assert whole == parts
+    assert len({one["lr"] for one in whole}) == len(whole)
+    assert whole != other
+
+
+def test_a_trial_that_was_left_goes_on_under_its_number(tmp_path: Path) -> None:
+    _, study = open_study(tmp_path)
+    draw(study, 2.0)
+    left = study.ask(lambda trial: suggest(SPACE, trial))
+    assert left is not None
+    left[0].report(0.5, 1)
+    directory = StudyDirectory(Location(tmp_path))
+    with open(str(directory.journal), "a") as journal:
+        journal.write('{"half')
+    (tmp_path / "journal.log.lock").symlink_to(tmp_path / "journal.log")
+    _, again = open_study(tmp_path)
+    assert again.take_up() == 1
+    taken = again.ask(lambda trial: pytest.fail("its parameters are known"))
+    assert taken is not None
+    assert (taken[0].number, taken[1]) == (1, left[1])
+    assert again.reported(1) == {1: 0.5}
+    again.finish(taken[0], 1.0)
+    again.put_back(1)  # which does nothing to a finished one
+    best = again.best()
+    assert best is not None
+    assert (best.number, len(again.trials())) == (1, 2)
+
+
+def test_a_grid_comes_to_its_end(tmp_path: Path) -> None:
+    grid: dict[str, list[Any]] = {"lr": [0.1, 0.2], "units": [8], "depth": [1]}
+    _, study = open_study(tmp_path, sampler=optuna.samplers.GridSampler(grid, seed=1))
+    drawn = draw(study, 1.0)
+    assert not study.exhausted
+    drawn += draw(study, 2.0)
+    assert study.exhausted
+    assert sorted(one["lr"] for one in drawn) == [0.1, 0.2]
+    assert [one.state.name for one in study.trials()] == ["COMPLETE", "COMPLETE"]
+
+
+def test_what_is_no_number_is_no_result(tmp_path: Path) -> None:
+    _, study = open_study(tmp_path)
+    draw(study, math.nan, math.inf, 3.0)
+    assert [one.state.name for one in study.trials()] == ["FAIL", "FAIL", "COMPLETE"]
+    assert study.trials()[0].user_attrs["error"] == "the metric of its last epoch is nan"
+
+
+def test_a_function_may_prune_and_must_give_what_can_be_kept(tmp_path: Path) -> None:
+    def prune(trial: optuna.Trial) -> dict[str, Any]:
+        raise optuna.TrialPruned
+
+    _, study = open_study(tmp_path)
+    assert study.ask(prune) is None
+    with pytest.raises(InvalidInputError, match="cannot be kept as JSON"):
+        study.ask(lambda trial: {"layers": (1, 2)})
+    with pytest.raises(InvalidInputError, match="must return a dictionary"):
+        study.ask(lambda trial: suggest(lambda _: [1], trial))  # type: ignore[arg-type,return-value]
+    assert [one.state.name for one in study.trials()] == ["PRUNED", "FAIL", "FAIL"]
+
+
+def test_damaged_and_newer_studies_are_named(tmp_path: Path) -> None:
+    directory, study = open_study(tmp_path)
+    draw(study, 1.0, 2.0)
+    with pytest.raises(RunDirectoryError, match="a study with metric 'loss', now it is 'mae'"):
+        check_same(directory, {"metric": "mae"})
+    lines = (tmp_path / "journal.log").read_text().splitlines()
+    (tmp_path / "journal.log").write_text("\n".join([lines[0], "no JSON", *lines[1:], ""]))
+    with pytest.raises(RunDirectoryError, match=r"journal.log cannot be read"):
+        Study(directory, "min")
+    (tmp_path / "study.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(RunDirectoryError, match="has format 99, this version knows 1"):
+        directory.read_record()
+    with pytest.raises(RunDirectoryError, match="needs a folder of a mounted file system"):
+        StudyDirectory(Location("s3://bucket/study"))
+
+
+def test_show_tells_of_trials_that_have_not_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, study = open_study(tmp_path)
+    draw(study, 1.5)
+    failed = study.ask(lambda trial: suggest(SPACE, trial))
+    left = study.ask(lambda trial: suggest(SPACE, trial))
+    assert failed is not None
+    assert left is not None
+    study.fail(failed[0], "KeyError: no such layer\nTraceback")
+    left[0].report(0.25, 1)
+    command.show_command(argparse.Namespace(study_dir=str(tmp_path), json=False))
+    shown = capsys.readouterr().out
+    assert "state   nobody is searching\n" in shown
+    assert "trials  3: 1 finished, 1 failed, 1 interrupted\n" in shown
+    assert "failed  trial 1: KeyError: no such layer\n" in shown + "\n"
+    assert "interrupted  0.25" in shown
+
+
+@pytest.mark.parametrize("name", ["median", "asha", "hyperband"])
+def test_pruners_end_what_does_worse_than_others(tmp_path: Path, name: str) -> None:
+    epochs = 9
+    _, study = open_study(tmp_path, pruner=make_pruner(name, epochs), sampler="random")
+    pruned = []
+    for level in [3.0, 1.0, 4.0, 2.0, 5.0] * 4:
+        asked = study.ask(lambda trial: suggest(SPACE, trial))
+        assert asked is not None
+        trial = asked[0]
+        for epoch in range(1, epochs):
+            trial.report(level, epoch)
+            if trial.should_prune():
+                study.prune(trial)
+                pruned.append(level)
+                break
+        else:
+            study.finish(trial, level)
+    assert pruned
+    assert sum(pruned) / len(pruned) > 3.0
+    best = study.best()
+    assert best is not None
+    assert best.value == 1.0
