@@ -327,22 +327,22 @@ def unknown() -> Any:
             return self.inner(x)
 
     model = Scores()
+    model(np.zeros((1, 4), np.float32))  # has its weights from here on
     model.compile("sgd", "sparse_categorical_crossentropy")
     return model
 
 
-def test_two_scores_are_compared_by_their_difference(
-    frame: Any, arrays: dict[str, np.ndarray]
-) -> None:
+def test_two_scores_are_compared_by_their_difference(frame: Any) -> None:
     """Spark reads the second of two numbers only: that is all of probabilities, not of logits."""
     import keras
 
     keras.utils.set_random_seed(6)
     x = keras.Input((4,), name="x")
     scores = keras.layers.Dense(2)(x)
+    classes = frame.selectExpr("x", "int(kind > 0) AS class")
     found = [
         TFTransformer.from_keras(keras.Model(x, output), ["x"]).evaluate(
-            frame, "spark:areaUnderROC", label_cols="one"
+            classes, "spark:areaUnderROC", label_cols="class"
         )["spark:areaUnderROC"]
         for output in (scores, keras.layers.Softmax()(scores))
     ]
@@ -533,7 +533,7 @@ def test_what_gives_one_number_per_batch_counts_by_rows_or_is_refused(
 ) -> None:
     some = frame.coalesce(1).limit(70).cache()
     transformer = regression.copy()
-    transformer.setParams(predictBatchSize=rows)
+    transformer.setPredictBatchSize(rows)
     true = transformer.evaluate(some, "mae")["mae"]
     assert transformer.evaluate(some, [of_batch]) == {"of_batch": pytest.approx(true, rel=1e-5)}
     with pytest.raises(ModelError, match="metric 'by_batches' .*no mean over the rows of a batch"):

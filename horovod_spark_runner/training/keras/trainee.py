@@ -133,7 +133,7 @@ class KerasTrainee(Trainee):
 
     def learning_rates(self) -> dict[str, float]:
         optimizers = leaf_optimizers(self._built.optimizers)
-        rates = [rate_of_last_step(optimizer) for optimizer in leaf_optimizers(optimizers)]
+        rates = [rate_of_last_step(optimizer) for optimizer in optimizers]
         if len(rates) == 1:
             return {"learning_rate": rates[0]}
         return {f"learning_rate/{number}": rate for number, rate in enumerate(rates)}
