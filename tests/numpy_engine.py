@@ -242,9 +242,6 @@ class LineEvaluator:
         self.predict, self.label = predict, label
         self.begin()
 
-    def names(self) -> list[str]:
-        return ["loss"]
-
     def begin(self) -> None:
         self.sums = np.zeros(2)
 

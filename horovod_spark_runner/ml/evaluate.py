@@ -85,7 +85,7 @@ def evaluate(
             )
         trained, label_cols = targets_by_outputs(frame, recipe.outputs, label_cols), None
     targets, names = choose_targets(trained, label_cols, request.sample_weight_col)
-    check_fit(metrics.spark, recipe.outputs, targets.outputs)
+    check_fit(metrics.spark, recipe.outputs, targets)
     check_once(predictor.names, frame.columns, is_case_sensitive(frame.sparkSession))
     sources = sources_of_features(frame, predictor.names)
     arguments = [

@@ -153,16 +153,20 @@ def _of_several(added: Added, value: SparkColumn) -> SparkColumn:
     from pyspark.sql import functions as F
 
     if not added.scores:
-        tolerance = _TOLERANCE[added.spec.dtype]
-        right = (F.array_min(value) >= -tolerance) & F.abs(_total(value) - 1.0).between(
-            0.0, tolerance
-        )
-        return _checked(added, value, right)
+        return _checked(added, value, are_probabilities(value, added.spec))
     scores = _checked(added, value, ~F.exists(value, F.isnan))
     if added.holds != PROBABILITY:
         return scores
     powers = _each(scores, F.array_max, lambda one, largest: F.exp(one - largest))
     return _each(powers, _total, lambda one, total: one / total)
+
+
+def are_probabilities(value: SparkColumn, spec: OutputSpec) -> SparkColumn:
+    """Return the condition that the doubles in ``value`` are an output's probabilities."""
+    from pyspark.sql import functions as F
+
+    tolerance = _TOLERANCE[spec.dtype]
+    return (F.array_min(value) >= -tolerance) & F.abs(_total(value) - 1.0).between(0.0, tolerance)
 
 
 def _total(array: SparkColumn) -> SparkColumn:
@@ -222,29 +226,47 @@ def _by_output(setting: str, given: ClassCol, outputs: Sequence[str]) -> Mapping
     return given
 
 
+def misfit_of_classes(spec: OutputSpec, holds: str) -> tuple[str, str] | None:
+    """Say why an output cannot be what it is taken for, as far as that is known of the model.
+
+    Args:
+        spec: the output.
+        holds: what it is taken for: ``CLASS`` (the place of the largest number is the class),
+            ``PROBABILITY`` or ``SCORES``.
+
+    Returns:
+        What does not fit (``"form"``, ``"activation"`` or ``"several"``: several classes may be
+        right) and a clause that says so; ``None`` if nothing is known against it.
+    """
+    several = len(spec.shape) == 1 and spec.shape[0] is not None and spec.shape[0] > 1
+    name, known = f"output {spec.name!r}", f"its last activation is {spec.activation!r}"
+    if holds != CLASS and (spec.dtype not in _TOLERANCE or not (several or is_scalar(spec))):
+        return "form", f"{name} is of classes, but it is {spec.dtype} of shape {spec.shape}"
+    if holds == SCORES and spec.activation in ("softmax", "sigmoid"):
+        return "activation", f"{name} is scores of classes, but {known}"
+    if holds == PROBABILITY and spec.activation == "linear":
+        return "activation", f"{name} is probabilities, but {known}"
+    if holds != SCORES and several and spec.activation == "sigmoid":
+        return "several", (
+            f"{name} is probabilities of classes of which one is right, but {known}: "
+            f"{spec.shape[0]} answers of yes or no, which do not add up to 1"
+        )
+    return None
+
+
 def _check_classes(spec: OutputSpec, scores: bool) -> None:
     """Check that an output can be of classes, as far as that is known of the model."""
     setting = "raw_prediction_col" if scores else "probability_col"
-    several = len(spec.shape) == 1 and spec.shape[0] is not None and spec.shape[0] > 1
-    if spec.dtype not in _TOLERANCE or not (several or is_scalar(spec)):
-        raise InvalidInputError(
-            f"{setting} says that output {spec.name!r} is of classes, but it is {spec.dtype} of "
-            f"shape {spec.shape}; it must be a real number per class, or one for two classes"
-        )
-    known = f"its last activation is {spec.activation!r}"
-    if scores and spec.activation in ("softmax", "sigmoid"):
-        raise InvalidInputError(
-            f"raw_prediction_col says that output {spec.name!r} is scores of classes, but {known}: "
-            "it is probabilities; give probability_col alone"
-        )
-    if not scores and spec.activation == "linear":
-        raise InvalidInputError(
-            f"probability_col says that output {spec.name!r} is probabilities, but {known}: if it "
-            "is scores of classes (logits), give raw_prediction_col, too"
-        )
-    if not scores and several and spec.activation == "sigmoid":
-        raise InvalidInputError(
-            f"probability_col says that output {spec.name!r} is probabilities of classes of which "
-            f"one is right, but {known}: {spec.shape[0]} answers of yes or no, which do not add "
-            "up to 1; take them as they are, without probability_col"
-        )
+    found = misfit_of_classes(spec, SCORES if scores else PROBABILITY)
+    if found is None:
+        return
+    what, text = found
+    if what == "form":
+        advice = "; it must be a real number per class, or one for two classes"
+    elif what == "several":
+        advice = "; take them as they are, without probability_col"
+    elif scores:
+        advice = ": it is probabilities; give probability_col alone"
+    else:
+        advice = ": if it is scores of classes (logits), give raw_prediction_col, too"
+    raise InvalidInputError(f"{setting} says that {text}{advice}")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, InvalidInputError
-from ..training.spec import Binding, OutputSpec
+from ..errors import DataError, InvalidInputError, ModelError, brief
+from ..training.spec import OutputSpec
+from ..training.trained_model import Targets
 from .inference import is_scalar
+from .outputs import CLASS, PROBABILITY, are_probabilities, misfit_of_classes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -86,13 +89,14 @@ def spark_metric(given: Any) -> SparkMetric | None:
 
 
 def check_fit(
-    metrics: Sequence[SparkMetric], outputs: Sequence[OutputSpec], labels: Binding
+    metrics: Sequence[SparkMetric], outputs: Sequence[OutputSpec], targets: Targets
 ) -> None:
-    """Check that Spark ML's evaluators can take what the model gives.
+    """Check that Spark ML's evaluators can take what the model gives, and its labels.
 
     Raises:
         InvalidInputError: they cannot.
     """
+    labels = targets.outputs
     for metric in metrics:
         if len(outputs) != 1 or len(labels.slots) != 1 or len(labels.slots[0]) != 1:
             raise InvalidInputError(
@@ -116,6 +120,47 @@ def check_fit(
                 f"{outputs[0].shape}, which says no class: use 'spark:areaUnderROC', or Keras' "
                 "'binary_accuracy'"
             )
+        _check_activation(metric, outputs[0])
+        name = labels.slots[0][0]
+        sizes = [math.prod(column.shape) for column in targets.columns if column.name == name]
+        # What a transform gives is seen in the rows.
+        if name not in targets.transforms and sizes[0] not in _label_sizes(metric, outputs[0]):
+            raise InvalidInputError(
+                f"{metric.name!r} compares {_wanted_label(metric, outputs[0])} with each row of "
+                f"output {outputs[0].name!r}, but label column {name!r} holds {sizes[0]} numbers "
+                "per row: use Keras' metrics"
+            )
+
+
+def _check_activation(metric: SparkMetric, output: OutputSpec) -> None:
+    """Check that an output of several numbers can be of classes of which one is right."""
+    if _width(output) == 1:
+        return
+    holds = PROBABILITY if _takes_probabilities(metric) else CLASS
+    found = misfit_of_classes(output, holds)
+    if found is not None:
+        what, text = found
+        advice = "; use Keras' metrics, such as 'binary_accuracy' or 'AUC'"
+        if what == "activation":
+            advice = (
+                ": it is scores of classes (logits); use a metric of Keras' made with "
+                "from_logits=True, such as keras.metrics.SparseCategoricalCrossentropy"
+            )
+        raise InvalidInputError(f"{metric.name!r} takes it that {text}{advice}")
+
+
+def _takes_probabilities(metric: SparkMetric) -> bool:
+    return metric.kind == _CLASSES and metric.evaluator.getMetricName() == "logLoss"
+
+
+def _label_sizes(metric: SparkMetric, output: OutputSpec) -> set[int]:
+    """Return how many numbers a row's label may have: a class, or one for each of the classes."""
+    return {1} if metric.kind == _REGRESSION else {1, _width(output) or 1}
+
+
+def _wanted_label(metric: SparkMetric, output: OutputSpec) -> str:
+    sizes = _label_sizes(metric, output)
+    return "one number" if sizes == {1} else f"a class, or {max(sizes)} numbers (one-hot),"
 
 
 def _width(output: OutputSpec) -> int | None:
@@ -138,6 +183,7 @@ def evaluate_rows(
 
     Raises:
         DataError: labels are not the classes that a metric is about; Spark would take any number.
+        ModelError: outputs are not the probabilities that a metric is about.
     """
     from pyspark.ml.functions import array_to_vector
     from pyspark.sql import functions as F
@@ -150,7 +196,9 @@ def evaluate_rows(
         .otherwise(F.col("output")[0])
         .alias("prediction"),
         array_to_vector("output").alias("scores"),
-        F.col("output")[0].alias("score"),
+        F.when(F.size("output") > 1, F.col("output")[1] - F.col("output")[0])
+        .otherwise(F.col("output")[0])
+        .alias("score"),
         F.when(F.size("label") > 1, place_of_largest("label"))
         .otherwise(F.col("label")[0])
         .alias("label"),
@@ -158,17 +206,52 @@ def evaluate_rows(
     )
     found: dict[str, float] = {}
     for metric in metrics:
+        _check_label_arrays(rows, metric, output, label)
         _check_classes(frame, metric, label)
+        if _takes_probabilities(metric):
+            _check_probabilities(rows, metric, output)
         one = metric.evaluator
         columns = {one.labelCol: "label", one.weightCol: "weight"}
         if metric.kind == _BINARY:
-            columns[one.rawPredictionCol] = "score" if _width(output) == 1 else "scores"
+            # Of a vector Spark reads what is of class 1, which is all only of probabilities.
+            softmax = _width(output) == 2 and output.activation == "softmax"
+            columns[one.rawPredictionCol] = "scores" if softmax else "score"
         else:
             columns[one.predictionCol] = "prediction"
         if metric.kind == _CLASSES:
             columns[one.probabilityCol] = "scores"
         found[metric.name] = float(one.evaluate(frame, columns))
     return found
+
+
+def _check_label_arrays(
+    rows: DataFrame, metric: SparkMetric, output: OutputSpec, label: str
+) -> None:
+    """Check that each row's label is as long as the metric takes it, and says one class."""
+    from pyspark.sql import functions as F
+
+    value = F.col("label")
+    size = F.size(value)
+    largest = F.filter(value, lambda one: one == F.array_max(value))
+    right = size.isin(*_label_sizes(metric, output)) & ((size == 1) | (F.size(largest) == 1))
+    wrong = rows.filter(~right).select("label").first()
+    if wrong is not None:
+        raise DataError(
+            f"{metric.name!r} compares {_wanted_label(metric, output)} with each row of output "
+            f"{output.name!r}, but label column {label!r} holds {brief(wrong[0])}: use Keras' "
+            "metrics"
+        )
+
+
+def _check_probabilities(rows: DataFrame, metric: SparkMetric, output: OutputSpec) -> None:
+    from pyspark.sql import functions as F
+
+    wrong = rows.filter(~are_probabilities(F.col("output"), output)).select("output").first()
+    if wrong is not None:
+        raise ModelError(
+            f"{metric.name!r} takes it that output {output.name!r} is probabilities, but in a row "
+            f"it is {brief(wrong[0])}"
+        )
 
 
 def _check_classes(frame: DataFrame, metric: SparkMetric, label: str) -> None:

@@ -135,5 +135,7 @@ class DataOptions(Settings):
         None,
         optional(FLAG),
         "whether the rows stay after the run: in a cache directory they do by default (see "
-        "``horovod-spark-runner data``), in ``run_dir`` until the run has succeeded.",
+        "``horovod-spark-runner data``), in ``run_dir`` until the run has succeeded. Those that "
+        "several maps of one ``fit`` share go with the last of their runs, whether or not all have "
+        "succeeded.",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
@@ -27,6 +28,8 @@ BestMode = Literal["min", "max"]
 Compression = Literal["none", "fp16"]
 LrScaling = Literal["none", "linear", "sqrt"]
 OnCheckpointError = Literal["raise", "warn"]
+# A whole number as JSON writes it.
+_WHOLE = re.compile("-?[0-9]+")
 
 
 def _check_validation_freq(name: str, value: object) -> int | tuple[int, ...]:
@@ -38,7 +41,7 @@ def _check_validation_freq(name: str, value: object) -> int | tuple[int, ...]:
 def _check_class_weight(name: str, weights: object) -> dict[int, float]:
     if isinstance(weights, Mapping):  # the keys of JSON are text
         weights = {
-            int(label) if isinstance(label, str) and label.isdecimal() else label: weight
+            int(label) if isinstance(label, str) and _WHOLE.fullmatch(label) else label: weight
             for label, weight in weights.items()
         }
     if not isinstance(weights, Mapping) or not all(

@@ -31,10 +31,6 @@ class Question:
 class Evaluator(Protocol):
     """A model with the sums of its metrics, in a Python worker of Spark's."""
 
-    def names(self) -> list[str]:
-        """Return what `results` will be called."""
-        ...
-
     def begin(self) -> None:
         """Begin with other rows."""
         ...

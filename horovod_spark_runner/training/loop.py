@@ -112,6 +112,7 @@ class Training:
         if self._rank == 0 and spec.checkpoints.event_files:
             self._events = EventFiles(RunDirectory(spec.run_dir), spec.lock_token)
         self._progress = Progress()
+        self._rates: dict[str, float] = {}
         self._reporter = ProgressReporter(self._rank, spec.fit.epochs)
         self._preempted = False
         self._checked = False
@@ -270,7 +271,6 @@ class Training:
         results = self._trainee.results("train", *last)
         if self._validation is not None and self._spec.fit.validates(progress.epoch):
             results.update(self._evaluate(self._validation))
-        rates = {} if self._events is None else self._trainee.learning_rates()
         logs = self._hooks.epoch_end(progress.epoch, results)
         self._agree()
         self._check_agreement(f"at the end of epoch {progress.epoch + 1}")
@@ -280,7 +280,7 @@ class Training:
         rate = self._world.allreduce(progress.rows - rows_before) / max(seconds, 1e-9)
         self._reporter.epoch(progress, steps, rate)
         if self._events is not None:
-            facts = {**rates, "samples_per_second": rate}
+            facts = {**self._rates, "samples_per_second": rate}
             self._events.epoch(progress.epoch - 1, progress.history[-1], facts)
         self._save()
         return results
@@ -297,6 +297,9 @@ class Training:
         if not self._checked and self._size > 1:
             self._probe(step)
         logs, requests = self._trainee.train_step(step, asked, step.number == steps - 1)
+        ends_watched = ends and self._hooks.watch_end
+        if step.number == steps - 1 or ends_watched:
+            self._note_rates()  # callbacks may set others from here on
         progress.rows += step.batch.rows
         progress.step += 1
         progress.epoch_step = step.number + 1
@@ -305,14 +308,16 @@ class Training:
             requests = self._agreement.after_step(asked, self._sync.meets_after(progress.step))
         if not self._checked:
             self._check_first(logs)
-        if ends and self._hooks.watch_end:
+        if ends_watched:
             self._hooks.train_step_end(end, logs)
         self._reporter.step(progress, steps, logs)
         stop = requests[STOP]
         # Callbacks may look at their own clock: what one rank decides, all do.
-        if ends and self._hooks.watch_end and not stop:
+        if ends_watched and not stop:
             stop = self._agreement.any_asks(self._hooks.stop_training)
         if stop:
+            if not ends_watched:
+                self._note_rates()
             self._hooks.stop_training = True
             return logs, True
         last = progress.epoch_step == steps  # the epoch's end and its own checkpoint follow
@@ -321,6 +326,10 @@ class Training:
         if self._preempted or (due and not last):
             self._save()
         return logs, self._preempted
+
+    def _note_rates(self) -> None:
+        if self._events is not None:
+            self._rates = self._trainee.learning_rates()
 
     def _execution(self, number: int, steps: int) -> tuple[bool, bool, int]:
         """Tell whether a step begins and ends an execution, and its last step."""

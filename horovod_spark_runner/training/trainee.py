@@ -126,7 +126,7 @@ class Trainee(ABC):
         return ModelChanges(other_model(then, now), record=dict(now))
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the learning rates as they are now, by the names to show them under."""
+        """Return the learning rates of the step that was trained last, by names to show them."""
         return {}
 
     def load_initial_weights(self, start: WarmStart) -> None:

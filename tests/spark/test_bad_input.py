@@ -399,13 +399,15 @@ def test_a_split_that_leaves_no_rows_to_one_side(frame: Any, tmp_path: Path) -> 
         train(frame.filter("a < 1"), tmp_path, validation=0.9999999)
 
 
-@pytest.mark.parametrize(("kinds", "found"), [((0, 1, 2), 2), ((0, 1, -1), -1)])
+@pytest.mark.parametrize(
+    ("kinds", "found"), [((0, 1, 2), 2), ((0, 1, -1), -1), ((0, 1, 2**32), 2**32)]
+)
 def test_a_validation_column_of_numbers_holds_0_and_1(
     spark: Any, tmp_path: Path, kinds: tuple[int, ...], found: int
 ) -> None:
     """Such as the numbers of folds, or of training, validation and test rows."""
     rows = [(float(kind), kind % 2, kind) for kind in kinds]
-    frame = spark.createDataFrame(rows, "a double, y int, part int")
+    frame = spark.createDataFrame(rows, "a double, y int, part long")
     message = f"'part' holds {found}; it must be true or 1 .*df\\['part'\\] == {found}"
     with pytest.raises(DataError, match=message):
         train(frame, tmp_path, validation="part")

@@ -283,6 +283,84 @@ def test_labels_that_are_no_classes_are_refused_by_name(frame: Any, tmp_path: Pa
             )
 
 
+def test_outputs_that_are_no_classes_are_refused_by_name(frame: Any, tmp_path: Path) -> None:
+    """As for `transform`: the largest of several sigmoids says nothing where several are right."""
+    import keras
+
+    def transformer(activation: str, units: int = 3) -> TFTransformer:
+        keras.utils.set_random_seed(6)
+        x = keras.Input((4,), name="x")
+        made = keras.Model(x, keras.layers.Dense(units, activation)(x))
+        return TFTransformer.from_keras(made, ["x"])
+
+    logits, sigmoids = transformer("linear"), transformer("sigmoid")
+    logits.evaluate(frame, "spark:accuracy", label_cols="kind")
+    with pytest.raises(InvalidInputError, match="logLoss'.* probabilities, but .*'linear'.*logits"):
+        logits.evaluate(frame, "spark:logLoss", label_cols="kind")
+    for metric in ("spark:accuracy", "spark:f1", "spark:logLoss"):
+        with pytest.raises(InvalidInputError, match=f"{metric}' takes it .*'sigmoid': 3 answers"):
+            sigmoids.evaluate(frame, metric, label_cols="kind")
+    with pytest.raises(InvalidInputError, match="areaUnderPR' takes it .*'sigmoid': 2 answers"):
+        transformer("sigmoid", 2).evaluate(frame, "spark:areaUnderPR", label_cols="one")
+    # Where the graph does not tell, rows do.
+    save_run(tmp_path, unknown(), [X], labels=[KIND])
+    other = TFTransformer.from_run(str(tmp_path), model_fn=unknown)
+    with pytest.raises(ModelError, match="'spark:logLoss' takes it .* but in a row it is"):
+        other.evaluate(frame, "spark:logLoss")
+    several = frame.selectExpr("x", "array(1, 1, 0) AS kinds")
+    with pytest.raises(DataError, match=r"'spark:accuracy' .* 'kinds' holds \[1.0, 1.0, 0.0\]"):
+        logits.evaluate(several, "spark:accuracy", label_cols="kinds")
+
+
+def unknown() -> Any:
+    """A model of three scores whose graph does not tell its last activation."""
+    import keras
+
+    keras.utils.set_random_seed(6)
+
+    class Scores(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = keras.layers.Dense(3)
+
+        def call(self, x: Any) -> Any:
+            return self.inner(x)
+
+    model = Scores()
+    model(np.zeros((1, 4), np.float32))  # has its weights from here on
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+def test_two_scores_are_compared_by_their_difference(frame: Any) -> None:
+    """Spark reads the second of two numbers only: that is all of probabilities, not of logits."""
+    import keras
+
+    keras.utils.set_random_seed(6)
+    x = keras.Input((4,), name="x")
+    scores = keras.layers.Dense(2)(x)
+    classes = frame.selectExpr("x", "int(kind > 0) AS class")
+    found = [
+        TFTransformer.from_keras(keras.Model(x, output), ["x"]).evaluate(
+            classes, "spark:areaUnderROC", label_cols="class"
+        )["spark:areaUnderROC"]
+        for output in (scores, keras.layers.Softmax()(scores))
+    ]
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+
+
+def test_a_regression_takes_one_label_per_row(
+    regression: TFTransformer, frame: Any, tmp_path: Path
+) -> None:
+    """Of several Spark would be told the place of the largest."""
+    pairs = frame.selectExpr("x", "array(real, 2f) AS pair")
+    save_run(tmp_path, regression.getModel(), [X], labels=[Column("pair", "float32", (2,))])
+    transformer = TFTransformer.from_run(str(tmp_path))
+    for metric in ("spark:rmse", "spark:areaUnderROC"):
+        with pytest.raises(InvalidInputError, match=f"{metric}' .*'pair' holds 2 numbers per row"):
+            transformer.evaluate(pairs, metric)
+
+
 def test_a_model_that_was_trained_elsewhere(
     frame: Any, arrays: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
@@ -366,6 +444,20 @@ def refused(name: str) -> tuple[Callable[[], Any], str]:
     def worst(y_true: Any, y_pred: Any) -> Any:
         return keras.ops.max(keras.ops.abs(y_true - y_pred))
 
+    class Counting(keras.Model):
+        def __init__(self, *args: Any, **other: Any) -> None:
+            super().__init__(*args, **other)
+            self.kept = by_batches()
+
+        @property
+        def metrics(self) -> list[Any]:
+            return [self.kept]
+
+        def test_step(self, data: Any) -> Any:
+            x, y = data
+            self.kept.update_state(y, self(x))
+            return {"by_batches": self.kept.result()}
+
     class Own(keras.Model):
         def test_step(self, data: Any) -> Any:
             x, y = data
@@ -380,6 +472,7 @@ def refused(name: str) -> tuple[Callable[[], Any], str]:
         "maximum": [Largest],
         "mean": [Largest],
         "largest": [worst],
+        "batches": [by_batches],
     }
     messages = {
         "sum": "loss 'mean_squared_error' of model .* has reduction='sum'",
@@ -388,21 +481,69 @@ def refused(name: str) -> tuple[Callable[[], Any], str]:
         "maximum": "metric 'largest' .Largest. cannot be computed.*'most' is not a sum",
         "mean": "metric 'largest' .Largest. .*'most' is no sum .*aggregation 'mean'",
         "largest": "metric 'worst' .*no mean over the rows of a batch",
+        "batches": "metric 'by_batches' .*no mean over the rows of a batch",
+        "own batches": "test_step of model .* gives 'by_batches' as no mean over rows",
         "own step": "test_step of model .* returns 'distance', which no metric keeps",
     }
 
     def model_fn() -> Any:
         keras.utils.set_random_seed(4)
         x = keras.Input((4,))
-        made = (Own if name == "own step" else keras.Model)(x, keras.layers.Dense(1)(x))
-        kinds = [kind() if isinstance(kind, type) else kind for kind in metrics.get(name, [])]
+        kind_of = {"own step": Own, "own batches": Counting}.get(name, keras.Model)
+        made = kind_of(x, keras.layers.Dense(1)(x))
+        kinds = [
+            k() if isinstance(k, type) or k is by_batches else k for k in metrics.get(name, [])
+        ]
         made.compile("sgd", losses.get(name, "mse"), metrics=kinds)
         return made
 
     return model_fn, messages[name]
 
 
-CASES = ["sum", "worst", "dice", "maximum", "mean", "largest", "own step"]
+def of_batch(y_true: Any, y_pred: Any) -> Any:
+    """One number for a whole batch."""
+    from keras import ops
+
+    return ops.mean(ops.abs(ops.reshape(y_true, (-1,)) - ops.reshape(y_pred, (-1,))))
+
+
+def by_batches() -> Any:
+    """A metric of a user's own that counts batches, not rows."""
+    import keras
+
+    class ByBatches(keras.metrics.Metric):
+        def __init__(self, name: str = "by_batches", **other: Any) -> None:
+            super().__init__(name=name, **other)
+            self.total = self.add_weight((), "zeros", name="total")
+            self.batches = self.add_weight((), "zeros", name="batches")
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            self.total.assign_add(of_batch(y_true, y_pred))
+            self.batches.assign_add(1.0)
+
+        def result(self) -> Any:
+            return self.total / self.batches
+
+    return ByBatches()
+
+
+@pytest.mark.parametrize("rows", [70, 64, 32, 2])
+def test_what_gives_one_number_per_batch_counts_by_rows_or_is_refused(
+    rows: int, regression: TFTransformer, frame: Any, arrays: dict[str, np.ndarray]
+) -> None:
+    some = frame.coalesce(1).limit(70).cache()
+    transformer = regression.copy()
+    transformer.setPredictBatchSize(rows)
+    true = transformer.evaluate(some, "mae")["mae"]
+    assert transformer.evaluate(some, [of_batch]) == {"of_batch": pytest.approx(true, rel=1e-5)}
+    with pytest.raises(ModelError, match="metric 'by_batches' .*no mean over the rows of a batch"):
+        transformer.evaluate(some, [by_batches()])
+    with pytest.raises(ModelError, match="'of_batch' gives one number .* weights of its rows"):
+        transformer.evaluate(some, [of_batch], sample_weight_col="w")
+    some.unpersist()
+
+
+CASES = ["sum", "worst", "dice", "maximum", "mean", "largest", "batches", "own batches", "own step"]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyspark.sql import functions as F
 
 from horovod_spark_runner import DataError, DataOptions
 from horovod_spark_runner.data.manifest import Manifest
@@ -100,3 +101,29 @@ def test_what_spark_keeps_already_stays_kept(frame: Any, tmp_path: Path) -> None
     with prepared(kept, ROLES, DataOptions(), 0.5, Location(tmp_path / "d"), seed=0):
         pass
     assert not kept.storageLevel.useMemory
+
+
+@pytest.mark.parametrize(
+    ("long", "message"),
+    [
+        # The sides of a split are compared, as those of one that is alone are.
+        ("id % 4 = 0", r"validation='fold0': the validation rows have column 'v'.*, the training"),
+        # What a side is put together of is of that side.
+        ("id % 4 = 3", r"train rows \(validation='fold0'\): some rows have column 'v'.*, others"),
+    ],
+)
+def test_rows_of_other_sizes_are_told_on_the_driver(
+    frame: Any, tmp_path: Path, long: str, message: str
+) -> None:
+    rows = frame.withColumn("v", F.expr(f"if({long}, array(1f, 2f, 3f), v)"))
+    names = ["fold0", "rest"]
+    if "0" in long:  # two folds, each of which is one side
+        rows = rows.withColumn("rest", ~F.col("fold0"))
+    else:
+        rows = rows.withColumn("rest", F.expr("id % 4 = 3"))
+    with (
+        pytest.raises(DataError, match=message),
+        prepared_folds(rows, ROLES, DataOptions(), names, Location(tmp_path)),
+    ):
+        pass
+    assert not list(tmp_path.glob("data-*"))

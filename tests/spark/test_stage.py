@@ -383,6 +383,30 @@ def test_damaged_stages_are_told(run: str, spark: Any, tmp_path: Path) -> None:
         TFTransformer.load(str(mixed))
 
 
+@pytest.mark.parametrize("name", ["weights.npz", "sample.npz"])
+@pytest.mark.parametrize("how", ["flip", "cut", "lose"])
+def test_damaged_weights_never_predict(
+    run: str, frame: Any, tmp_path: Path, name: str, how: str
+) -> None:
+    """Where they count, loading checks them; else those of the archive count, by its own sum."""
+    TFTransformer.from_run(run).save(str(tmp_path / "stage"))
+    file = tmp_path / "stage" / "model" / name
+    if how == "flip":
+        damage(file)
+    elif how == "cut":
+        file.write_bytes(file.read_bytes()[:-20])
+    else:
+        file.unlink()
+    with pytest.raises(RunDirectoryError, match=rf"{name} is (damaged|missing)"):
+        TFTransformer.read().modelFn(summing).load(str(tmp_path / "stage"))
+    loaded = TFTransformer.load(str(tmp_path / "stage"))
+    if how == "flip":
+        check(loaded.transform(frame))
+    # What is damaged is not handed on under a new sum, either.
+    loaded.save(str(tmp_path / "again"))
+    assert not (tmp_path / "again" / "model" / name).exists()
+
+
 def test_other_stages_are_told(spark: Any, tmp_path: Path) -> None:
     from pyspark.ml.feature import VectorAssembler
 
@@ -489,6 +513,10 @@ def test_the_weights_of_a_checkpoint(frame: Any, tmp_path: Path) -> None:
     shutil.rmtree(place)
     loaded = TFTransformer.load(str(tmp_path / "one"))
     check_factor(loaded, 2.0)
+    shutil.copytree(tmp_path / "one", tmp_path / "damaged")
+    damage(tmp_path / "damaged" / "model" / "weights.npz")
+    with pytest.raises(RunDirectoryError, match=r"weights\.npz is damaged"):
+        TFTransformer.load(str(tmp_path / "damaged"))
     shutil.rmtree(tmp_path / "one")
     loaded.save(str(tmp_path / "two"))
     check_factor(TFTransformer.load(str(tmp_path / "two")), 2.0)

@@ -153,11 +153,12 @@ def test_numbers_of_numpy_become_plain_ones() -> None:
     import numpy as np
 
     arguments = {"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True), "d": (1, [None])}
-    estimator = HorovodEstimator(modelArgs=arguments, classWeight={np.int64(1): np.float32(2)})
+    given = {np.int64(-1): np.float32(3), np.int64(1): np.float32(2)}
+    estimator = HorovodEstimator(modelArgs=arguments, classWeight=given)
     assert json.dumps(estimator.getModelArgs()) == '{"a": 3, "b": 0.5, "c": true, "d": [1, [null]]}'
     # The keys of JSON are text.
     weights = json.loads(json.dumps(estimator.getClassWeight()))
-    assert HorovodEstimator(classWeight=weights).getClassWeight() == {1: 2.0}
+    assert HorovodEstimator(classWeight=weights).getClassWeight() == {-1: 3.0, 1: 2.0}
 
 
 def test_code_has_an_import_name_where_another_process_can_import_it() -> None:

@@ -256,19 +256,27 @@ def _materialize_part(
         raise DataError(f"{part} rows (validation={name}): {text}") from error
 
 
-def like(held_out: Manifest, train: Manifest) -> Manifest:
-    """Return ``held_out`` if its columns are those of ``train``.
+def like(
+    rows: Manifest,
+    first: Manifest,
+    names: tuple[str, str] = ("the validation rows", "the training rows"),
+) -> Manifest:
+    """Return ``rows`` if its columns are those of ``first``.
+
+    Args:
+        rows: a dataset.
+        first: the one whose types count for both.
+        names: what the two are called in a message.
 
     Raises:
-        DataError: they are not.
+        DataError: its columns are others.
     """
-    for ours, theirs in zip(held_out.columns, train.columns, strict=True):
+    for ours, theirs in zip(rows.columns, first.columns, strict=True):
         same = (ours.shape, ours.encoding) == (theirs.shape, theirs.encoding)
         # Other sizes of numbers are read as those of the training rows, and have to fit.
         fits = np.can_cast(ours.numpy_dtype, theirs.numpy_dtype, "same_kind")
         if not same or not (fits or ours.is_encoded):
             raise DataError(
-                f"the validation rows have column {ours.describe()}, the training rows "
-                + theirs.describe()
+                f"{names[0]} have column {ours.describe()}, {names[1]} {theirs.describe()}"
             )
-    return replace(held_out, columns=train.columns)
+    return replace(rows, columns=first.columns)

@@ -53,13 +53,25 @@ def prepared_folds(
                 parts[kind] = one.manifest
                 reused = reused and one.reused
         yield {
-            name: Prepared(
-                _side(parts, number, name, wanted=False),
-                _side(parts, number, name, wanted=True),
-                reused,
-            )
+            name: _split(parts, number, name, reused=reused)
             for number, name in enumerate(indicators)
         }
+
+
+def _split(
+    parts: Mapping[tuple[bool, ...], Manifest], number: int, name: str, *, reused: bool
+) -> Prepared:
+    """Return both sides of a split.
+
+    Raises:
+        DataError: one has no rows, or other columns than the other.
+    """
+    train = _side(parts, number, name, wanted=False)
+    held_out = _side(parts, number, name, wanted=True)
+    try:
+        return Prepared(train, like(held_out, train), reused)
+    except DataError as error:
+        raise DataError(f"validation={name!r}: {error}") from error
 
 
 def _side(
@@ -67,10 +79,13 @@ def _side(
 ) -> Manifest:
     """Return the rows for which a split's indicator is as ``wanted``."""
     chosen = [part for kind, part in parts.items() if kind[number] is wanted]
+    side = "validation" if wanted else "train"
     if not chosen:
-        side = "validation" if wanted else "train"
         raise DataError(f"{side} rows (validation={name!r}): there are no rows")
-    return united(chosen)
+    try:
+        return united(chosen)
+    except DataError as error:
+        raise DataError(f"{side} rows (validation={name!r}): {error}") from error
 
 
 def united(parts: Sequence[Manifest]) -> Manifest:
@@ -80,7 +95,7 @@ def united(parts: Sequence[Manifest]) -> Manifest:
         DataError: their columns differ.
     """
     first = parts[0]
-    alike = [first, *(like(part, first) for part in parts[1:])]
+    alike = [first, *(like(part, first, ("some rows", "others")) for part in parts[1:])]
     files: list[str] = []
     groups: list[RowGroup] = []
     for part in alike:

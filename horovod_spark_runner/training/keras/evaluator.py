@@ -24,9 +24,9 @@ from .given_metrics import make_metrics
 from .graph import Graph
 from .keras_state import fresh_keras_state, using_keras_state
 from .loading import make_model
-from .metric_state import SUM, merge_of, variables_of
-from .outputs import call_model, call_outputs, output_leaves
-from .probe import Probe
+from .metric_state import SUM, counting_means, merge_of, variables_of
+from .outputs import call_model, call_outputs, output_leaves, unchanged
+from .probe import Probe, close, rows_of
 from .protocols import CompiledMetrics, Loss, Metric, Nest
 from .scope import replaced
 
@@ -127,23 +127,28 @@ class KerasEvaluator:
     def _forward(self, data: Nest) -> tf.Tensor:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         seen: list[Nest] = []
-        if self._compiled:
-            with self._exact_parts(tf.shape(keras.tree.flatten(x)[0])[0], seen):
-                logs = self._model.test_step(data)
-            self._logged = set(logs) if isinstance(logs, Mapping) else None
-        outputs = seen[-1] if seen else None
-        if outputs is None or type(self._model).predict_step is not keras.Model.predict_step:
-            outputs = call_model(self._model, x)
-        if self._given is not None:
-            self._given.update_state(y, seen[-1] if seen else outputs, weight)
+
+        def rows() -> tf.Tensor:
+            return tf.cast(tf.shape(keras.tree.flatten(x)[0])[0], tf.float32)
+
+        # Keras adds up the losses of several outputs as one number for a batch, too.
+        with counting_means(rows, exact=True):
+            if self._compiled:
+                with self._exact_losses(seen):
+                    logs = self._model.test_step(data)
+                self._logged = set(logs) if isinstance(logs, Mapping) else None
+            outputs = seen[-1] if seen else None
+            if outputs is None or type(self._model).predict_step is not keras.Model.predict_step:
+                outputs = call_model(self._model, x)
+            if self._given is not None:
+                self._given.update_state(y, seen[-1] if seen else outputs, weight)
         return output_leaves(outputs)[0][1]
 
     @contextlib.contextmanager
-    def _exact_parts(self, rows: tf.Tensor, seen: list[Nest]) -> Iterator[None]:
-        """Let parts of the rows add up to all, or refuse what does not; note what the model gave.
+    def _exact_losses(self, seen: list[Nest]) -> Iterator[None]:
+        """Refuse losses whose parts do not add up to that of all; note what the model gave.
 
         Args:
-            rows: of the batch.
             seen: where to put what the model's metrics are computed from.
         """
         owner = next(c for c in type(self._model).__mro__ if "compute_metrics" in vars(c))
@@ -158,20 +163,10 @@ class KerasEvaluator:
 
             return compute_metrics
 
-        def by_rows(original: Callable[..., object]) -> Callable[..., object]:
-            @functools.wraps(original)
-            def update_state(metric: Metric, values: Nest, sample_weight: Nest = None) -> object:
-                if sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
-                    sample_weight = tf.cast(rows, tf.float32)
-                return original(metric, values, sample_weight)
-
-            return update_state
-
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(replaced(owner, "compute_metrics", noting))
-            stack.enter_context(replaced(keras.losses.Loss, "__call__", self._checking))
-            # Keras adds up the losses of several outputs in that way, too.
-            stack.enter_context(replaced(keras.metrics.Mean, "update_state", by_rows))
+        with (
+            replaced(owner, "compute_metrics", noting),
+            replaced(keras.losses.Loss, "__call__", self._checking),
+        ):
             yield
 
     def _checking(self, original: Callable[..., object]) -> Callable[..., object]:
@@ -222,7 +217,8 @@ class KerasEvaluator:
                     "keeps, so that there is no value of all rows; let a keras.metrics.Mean of the "
                     "model keep it"
                 )
-        names = self.names()
+        names = list(flat(self._results()))
+        names += [] if self._given is None else list(flat(self._given.result()))
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InvalidInputError(
@@ -255,11 +251,6 @@ class KerasEvaluator:
 
     # -- what workers do -----------------------------------------------------------------------
 
-    def names(self) -> list[str]:
-        with using_keras_state(self._state):
-            own = list(flat(self._results()))
-            return own + ([] if self._given is None else list(flat(self._given.result())))
-
     def begin(self) -> None:
         self._untried = True
         self._assign(self._initial)
@@ -274,11 +265,39 @@ class KerasEvaluator:
         return output
 
     def _probe(self, data: Nest) -> None:
+        if len(keras.tree.flatten(data)[0]) == 2:  # too few for parts of unequal size
+            data = tf.nest.map_structure(lambda value: tf.concat([value, value], 0), data)
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
         if self._compiled:
             Probe(self._model, (x, y), exact=True).run()
+            if type(self._model).test_step is not keras.Model.test_step:
+                self._try_own_step(data)
         if self._given is not None:
             Probe(self._model, (x, y), metrics=self._given, exact=True).run()
+
+    def _try_own_step(self, data: Nest) -> None:
+        """Check that the results of a step of the model's own do not depend on what is a batch."""
+        rows = len(keras.tree.flatten(data)[0])
+
+        def after(*parts: slice) -> dict[str, LogValue]:
+            self._assign(self._initial)
+            for part in parts:
+                self._step(rows_of(data, part))
+            return plain(self._results())
+
+        with unchanged(self._model, self._variables):
+            once, again = after(slice(0, rows)), after(slice(0, rows))
+            parts = after(slice(0, rows // 3), slice(rows // 3, rows))
+        for name, value in once.items():
+            # What is random shows nothing.
+            first, second, third = (np.asarray(one) for one in (value, again[name], parts[name]))
+            if close(first, second) and not close(first, third):
+                raise ModelError(
+                    f"the test_step of model {self._model.name!r} gives {name!r} as no mean over "
+                    "rows: its value depends on which rows are in a batch together, so that it has "
+                    "no exact value over all rows; keep it in a keras.metrics.Mean, or ask for "
+                    "other metrics by name, metrics=[…]"
+                )
 
     def take_sums(self) -> list[np.ndarray]:
         pairs = zip(self._variables, self._initial, strict=True)

@@ -17,12 +17,12 @@ import keras
 import tensorflow as tf
 
 from .collectives import Part, differentiable_sum, sum_over_ranks
+from .metric_state import counting_means
 from .scope import Scope, replaced
 
 _MEANS = ("sum_over_batch_size", "mean")
-# Methods as their classes hold them.
+# A method as its class holds it.
 _Loss = Callable[..., tf.Tensor]
-_Update = Callable[..., object]
 
 
 @contextlib.contextmanager
@@ -35,8 +35,12 @@ def parts_of_a_whole(part: Part, scope: Scope) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(keras.losses.Loss, "__call__", _loss_of(part, scope)))
         if not part.equal:
-            mean = _mean_of(part, scope)
-            stack.enter_context(replaced(keras.metrics.Mean, "update_state", mean))
+
+            def rows() -> tf.Tensor:
+                scope.note()
+                return part.fraction(tf.float32) * part.size
+
+            stack.enter_context(counting_means(rows))
         if context is not None:
             # What layers call that share their statistics, as synchronised batch normalisation.
             context.all_reduce = functools.partial(_all_reduce, part, scope)
@@ -101,24 +105,6 @@ def _denominator(
             mask = tf.expand_dims(mask, -1)
         weight *= mask
     return tf.reduce_sum(weight)
-
-
-def _mean_of(part: Part, scope: Scope) -> Callable[[_Update], _Update]:
-    """Let a mean over steps count a step by the rank's part of it."""
-
-    def wrap(original: _Update) -> _Update:
-        @functools.wraps(original)
-        def update_state(
-            self: keras.metrics.Mean, values: tf.Tensor, sample_weight: tf.Tensor | None = None
-        ) -> object:
-            if sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
-                scope.note()
-                sample_weight = part.fraction(tf.float32) * part.size
-            return original(self, values, sample_weight)
-
-        return update_state
-
-    return wrap
 
 
 def _all_reduce(

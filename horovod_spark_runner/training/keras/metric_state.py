@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
 
-from .protocols import Metric, MetricVariable
+import keras
+import tensorflow as tf
 
-if TYPE_CHECKING:
-    import keras
+from ...errors import ModelError
+from .protocols import Metric, MetricVariable, Nest
+from .scope import replaced
 
 SUM, MEAN, FIRST = "sum", "mean", "first"
+# A method as its class holds it.
+_Update = Callable[..., object]
 
 
 def metric_variables(model: keras.Model) -> list[MetricVariable]:
@@ -31,3 +36,35 @@ def merge_of(variable: MetricVariable) -> str:
     """
     way = variable.aggregation
     return way if way in (SUM, MEAN) else FIRST
+
+
+@contextlib.contextmanager
+def counting_means(rows: Callable[[], tf.Tensor], *, exact: bool = False) -> Iterator[None]:
+    """Let Keras' means count one number for a whole batch by that batch's rows, meanwhile.
+
+    Args:
+        rows: returns how many, or a part of all.
+        exact: refuse what would be no mean over rows.
+
+    Raises:
+        ModelError: rows have weights, but a metric's function gives one number for all of them.
+    """
+
+    def wrap(original: _Update) -> _Update:
+        @functools.wraps(original)
+        def update_state(metric: Metric, values: Nest, sample_weight: Nest = None) -> object:
+            whole = tf.convert_to_tensor(values).shape.rank == 0
+            if whole and sample_weight is None:
+                sample_weight = rows()
+            elif whole and exact and tf.convert_to_tensor(sample_weight).shape.rank != 0:
+                raise ModelError(
+                    f"metric {metric.name!r} gives one number for a whole batch, in which the "
+                    "weights of its rows cannot count; let its function return a number per row, "
+                    "or evaluate without weights"
+                )
+            return original(metric, values, sample_weight)
+
+        return update_state
+
+    with replaced(keras.metrics.Mean, "update_state", wrap):
+        yield

@@ -59,6 +59,19 @@ def leaf_optimizers(
     return leaves
 
 
+def rate_of_last_step(optimizer: keras.optimizers.Optimizer) -> float:
+    """Return the learning rate an optimizer used last, as long as nobody has set it since.
+
+    Args:
+        optimizer: one that updates variables itself; before its first step, what that will use.
+    """
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        # It counts a step at its end: what it gives now is for the next one.
+        return float(rate(max(int(optimizer._iterations) - 1, 0)))
+    return float(optimizer.learning_rate)
+
+
 def check_optimizers(optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
     """Check that none was made by Horovod's own Keras integration.
 

@@ -1,4 +1,4 @@
-"""Whether what the user wrote can be computed over several ranks: tried on the halves of a batch.
+"""Whether what the user wrote can be computed over several ranks: tried on parts of a batch.
 
 Keras's own metrics keep sums, and its losses are means over rows (or sums, which are known to be).
 What the user's own metrics, loss functions and layers compute is not known, so it is tried once,
@@ -13,11 +13,12 @@ from collections.abc import Sequence
 
 import keras
 import numpy as np
+import tensorflow as tf
 from numpy.typing import ArrayLike
 
 from ...errors import ModelError
 from ...launch.worker.reporting import notify
-from .metric_state import SUM, merge_of, metric_variables, variables_of
+from .metric_state import SUM, counting_means, merge_of, metric_variables, variables_of
 from .outputs import pick, unchanged
 from .protocols import CompiledMetrics, Loss, Metric, Nest, OutputLoss
 
@@ -32,9 +33,10 @@ class Probe:
 
     Args:
         model: the model, all its metrics and losses built.
-        data: one batch, as its steps take it.
+        data: one batch, as its steps take it; of three rows or more, if all is to be exact.
         metrics: compiled metrics to try in place of the model's losses and metrics.
-        exact: try also what is Keras' own, and refuse what is neither a mean nor a sum.
+        exact: try also what is Keras' own, on parts of unequal size, with a number for a whole
+            batch counted by its rows, and refuse what is neither a mean nor a sum.
     """
 
     def __init__(
@@ -52,11 +54,14 @@ class Probe:
         self._said: set[str] = set()
         self._x, self._y, _ = keras.utils.unpack_x_y_sample_weight(data)
         rows = len(keras.tree.flatten(self._x)[0])
-        self._first, self._second = slice(0, rows // 2), slice(rows // 2, rows)
-        self._parts = [self._first, self._second, slice(0, rows)]
-        self._even = rows // 2 * 2
+        # Halves that are equally large are how ranks share a batch; over unequal parts, a metric
+        # that counts batches instead of rows is found out.
+        cut = rows // 3 if exact else rows // 2
+        self._parts = [slice(0, cut), slice(cut, rows), slice(0, rows)]
+        even = rows if exact else cut * 2
+        self._metric_parts = [slice(0, cut), slice(cut, even), slice(0, even)]
         # Of halves that are equally large, a mean and half a sum are the same for equal rows only.
-        self._share = (rows // 2) / rows if rows else 0.0
+        self._share = cut / rows if rows else 0.0
 
     def run(self) -> None:
         """Check metrics and losses of the user's own.
@@ -87,7 +92,7 @@ class Probe:
         return [loss for loss in flat if self._exact or _is_own_loss(loss.loss)]
 
     def _call(self, part: slice) -> tuple[Nest, list[float]]:
-        outputs = self._model(_rows(self._x, part), training=False)
+        outputs = self._model(rows_of(self._x, part), training=False)
         return outputs, [float(np.mean(loss)) for loss in self._model.losses]
 
     def _displaced(self, outputs: Sequence[Nest]) -> list[Nest]:
@@ -95,29 +100,36 @@ class Probe:
         whole = keras.tree.map_structure(
             lambda value: keras.ops.roll(value, 1, axis=0), outputs[-1]
         )
-        return [_rows(whole, part) for part in self._parts]
+        return [rows_of(whole, part) for part in self._parts]
 
     def _check_metrics(self, own: Sequence[Metric], outputs: Nest) -> None:
         compiled = self._metrics
         if compiled is None or not own:
             return
 
+        def update(part: slice) -> None:
+            y, given = rows_of(self._y, part), rows_of(outputs, part)
+            if not self._exact:
+                compiled.update_state(y, given)
+                return
+            with counting_means(lambda: tf.constant(part.stop - part.start, tf.float32)):
+                compiled.update_state(y, given)
+
         def state_after(*parts: slice) -> tuple[list[State], list[Nest]]:
             compiled.reset_state()
             for part in parts:
-                compiled.update_state(_rows(self._y, part), _rows(outputs, part))
+                update(part)
             states = [[np.array(v) for v in metric.variables] for metric in own]
             return states, [keras.tree.map_structure(np.array, m.result()) for m in own]
 
-        half, even = self._even // 2, self._even
-        first, second = slice(0, half), slice(half, even)
+        first, second, all_rows = self._metric_parts
         (one, _), (other, _) = state_after(first), state_after(second)
         both, results = state_after(first, second)
-        _, whole = state_after(slice(0, even))
+        _, whole = state_after(all_rows)
         self._check_sums(own, one, other, both)
         for metric, in_turn, at_once in zip(own, results, whole, strict=True):
             pairs = zip(keras.tree.flatten(in_turn), keras.tree.flatten(at_once), strict=True)
-            if not all(_close(a, b) for a, b in pairs):
+            if not all(close(a, b) for a, b in pairs):
                 self._say(f"metric {metric.name!r} of model {self._model.name!r}", "told")
 
     def _check_sums(
@@ -135,7 +147,7 @@ class Probe:
             )
         for metric, one, other, whole in zip(own, first, second, both, strict=True):
             for variable, a, b, c in zip(metric.variables, one, other, whole, strict=True):
-                if merge_of(variable) == SUM and not _close(a + b, c):
+                if merge_of(variable) == SUM and not close(a + b, c):
                     raise ModelError(
                         f"metric {metric.name!r} ({type(metric).__name__}) cannot be computed over "
                         f"several processes: its variable {variable.name!r} is not a sum over rows "
@@ -146,7 +158,7 @@ class Probe:
         for loss in own:
             values = []
             for part, given in zip(self._parts, outputs, strict=True):
-                y_true, y_pred = _rows(self._y, part), given
+                y_true, y_pred = rows_of(self._y, part), given
                 y_true, y_pred = pick(y_true, loss.path), pick(y_pred, loss.path)
                 if getattr(y_pred, "_keras_mask", None) is not None:
                     return  # a mean over what is not masked, whose denominator is exchanged
@@ -161,9 +173,9 @@ class Probe:
         """Refuse a sum over rows, and warn of what is neither a sum nor a mean."""
         first, second, whole = values
         mean = self._share * first + (1 - self._share) * second
-        if _close(whole, first + second if summed else mean):
+        if close(whole, first + second if summed else mean):
             return
-        if _close(whole, first + second):
+        if close(whole, first + second):
             raise ModelError(
                 f"{title} of model {self._model.name!r} is a sum over the rows of a batch, which "
                 "depends on how many ranks share them; let it return the mean over rows, or the "
@@ -211,9 +223,11 @@ def _is_own_loss(loss: Loss) -> bool:
     return _is_own(loss, "call") if function is None else _is_own_function(function)
 
 
-def _rows(values: Nest, part: slice) -> Nest:
+def rows_of(values: Nest, part: slice) -> Nest:
+    """Return some rows of all arrays."""
     return keras.tree.map_structure(lambda value: value[part], values)
 
 
-def _close(value: ArrayLike, other: ArrayLike) -> bool:
+def close(value: ArrayLike, other: ArrayLike) -> bool:
+    """Tell whether two results differ by no more than rounding."""
     return bool(np.allclose(value, other, rtol=_RTOL, atol=_ATOL, equal_nan=True))

@@ -29,7 +29,7 @@ from .initial_weights import load_initial_weights
 from .metric_state import merge_of, metric_variables
 from .metrics import epoch_logs
 from .model import finalize_layers
-from .optimizers import LearningRates, leaf_optimizers
+from .optimizers import LearningRates, leaf_optimizers, rate_of_last_step
 from .probe import Probe
 from .protocols import MetricVariable
 from .saved import SavedModel
@@ -133,7 +133,7 @@ class KerasTrainee(Trainee):
 
     def learning_rates(self) -> dict[str, float]:
         optimizers = leaf_optimizers(self._built.optimizers)
-        rates = [float(optimizer.learning_rate) for optimizer in optimizers]
+        rates = [rate_of_last_step(optimizer) for optimizer in optimizers]
         if len(rates) == 1:
             return {"learning_rate": rates[0]}
         return {f"learning_rate/{number}": rate for number, rate in enumerate(rates)}
