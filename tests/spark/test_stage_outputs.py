@@ -269,7 +269,7 @@ def test_other_columns_may_feed_the_model(pair: str, frame: Any) -> None:
     for wrong in (["vector"], {"x": "vector"}, [["vector", "number"]], {"a": "x", "b": "n"}):
         with pytest.raises(InvalidInputError, match="feature_cols=.*takes 'x', 'n', in this order"):
             transformer.setFeatureCols(wrong).transform(other)
-    with pytest.raises(InvalidInputError, match="features_col='x' and feature_cols="):
+    with pytest.raises(InvalidInputError, match="featuresCol='x' and featureCols="):
         transformer.setFeaturesCol("x").transform(frame)
     broken = frame.withColumnsRenamed({"x": "vector"})
     named = TFTransformer.from_run(pair, feature_cols=["vector", "n"])
