@@ -394,9 +394,9 @@ def test_a_validation_part_without_rows_is_named(frame: Any, tmp_path: Path) -> 
 def test_a_split_that_leaves_no_rows_to_one_side(frame: Any, tmp_path: Path) -> None:
     message = r"validation rows \(validation=0.001\): there are no rows to validate with; give"
     with pytest.raises(DataError, match=message):
-        train(frame, tmp_path, validation=0.001)
+        attempt(frame, tmp_path, validation=0.001)
     with pytest.raises(DataError, match="train rows .*no rows to train on; give a small"):
-        train(frame.filter("a < 1"), tmp_path, validation=0.9999999)
+        attempt(frame.filter("a < 1"), tmp_path, validation=0.9999999)
 
 
 @pytest.mark.parametrize(
@@ -410,7 +410,7 @@ def test_a_validation_column_of_numbers_holds_0_and_1(
     frame = spark.createDataFrame(rows, "a double, y int, part long")
     message = f"'part' holds {found}; it must be true or 1 .*df\\['part'\\] == {found}"
     with pytest.raises(DataError, match=message):
-        train(frame, tmp_path, validation="part")
+        attempt(frame, tmp_path, validation="part")
 
 
 def test_null_in_the_validation_column_is_no_silent_loss(spark: Any, tmp_path: Path) -> None:
