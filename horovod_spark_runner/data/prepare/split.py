@@ -175,6 +175,6 @@ def _stratified(
     ranked = ranked.withColumn("__rank", rank).withColumn(
         "__last", F.round(F.count(F.lit(1)).over(alike) * F.lit(fraction))
     )
-    chosen = F.col("__place") <= F.col("__last")
-    helpers = ("__hash", "__place", "__last")
+    chosen = F.col("__rank") <= F.col("__last")
+    helpers = ("__hash", "__rank", "__last")
     return ranked.filter(~chosen).drop(*helpers), ranked.filter(chosen).drop(*helpers)
