@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import uuid
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidInputError, ModelError, RunDirectoryError
+from ..errors import InvalidInputError, ModelError
 from ..scoring.bundle import MAIN_FILE, Bundle, bundle_files
 from ..scoring.categories import StringIndexer
 from ..scoring.inputs import ARRAY, VECTOR, Input
@@ -17,6 +15,7 @@ from ..scoring.network import Network
 from ..scoring.stage import Stage
 from ..settings.kinds import check_choice
 from ..storage.filesystem import Location
+from ..storage.folders import check_free, write_aside
 from .fitted import Fitted, kind_of, vector_size
 from .readers import READERS
 
@@ -65,7 +64,7 @@ def export_pipeline(
             f"{pipeline_model!r:.200} and {frame!r:.200}"
         )
     location = Location(path)
-    _check_free(location, mode)
+    check_free(location, mode, MAIN_FILE, "an exported pipeline")
     stages = list(_read(_flat(pipeline_model), frame))
     bundle = Bundle(tuple(_inputs(stages, frame)), tuple(stages))
     _write(bundle, location)
@@ -143,20 +142,6 @@ def _inputs(stages: Iterable[Stage], frame: DataFrame) -> Iterator[Input]:
             yield Input(field.name, kind, size, needed[field.name])
 
 
-def _check_free(target: Location, mode: str) -> None:
-    if not target.exists() or (target.is_folder and not target.list()):
-        return
-    if mode == "error":
-        raise RunDirectoryError(
-            f"{target} is there already; mode='overwrite' replaces an earlier export"
-        )
-    if not target.join(MAIN_FILE).exists():
-        raise RunDirectoryError(
-            f"{target} holds something else than an exported pipeline, which is not replaced; "
-            "give another path"
-        )
-
-
 def _write(bundle: Bundle, target: Location) -> None:
     """Write the files; where storage can rename, a reader sees the old ones or the new ones."""
     files = bundle_files(bundle)
@@ -170,14 +155,10 @@ def _write(bundle: Bundle, target: Location) -> None:
             if file.name not in files:
                 target.join(file.name).delete_file()
         return
-    aside = target.parent.join(f".{target.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        aside.make_folder()
+
+    def write(folder: Location) -> None:
+        folder.make_folder()
         for name, data in files.items():
-            aside.join(name).write_unseen(data)
-        target.delete_folder()
-        aside.move_to(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.delete_folder()
-        raise
+            folder.join(name).write_unseen(data)
+
+    write_aside(target, write)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import InvalidInputError, RunDirectoryError
+from ..errors import InvalidInputError
 from ..settings.kinds import check_choice
 from ..settings.prediction import PredictionSettings
 from ..storage.filesystem import Location
+from ..storage.folders import check_free
 from ..training.engine import engine_named
 from ..training.keras.saved import GRAPH_FILE
 from .features import feature_names
@@ -67,19 +68,5 @@ def export_model(model: ServedModel, request: ExportRequest) -> None:
     columns = feature_names(settings, recipe.inputs, recipe.columns)
     engine.check_export(request.format, columns, tuple(recipe.transforms), recipe.columns)
     outputs = added_columns([one.name for one in recipe.outputs], settings.prediction_col)
-    _check_free(request.target, request.mode)
+    check_free(request.target, request.mode, GRAPH_FILE, "an export")
     engine.export(recipe, request.format, columns, outputs, request.target)
-
-
-def _check_free(target: Location, mode: str) -> None:
-    if not target.exists() or (target.is_folder and not target.list()):
-        return
-    if mode == "error":
-        raise RunDirectoryError(
-            f"{target} is there already; mode='overwrite' replaces an earlier export"
-        )
-    if not target.join(GRAPH_FILE).exists():
-        raise RunDirectoryError(
-            f"{target} holds something else than an export, which is not replaced; give another "
-            "path"
-        )

@@ -6,15 +6,14 @@ text, which it reads wherever it can.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidInputError, RunDirectoryError
 from ..spark.session import classic_context
 from ..storage.filesystem import Location
+from ..storage.folders import write_aside
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,43 +51,12 @@ def write_stage(
             + (advice if location.is_folder else "it is a file, not a folder")
         )
     if location.renames_whole:
-        aside = location.parent.join(f".{location.name}.{uuid.uuid4().hex[:8]}")
-        try:
-            write(aside)
-            replace_folder(location, aside)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                aside.delete_folder()
-            raise
+        write_aside(location, write)
     else:
         write(location)
     if "://" not in os.fspath(path) and classic_context(spark) is None:
         _check_seen(spark, path, location)
     return location
-
-
-def replace_folder(location: Location, new: Location) -> None:
-    """Move a folder to where another may be, which is removed afterwards.
-
-    Args:
-        location: where it goes.
-        new: the folder, beside it.
-
-    Raises:
-        OSError: it cannot be moved; what was at ``location`` is there again.
-    """
-    old = new.parent.join(f"{new.name}.old")
-    replaced = location.exists()
-    if replaced:
-        location.move_to(old)
-    try:
-        new.move_to(location)
-    except BaseException:
-        if replaced:
-            old.move_to(location)
-        raise
-    if replaced:
-        old.delete_folder()
 
 
 def write_metadata(location: Location, text: str) -> None:

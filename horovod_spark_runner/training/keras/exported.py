@@ -9,12 +9,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import keyword
 import re
-import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ from pathlib import Path
 from ...data.manifest import Column
 from ...errors import ModelError
 from ...storage.filesystem import Location
+from ...storage.folders import write_aside
 from ...storage.sums import sealed, unsealed
 from .saved import GRAPH_FILE
 
@@ -121,15 +120,7 @@ def publish(folder: Path, target: Location, columns: Sequence[Column]) -> None:
             if file.name not in written:
                 target.join(file.name).delete_file()
         return
-    aside = target.parent.join(f".{target.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        _write(folder, aside, columns)
-        target.delete_folder()
-        aside.move_to(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.delete_folder()
-        raise
+    write_aside(target, lambda aside: _write(folder, aside, columns))
 
 
 def _write(folder: Path, target: Location, columns: Sequence[Column]) -> set[str]:

@@ -1,4 +1,4 @@
-"""A stage that replaces another: the old one stays until the new one is there."""
+"""A folder that replaces another: the old one stays until the new one is there."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from horovod_spark_runner.ml.stage_files import replace_folder
 from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.storage.folders import replace_folder
 
 
 def folder(path: Path, text: str) -> Location:

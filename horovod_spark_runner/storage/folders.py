@@ -1,0 +1,78 @@
+"""Whole folders that take the place of others."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable
+
+from ..errors import RunDirectoryError
+from .filesystem import Location
+
+
+def check_free(target: Location, mode: str, mark: str, kind: str) -> None:
+    """Check that a folder may be written.
+
+    Args:
+        target: the folder.
+        mode: ``"error"`` refuses what is there, ``"overwrite"`` only what is of another kind.
+        mark: a file that tells its kind.
+        kind: what is written there, for messages.
+
+    Raises:
+        RunDirectoryError: it may not.
+    """
+    if not target.exists() or (target.is_folder and not target.list()):
+        return
+    if mode == "error":
+        raise RunDirectoryError(
+            f"{target} is there already; mode='overwrite' replaces an earlier export"
+        )
+    if not target.join(mark).exists():
+        raise RunDirectoryError(
+            f"{target} holds something else than {kind}, which is not replaced; give another path"
+        )
+
+
+def write_aside(target: Location, write: Callable[[Location], object]) -> None:
+    """Write a folder beside its place, and move it there; only where storage can rename.
+
+    Args:
+        target: its place, where another may be.
+        write: writes the files into the folder it is given.
+
+    Raises:
+        OSError: storage fails; what was at ``target`` is still there.
+    """
+    aside = target.parent.join(f".{target.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        write(aside)
+        replace_folder(target, aside)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.delete_folder()
+        raise
+
+
+def replace_folder(location: Location, new: Location) -> None:
+    """Move a folder to where another may be, which is removed afterwards.
+
+    Args:
+        location: where it goes.
+        new: the folder, beside it.
+
+    Raises:
+        OSError: it cannot be moved; what was at ``location`` is there again.
+    """
+    old = new.parent.join(f"{new.name}.old")
+    replaced = location.exists()
+    if replaced:
+        location.move_to(old)
+    try:
+        new.move_to(location)
+    except BaseException:
+        if replaced:
+            old.move_to(location)
+        raise
+    if replaced:
+        old.delete_folder()
