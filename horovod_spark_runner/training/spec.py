@@ -263,7 +263,9 @@ class TrainingReport:
             a training that came to its end.
         saved: how to make the trained model again, as its engine says; only rank 0 knows.
         timings: seconds of rank 0 per phase, one after the other: ``build`` (of the model, and
-            whatever comes before the first step), ``epochs``, ``save``.
+            whatever comes before the first step), ``epochs``, ``save``. Of ``epochs``, by what it
+            was spent on: see `horovod_spark_runner.training.accounting`.
+        accounts: seconds of each rank by what they were spent on; only rank 0 knows.
     """
 
     history: list[dict[str, LogValue]]
@@ -272,3 +274,4 @@ class TrainingReport:
     preempted_at: int | None = None
     saved: Any = None
     timings: dict[str, float] = field(default_factory=dict)
+    accounts: dict[str, list[float]] = field(default_factory=dict)
