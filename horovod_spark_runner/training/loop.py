@@ -12,18 +12,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
-from ..errors import ModelError
 from ..launch.worker.reporting import report_progress
-from ..rundir.checkpoint import LogValue
 from ..rundir.directory import RunDirectory
 from ..settings.training import Allreduce
-from .agreement import PREEMPT, SAVE, STOP, Agreement
-from .divergence import check_ranks_agree, checksums
+from .accounting import Accounts, Clock, Kind, phases
+from .agreement import PREEMPT, SAVE, STOP, Agreement, raise_together
+from .divergence import changed_since, check_ranks_agree, checksums
 from .engine import engine_named
 from .epochs import Epochs, Step, execution
 from .event_files import EventFiles
@@ -31,7 +29,7 @@ from .keeper import Keeper
 from .learning_rate import LearningRate
 from .logs import Logs, numbers, plain
 from .preemption import PreemptionWatch
-from .progress import PhaseWatch, Progress, ProgressReporter
+from .progress import Progress, ProgressReporter
 from .rank_state import restore_rank
 from .spec import TrainingReport, TrainingSpec
 from .state import broadcast
@@ -59,7 +57,7 @@ def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
         RanksDivergedError: a callback or train_step made the ranks' models differ.
         EnvironmentProblem: an environment variable changes the framework.
     """
-    phases = PhaseWatch()
+    clock = Clock()
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
     make = way or WAYS[type(spec.sync)]
@@ -67,7 +65,7 @@ def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
     with PreemptionWatch() as watch:
         world = MPI.COMM_WORLD
         trainee = engine.trainee(spec, world, synchroniser)
-        training = Training(spec, world, trainee, synchroniser, watch, phases)
+        training = Training(spec, world, trainee, synchroniser, watch, clock)
         training.prepare()
         try:
             return training.run()
@@ -84,7 +82,7 @@ class Training:
         trainee: the model on this rank.
         synchroniser: what the model was built with.
         watch: notes the request to end soon.
-        phases: notes where the time goes.
+        clock: notes where the time goes.
     """
 
     def __init__(
@@ -94,7 +92,7 @@ class Training:
         trainee: Trainee,
         synchroniser: Synchroniser,
         watch: PreemptionWatch,
-        phases: PhaseWatch,
+        clock: Clock,
     ) -> None:
         self._spec = spec
         self._world = world
@@ -103,7 +101,8 @@ class Training:
         self._sync = synchroniser
         self._agreement = Agreement(world)
         self._watch = watch
-        self._phases = phases
+        self._clock = clock
+        self._accounts = Accounts(world, clock, trainee.exchange_seconds)
         self._rank, self._size = world.Get_rank(), world.Get_size()
         self._readers: list[DatasetReader] = []
         self._epochs = self._read(spec.train)
@@ -115,15 +114,14 @@ class Training:
             self._events = EventFiles(RunDirectory(spec.run_dir), spec.lock_token)
         self._progress = Progress()
         self._rates: dict[str, float] = {}
-        self._reporter = ProgressReporter(self._rank, spec.fit.epochs)
+        self._reporter = ProgressReporter(self._rank, spec.fit.epochs, self._accounts)
         self._preempted = False
         self._checked = False
 
     def _read(self, data: Manifest, *, training: bool = True) -> Epochs:
         spec = self._spec
         # The window may take as much, so a dataset that fits into it can just as well be kept.
-        keep = spec.window_bytes
-        reader = DatasetReader(data, self._trainee.columns, spec.transforms, keep)
+        reader = DatasetReader(data, self._trainee.columns, spec.transforms, spec.window_bytes)
         self._readers.append(reader)
         return Epochs(
             reader,
@@ -146,6 +144,9 @@ class Training:
         if self._restored is not None:
             info = self._restored[0]
             state = info.state
+            if self._rank == 0:
+                directory = RunDirectory(self._spec.run_dir)
+                self._accounts.epochs = directory.read_accounts(info.epoch)
             history = [dict(logs) for logs in info.history]
             self._progress = Progress(
                 info.step, info.epoch, info.epoch_step, history, state.get("stopped_at")
@@ -181,7 +182,7 @@ class Training:
 
     def run(self) -> TrainingReport:
         """Train the epochs that are left and save the model."""
-        self._phases.end("build")
+        self._clock.to(Kind.CALLBACKS)
         self._hooks.stop_training = False
         resumed_in_epoch = self._begin()
         logs: Logs | None = None
@@ -190,24 +191,19 @@ class Training:
             resumed_in_epoch = False
             if self._preempted:
                 self._keeper.finish()
-                return self._report("epochs")
-        self._phases.end("epochs")
+                return self._report()
+        self._clock.to(Kind.SAVE)
         before = checksums(self._variables) if self._spec.final_metrics else None
         self._trainee.finish()
         self._hooks.train_end(logs)
         self._sync.finish(self._variables)
         check_ranks_agree(self._variables, self._world, "at the end of the training")
         self._keeper.finish()
-        final = None if before is None else self._final_metrics(before)
+        final = None
+        if before is not None and changed_since(before, self._variables, self._world):
+            final = plain(self._evaluate())
         saved = self._trainee.save(RunDirectory(self._spec.run_dir)) if self._rank == 0 else None
-        return replace(self._report("save"), saved=saved, final=final)
-
-    def _final_metrics(self, before: np.ndarray) -> dict[str, LogValue] | None:
-        """Return the metrics of a model that is another one than after its last epoch."""
-        changed = bool((checksums(self._variables) != before).any())
-        if not self._world.allreduce(changed, op=MPI.LOR):
-            return None
-        return {} if self._validation is None else plain(self._evaluate(self._validation))
+        return replace(self._report(), saved=saved, final=final)
 
     def _begin(self) -> bool:
         """Begin the training, or go on with it; return whether within an epoch."""
@@ -243,16 +239,16 @@ class Training:
         stopped_at = self._progress.stopped_at
         return self._progress.epoch >= epochs or (stopped_at is not None and epochs <= stopped_at)
 
-    def _report(self, last_phase: str) -> TrainingReport:
+    def _report(self) -> TrainingReport:
         rows = self._world.allreduce(self._progress.rows)
         seconds = self._progress.seconds
-        self._phases.end(last_phase)
         return TrainingReport(
             history=self._progress.history,
             samples_per_second=rows / seconds if seconds else 0.0,
             train_seconds=seconds,
             preempted_at=self._progress.step if self._preempted else None,
-            timings=self._phases.seconds,
+            timings=phases(self._accounts.seconds()),
+            accounts=self._accounts.totals(),
         )
 
     def _begin_epoch(self) -> None:
@@ -265,33 +261,40 @@ class Training:
             self._begin_epoch()
         time_before, rows_before = time.monotonic(), progress.rows
         last: tuple[Logs | None, float] = ({}, 1.0)
+        self._clock.to(Kind.DATA)
         with contextlib.closing(
             self._epochs.steps_from(progress.epoch, progress.epoch_step, progress.step)
         ) as reading:
             for step in reading:
+                self._clock.to(Kind.CALLBACKS)
                 logs, leave = self._run_step(step)
+                self._clock.to(Kind.DATA)
                 last = logs, step.fraction
                 if leave:
                     break
+        self._clock.to(Kind.AGREE)
         seconds = time.monotonic() - time_before
         progress.seconds += seconds
         if self._preempted:
             return {}
         results = self._trainee.results("train", *last)
         if self._validation is not None and self._spec.fit.validates(progress.epoch):
-            results.update(self._evaluate(self._validation))
-        logs = self._hooks.epoch_end(progress.epoch, results)
+            with self._clock.during(Kind.VALIDATION):
+                results.update(self._evaluate())
+        with self._clock.during(Kind.CALLBACKS):
+            logs = self._hooks.epoch_end(progress.epoch, results)
         self._agree()
         self._check_agreement(f"at the end of epoch {progress.epoch + 1}")
         progress.history.append(plain(logs))
         progress.epoch += 1
         progress.epoch_step = 0
-        rate = self._world.allreduce(progress.rows - rows_before) / max(seconds, 1e-9)
+        rate = self._accounts.end_epoch(progress.rows - rows_before, seconds, self._rates)
         self._reporter.epoch(progress, steps, rate)
         if self._events is not None:
             facts = {**self._rates, "samples_per_second": rate}
             self._events.epoch(progress.epoch - 1, progress.history[-1], facts)
         self._save()
+        self._clock.to(Kind.CALLBACKS)
         return results
 
     def _run_step(self, step: Step) -> tuple[Logs | None, bool]:
@@ -303,9 +306,11 @@ class Training:
         if begins and self._hooks.watch_begin:
             self._hooks.train_step_begin(step.number)
         asked = (self._hooks.stop_training, self._keeper.clock_is_due(), self._watch.requested)
+        self._clock.to(Kind.STEP if self._checked else Kind.FIRST_STEP)
         if not self._checked and self._size > 1:
-            self._probe(step)
+            raise_together(self._world, lambda: self._trainee.probe(step))
         logs, requests = self._trainee.train_step(step, asked, step.number == steps - 1)
+        self._clock.to(Kind.CALLBACKS)
         ends_watched = ends and self._hooks.watch_end
         if step.number == steps - 1 or ends_watched:
             self._note_rates()  # callbacks may set others from here on
@@ -313,13 +318,15 @@ class Training:
         progress.step += 1
         progress.epoch_step = step.number + 1
         if requests is None:  # the step is this rank's alone
+            self._clock.to(Kind.EXCHANGE)
             self._sync.after_step(self._variables, progress.step)
             requests = self._agreement.after_step(asked, self._sync.meets_after(progress.step))
+            self._clock.to(Kind.CALLBACKS)
         if not self._checked:
             self._check_first(logs)
         if ends_watched:
             self._hooks.train_step_end(end, logs)
-        self._reporter.step(progress, steps, logs)
+        self._reporter.step(progress, steps, logs, step.rows)
         stop = requests[STOP]
         # Callbacks may look at their own clock: what one rank decides, all do.
         if ends_watched and not stop:
@@ -337,29 +344,20 @@ class Training:
         return logs, self._preempted
 
     def _note_rates(self) -> None:
-        if self._events is not None:
+        if self._rank == 0:
             self._rates = self._trainee.learning_rates()
 
     def _check_first(self, logs: Logs | None) -> None:
         """Check, after the first step, what only then can be told."""
         self._checked = True
+        self._accounts.first_step_ended()
         self._keeper.check_metric(numbers(plain(logs)))
         self._check_agreement("after the first step")
 
-    def _probe(self, step: Step) -> None:
-        """Check, on rank 0, what the user wrote; all ranks raise what it finds."""
-        error: ModelError | None = None
-        if self._rank == 0:
-            try:
-                self._trainee.probe(step)
-            except ModelError as raised:
-                error = raised
-        error = self._world.bcast(error)
-        if error is not None:
-            raise error
-
-    def _evaluate(self, epochs: Epochs) -> dict[str, object]:
-        hooks = self._hooks
+    def _evaluate(self) -> dict[str, object]:
+        epochs, hooks = self._validation, self._hooks
+        if epochs is None:
+            return {}
         hooks.stop_evaluating = False
         hooks.test_begin()
         self._trainee.reset_metrics()
@@ -383,7 +381,8 @@ class Training:
 
     def _check_agreement(self, when: str) -> None:
         if equal_after(self._sync, self._progress.step):
-            check_ranks_agree(self._variables, self._world, when)
+            with self._clock.during(Kind.AGREE):
+                check_ranks_agree(self._variables, self._world, when)
 
     def _agree(self) -> None:
         """Agree with all ranks whether to stop, and whether one was asked to end soon."""
@@ -397,4 +396,5 @@ class Training:
 
     def _save(self) -> None:
         state = {"learning_rate": self._rate.state, "stopped_at": self._progress.stopped_at}
-        self._keeper.save(self._progress, self._hooks, state)
+        with self._clock.during(Kind.CHECKPOINT):
+            self._keeper.save(self._progress, self._hooks, state, self._accounts.epochs)
