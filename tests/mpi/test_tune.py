@@ -66,6 +66,9 @@ def whole(rows: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[TuneResu
     def counting(params: dict[str, Any]) -> Any:
         seen = len(list(computed.iterdir()))
         (folder / f"seen-{time.monotonic_ns()}").write_text(str(seen))
+        page = study / "report.html"
+        if page.exists():
+            (folder / f"page-{time.monotonic_ns()}").write_text(page.read_text())
         return build(params)
 
     counted = rows.mapInArrow(count, rows.schema)
@@ -89,6 +92,16 @@ def test_the_best_model_is_the_one_that_was_trained(
     assert error == pytest.approx(result.best_value, rel=1e-5)
     summary = result.best_transformer.summary
     assert summary.run_dir == best["run_dir"] == str(study / "trials" / f"trial-{best['trial']:05}")
+
+
+def test_the_page_is_written_while_the_search_goes_on(
+    whole: tuple[TuneResult, Path, Path],
+) -> None:
+    result, study, folder = whole
+    assert any("the search goes on" in page.read_text() for page in folder.glob("page-*"))
+    page = (study / "report.html").read_text()
+    assert "nobody is searching" in page
+    assert str(study / "trials" / f"trial-{result.best_trial:05}") in page
 
 
 def test_rows_are_computed_for_the_first_trial_only(whole: tuple[TuneResult, Path, Path]) -> None:
@@ -311,9 +324,13 @@ def test_what_is_finished_is_kept_and_the_rest_goes_on(
         with pytest.raises(KeyboardInterrupt):
             go(2)
     else:
-        thread = when(both, spark.sparkContext.cancelAllJobs)
+        context = spark.sparkContext
+        context.setJobGroup("search", "all trials are jobs of it", interruptOnCancel=True)
+        thread = when(both, lambda: context.cancelJobGroup("search"))
         with pytest.raises(RunCancelledError, match="and the same call goes on"):
             go(2)
+        for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
+            context.setLocalProperty(name, None)
     thread.join()
     result = go(1)
     assert list(result.trials["state"]) == ["finished", "finished"]
