@@ -85,6 +85,7 @@ ALLOWED = {
     "training.keras.optimizers": LIGHT | {"keras"},
     "training.keras.outputs": LIGHT | {"keras", "tensorflow"},
     "training.keras.probe": LIGHT | {"keras", "tensorflow"},
+    "training.keras.restoring": LIGHT | {"h5py", "keras", "tensorflow"},
     "training.keras.sample": LIGHT | {"keras"},
     "training.keras.scope": LIGHT | {"tensorflow"},
     "training.keras.step": LIGHT | {"tensorflow"},

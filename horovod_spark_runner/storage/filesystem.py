@@ -23,13 +23,12 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ..errors import EnvironmentProblem, InvalidInputError
+from .contents import PART_BYTES, Contents, Sink, spooled
 from .patience import Headway, answered
 from .trouble import WRITES
 
 T = TypeVar("T")
 HDFS_SCHEMES = ("hdfs", "viewfs")
-# Bytes that are read or written before headway is told of.
-PART_BYTES = 16 * 1024 * 1024
 _HALF_A_URL = re.compile(
     r"(s3a?|s3n|gs|gcs|hdfs|viewfs|abfss?|wasbs?|az|adl|oss|dbfs|https?):/(?!/)(.*)", re.DOTALL
 )
@@ -228,19 +227,40 @@ class Location:
     def read_text(self) -> str:
         return self.read_bytes().decode("utf-8")
 
-    def write_bytes(self, data: bytes | memoryview) -> None:
+    def spool(self, seen: Callable[[bytes], Any]) -> Contents:
+        """Return what this file holds: in memory if it is little, else in a mapped copy.
+
+        Args:
+            seen: is called with each part as it is read.
+        """
+        return answered(
+            lambda headway: spooled(lambda file: self._pour(headway, file.write, seen)), self._text
+        )
+
+    def scan(self, seen: Callable[[bytes], Any]) -> None:
+        """Read this file, a part at a time, each of which ``seen`` is called with."""
+        answered(lambda headway: self._pour(headway, seen), self._text)
+
+    def write_bytes(self, data: bytes | memoryview | Contents) -> None:
+        """Write a whole file; see `write_by`."""
+        self.write_by(lambda sink: sink.write_all(data))
+
+    def write_by(self, write: Callable[[Sink], object]) -> None:
         """Write a whole file, so that a reader sees the old one or the new one, never a part.
 
         Local and HDFS files are written aside and renamed; object stores show an object only
         when it is complete. A local file has reached the disk when this returns.
+
+        Args:
+            write: writes its contents, one after the other.
         """
         if not self.renames_whole:
-            self.write_unseen(data)
+            self.write_unseen_by(write)
             return
         folder, _, name = self._text.rpartition("/")
         aside = Location(f"{folder}/.{name}.{uuid.uuid4().hex[:8]}")
         try:
-            aside.write_unseen(data)
+            aside.write_unseen_by(write)
             aside.move_to(self)
         except BaseException:
             # On a full disk what could be written must not stay and keep it full.
@@ -257,19 +277,19 @@ class Location:
         with open(self._text, "ab") as stream:
             stream.write(data)
 
-    def write_unseen(self, data: bytes | memoryview) -> None:
+    def write_unseen(self, data: bytes | memoryview | Contents) -> None:
         """Write a whole file that nobody looks for yet; a local one has then reached the disk."""
-        answered(lambda headway: self._write(memoryview(data).cast("B"), headway), self._text)
+        self.write_unseen_by(lambda sink: sink.write_all(data))
 
-    def _write(self, data: memoryview, headway: Headway) -> None:
+    def write_unseen_by(self, write: Callable[[Sink], object]) -> None:
+        """Write a whole file that nobody looks for yet; see `write_by`."""
+        answered(lambda headway: self._write(write, headway), self._text)
+
+    def _write(self, write: Callable[[Sink], object], headway: Headway) -> None:
         WRITES.check(self._text)
         with self.open_output() as stream:
-            for begin in range(0, len(data), PART_BYTES):
-                stream.write(data[begin : begin + PART_BYTES])
-                headway.made()
-            if self.is_local:
-                stream.flush()
-                os.fsync(stream.fileno())
+            write(Sink(stream, headway.made))
+            self._reach_disk(stream)
 
     def write_new(self, data: bytes) -> bool:
         """Write a local file if there is none; return whether there was none.
@@ -302,15 +322,22 @@ class Location:
         answered(lambda headway: self._copy(target, seen, headway), self._text)
 
     def _copy(self, target: Location, seen: Callable[[bytes], Any], headway: Headway) -> None:
+        with target.open_output() as stream:
+            self._pour(headway, stream.write, seen)
+            target._reach_disk(stream)
+
+    def _pour(self, headway: Headway, *takers: Callable[[bytes], Any]) -> None:
         filesystem, path = self._resolved
-        with filesystem.open_input_stream(path) as source, target.open_output() as stream:
+        with filesystem.open_input_stream(path) as source:
             while part := source.read(PART_BYTES):
-                stream.write(part)
-                seen(part)
+                for take in takers:
+                    take(part)
                 headway.made()
-            if target.is_local:
-                stream.flush()
-                os.fsync(stream.fileno())
+
+    def _reach_disk(self, stream: Any) -> None:
+        if self.is_local:
+            stream.flush()
+            os.fsync(stream.fileno())
 
     def write_text(self, text: str) -> None:
         self.write_bytes(text.encode("utf-8"))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..data.manifest import Column
 from ..errors import InvalidInputError
 from ..rundir.directory import RunDirectory
+from ..storage.contents import Contents
 from ..storage.filesystem import Location
 from .evaluation import Evaluator, Question
 from .spec import KERAS, Binding, ModelNames, ModelSource, TrainingSpec
@@ -161,7 +162,7 @@ class Engine(Protocol):
         """
         ...
 
-    def held(self, parts: Any) -> Mapping[str, bytes]:
+    def held(self, parts: Any) -> Mapping[str, bytes | Contents]:
         """Return the files, by name, that `Recipe.own` holds.
 
         They suffice to make the model again from storage; none if what it was made from does not.

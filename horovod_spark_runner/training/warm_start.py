@@ -13,6 +13,7 @@ from ..errors import ModelError
 from ..rundir.checkpoint import VARIABLES_FILE, CheckpointInfo, newest_readable, read_file
 from ..rundir.directory import RunDirectory
 from ..settings.training import InitialWeights
+from ..storage.contents import Contents
 from ..storage.filesystem import Location
 from .spec import WarmStart
 from .trained_model import WEIGHTS_FILE, read_model
@@ -67,9 +68,9 @@ def _read(location: Location) -> WarmStart:
     return _of_checkpoint(*newest)
 
 
-def _of_checkpoint(folder: Location, info: CheckpointInfo, data: bytes) -> WarmStart:
+def _of_checkpoint(folder: Location, info: CheckpointInfo, data: Contents) -> WarmStart:
     paths = tuple(path for name, path, *_ in info.variables if name.startswith("model/"))
-    return WarmStart(str(folder), ARRAYS, {VARIABLES_FILE: data}, paths)
+    return WarmStart(str(folder), ARRAYS, {VARIABLES_FILE: data.read()}, paths)
 
 
 def _read_folder(folder: Location, below: str) -> dict[str, bytes]:

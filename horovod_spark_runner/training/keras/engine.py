@@ -9,6 +9,7 @@ from ...data.manifest import Column
 from ...errors import EnvironmentProblem
 from ...quiet import quiet_imports
 from ...rundir.directory import RunDirectory
+from ...storage.contents import Contents
 from ...storage.filesystem import Location
 from ..engine import SAVED_MODEL, Engine, check_format
 from ..evaluation import Evaluator, Question
@@ -106,7 +107,7 @@ class KerasEngine:
             from .loading import made_model
         return made_model(recipe)
 
-    def held(self, parts: KerasParts) -> Mapping[str, bytes]:
+    def held(self, parts: KerasParts) -> Mapping[str, Contents]:
         if parts.packed is not None:
             return {PACKED_FILE: parts.packed}
         if parts.archive is None:
