@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from ..data.read.reader import DatasetReader
 from ..errors import ModelError
 from ..launch.worker.reporting import report_progress
 from ..rundir.directory import RunDirectory
-from ..settings.training import Allreduce
 from .agreement import PREEMPT, SAVE, STOP, Agreement
 from .divergence import check_ranks_agree
 from .engine import engine_named
@@ -32,15 +30,10 @@ from .preemption import PreemptionWatch
 from .progress import PhaseWatch, Progress, ProgressReporter
 from .rank_state import restore_rank
 from .spec import TrainingReport, TrainingSpec
-from .state import broadcast
-from .sync.allreduce import AllreduceSynchroniser
-from .sync.synchroniser import Collectives, Synchroniser, equal_after
+from .state import broadcast, kept
+from .sync.synchroniser import Synchroniser
 from .trainee import Trainee
-
-# Makes a way of synchronising from its settings and the framework's collectives.
-Way = Callable[[Any, Collectives], Synchroniser]
-# By the class of the settings that `run_training` takes as ``sync``.
-WAYS: dict[type, Way] = {Allreduce: AllreduceSynchroniser}
+from .ways import WAYS, Way
 
 
 def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
@@ -48,7 +41,7 @@ def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
 
     Args:
         spec: what to train.
-        way: makes the way of synchronising; by default that of `WAYS` for ``spec.sync``.
+        way: makes the way of synchronising; by default that of ``spec.sync``.
 
     Raises:
         ModelError: the model cannot be trained on these columns.
@@ -60,8 +53,7 @@ def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
     phases = PhaseWatch()
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
-    make = way or WAYS[type(spec.sync)]
-    synchroniser = make(spec.sync, engine.collectives())
+    synchroniser = (way or WAYS[type(spec.sync)])(spec.sync, engine.collectives())
     with PreemptionWatch() as watch:
         world = MPI.COMM_WORLD
         trainee = engine.trainee(spec, world, synchroniser)
@@ -116,6 +108,7 @@ class Training:
         self._reporter = ProgressReporter(self._rank, spec.fit.epochs)
         self._preempted = False
         self._checked = False
+        self._save_due = False
 
     def _read(self, data: Manifest, *, training: bool = True) -> Epochs:
         spec = self._spec
@@ -182,6 +175,7 @@ class Training:
         self._phases.end("build")
         self._hooks.stop_training = False
         resumed_in_epoch = self._begin()
+        self._sync.begin(self._variables)
         logs: Logs | None = None
         while not self._finished:
             logs = self._run_epoch(begun=resumed_in_epoch)
@@ -192,8 +186,7 @@ class Training:
         self._phases.end("epochs")
         self._trainee.finish()
         self._hooks.train_end(logs)
-        self._sync.finish(self._variables)
-        check_ranks_agree(self._variables, self._world, "at the end of the training")
+        self._check_agreement("at the end of the training")
         self._keeper.finish()
         saved = None
         if self._rank == 0:
@@ -264,6 +257,8 @@ class Training:
                 last = logs, step.fraction
                 if leave:
                     break
+        if not self._preempted:
+            self._sync.meet(self._variables)
         seconds = time.monotonic() - time_before
         progress.seconds += seconds
         if self._preempted:
@@ -296,18 +291,22 @@ class Training:
         asked = (self._hooks.stop_training, self._keeper.clock_is_due(), self._watch.requested)
         if not self._checked and self._size > 1:
             self._probe(step)
-        logs, requests = self._trainee.train_step(step, asked, step.number == steps - 1)
+        # Without rows of its own, a rank takes part in a step of all, and lets one of its own be.
+        idle = not step.batch.rows and not self._sync.meets_in_every_step
+        with kept(self._variables) if idle else contextlib.nullcontext():
+            logs, requests = self._trainee.train_step(step, asked, step.number == steps - 1)
         ends_watched = ends and self._hooks.watch_end
         if step.number == steps - 1 or ends_watched:
             self._note_rates()  # callbacks may set others from here on
         progress.rows += step.batch.rows
         progress.step += 1
         progress.epoch_step = step.number + 1
+        met = True
         if requests is None:  # the step is this rank's alone
-            self._sync.after_step(self._variables, progress.step)
-            requests = self._agreement.after_step(asked, self._sync.meets_after(progress.step))
+            met = self._sync.after_step(self._variables, progress.step, step.batch.rows)
+            requests = self._agreement.after_step(asked, met)
         if not self._checked:
-            self._check_first(logs)
+            self._check_first(logs, met)
         if ends_watched:
             self._hooks.train_step_end(end, logs)
         self._reporter.step(progress, steps, logs)
@@ -322,8 +321,8 @@ class Training:
             return logs, True
         last = progress.epoch_step == steps  # the epoch's end and its own checkpoint follow
         self._preempted = bool(requests[PREEMPT]) and not last
-        due = requests[SAVE] or self._keeper.wants(progress.step)
-        if self._preempted or (due and not last):
+        self._save_due |= bool(requests[SAVE]) or self._keeper.wants(progress.step)
+        if self._preempted or (self._save_due and met and not last):
             self._save()
         return logs, self._preempted
 
@@ -337,11 +336,12 @@ class Training:
         end = number - number % length + length - 1
         return number % length == 0, number in (end, steps - 1), end
 
-    def _check_first(self, logs: Logs | None) -> None:
+    def _check_first(self, logs: Logs | None, met: bool) -> None:
         """Check, after the first step, what only then can be told."""
         self._checked = True
         self._keeper.check_metric(numbers(plain(logs)))
-        self._check_agreement("after the first step")
+        if met:
+            self._check_agreement("after the first step")
 
     def _probe(self, step: Step) -> None:
         """Check, on rank 0, what the user wrote; all ranks raise what it finds."""
@@ -378,8 +378,7 @@ class Training:
         return {f"val_{name}": value for name, value in results.items()}
 
     def _check_agreement(self, when: str) -> None:
-        if equal_after(self._sync, self._progress.step):
-            check_ranks_agree(self._variables, self._world, when)
+        check_ranks_agree(self._variables, self._world, when, self._sync.alike)
 
     def _agree(self) -> None:
         """Agree with all ranks whether to stop, and whether one was asked to end soon."""
@@ -392,5 +391,6 @@ class Training:
         self._progress.stopped_at = self._spec.fit.epochs if stop else None
 
     def _save(self) -> None:
+        self._save_due = False
         state = {"learning_rate": self._rate.state, "stopped_at": self._progress.stopped_at}
         self._keeper.save(self._progress, self._hooks, state)

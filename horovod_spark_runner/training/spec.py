@@ -12,7 +12,8 @@ from ..rundir.checkpoint import LogValue
 from ..settings.code import misfit
 from ..settings.data import Transform
 from ..settings.kinds import ColumnNames, check_columns
-from ..settings.training import Allreduce, CheckpointOptions, FitOptions
+from ..settings.sync import Sync
+from ..settings.training import CheckpointOptions, FitOptions
 
 # The engine of Keras models.
 KERAS = "horovod_spark_runner.training.keras.engine"
@@ -192,7 +193,7 @@ class TrainingSpec:
     outputs: Binding
     weight: str | None
     fit: FitOptions
-    sync: Allreduce
+    sync: Sync
     window_bytes: int
     train: Manifest
     validation: Manifest | None
