@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import Any
 
 import cloudpickle
+import pyarrow as pa
 import pytest
 
 from horovod_spark_runner.errors import (
@@ -29,6 +31,7 @@ from horovod_spark_runner.launch.shared.outcome import (
     root_cause,
 )
 from horovod_spark_runner.launch.shared.topology import RankPlacement
+from horovod_spark_runner.launch.slot import barrier
 
 
 def outcome(rank: int, failure: Failure | None = None) -> RankOutcome:
@@ -166,3 +169,35 @@ def test_what_spark_says_begins_with_the_cause() -> None:
     told = str(explain_spark_error(error))
     assert told.startswith("Spark ended the run: org.apache.spark.SparkException: Job aborted")
     assert "at a.b" not in told
+
+
+def test_outcomes_of_any_size_come_through_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(barrier, "PART_BYTES", 1000)
+    sent = [
+        RankOutcome(slot, "host", result=bytes(range(256)) * size)
+        for slot, size in ((1, 0), (0, 9), (0, 1))
+    ]
+    indices = [0, 0, 1]
+    batches = [
+        batch
+        for outcome, index in zip(sent, indices, strict=True)
+        for batch in barrier.encode_outcome(outcome, index)
+    ]
+    table = pa.Table.from_batches(batches)
+    table.validate(full=True)
+    assert [str(field.type) for field in table.schema] == ["int32", "int32", "int32", "binary"]
+    rows = [tuple(row.values()) for row in reversed(table.to_pylist())]
+    assert len(rows) > len(sent)
+    assert barrier.decode_outcomes(rows) == [sent[1], sent[2], sent[0]]
+
+
+def test_a_slot_needs_no_pandas_to_answer() -> None:
+    """Importing it takes longer than a run of a function that is warm."""
+    code = """
+import sys
+from horovod_spark_runner.launch.shared.outcome import RankOutcome
+from horovod_spark_runner.launch.slot.barrier import encode_outcome
+assert len(list(encode_outcome(RankOutcome(0, "host", result=b"x"), 0))) == 1
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
