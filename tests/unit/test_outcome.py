@@ -13,6 +13,7 @@ import pytest
 from horovod_spark_runner.errors import (
     CheckpointError,
     DataError,
+    EnvironmentProblem,
     LaunchError,
     RankFailedError,
     RanksDivergedError,
@@ -21,6 +22,7 @@ from horovod_spark_runner.launch.driver.launch import explain_spark_error, unpic
 from horovod_spark_runner.launch.shared.outcome import (
     ABORTED,
     DIED,
+    ENVIRONMENT,
     LAUNCH,
     MPI_ENDED,
     RAISED,
@@ -110,6 +112,19 @@ def test_what_all_ranks_found_together_is_told_as_such() -> None:
 def test_a_slot_that_could_not_start_is_a_launch_error() -> None:
     cause = outcome(0, failed(LAUNCH, 1.0))
     assert isinstance(failure_error(cause, [cause], None), LaunchError)
+
+
+def test_what_is_not_installed_is_told_as_such_with_its_place() -> None:
+    cause = outcome(1, failed(RAISED, 1.0))
+    missing = EnvironmentProblem("Pillow is not installed")
+    told = failure_error(cause, [cause], missing)
+    assert type(told) is EnvironmentProblem
+    assert str(told) == "rank 1 on h1: Pillow is not installed"
+    assert told.__cause__ is missing
+    slot = RankOutcome(2, "h2", failure=Failure(ENVIRONMENT, 1.0, "mpirun was not found"))
+    told = failure_error(slot, [slot], None)
+    assert type(told) is EnvironmentProblem
+    assert str(told) == "slot 2 on h2: mpirun was not found"
 
 
 def test_clocks_of_different_hosts_do_not_tell_what_came_first() -> None:
