@@ -91,6 +91,7 @@ ALLOWED = {
     "training.keras.tensors": LIGHT | {"tensorflow"},
     "training.keras.trainee": LIGHT | {"keras", "mpi4py"},
     "training.keras.variables": LIGHT | {"tensorflow"},
+    "tune.samplers": LIGHT | {"optuna"},
     "tune.study": LIGHT | {"optuna"},
 }
 

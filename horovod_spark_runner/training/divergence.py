@@ -21,9 +21,12 @@ from .sync.synchroniser import Alike
 _SHOWN = 3
 
 
-def checksums(variables: TrainingVariables, compared: Sequence[Variable]) -> np.ndarray:
-    """Return one checksum for the value of each of the ``compared`` variables."""
-    return np.array([_checksum(variables.view(v)) for v in compared], np.int64)
+def checksums(
+    variables: TrainingVariables, compared: Sequence[Variable] | None = None
+) -> np.ndarray:
+    """Return one checksum for the value of each of the ``compared`` variables, by default all."""
+    chosen = variables.shared if compared is None else compared
+    return np.array([_checksum(variables.view(v)) for v in chosen], np.int64)
 
 
 def _checksum(value: ArrayLike) -> int:

@@ -11,17 +11,19 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
 from ..errors import ModelError
 from ..launch.worker.reporting import report_progress
+from ..rundir.checkpoint import LogValue
 from ..rundir.directory import RunDirectory
 from .agreement import PREEMPT, SAVE, STOP, Agreement
-from .divergence import check_ranks_agree
+from .divergence import check_ranks_agree, checksums
 from .engine import engine_named
-from .epochs import Epochs, Step
+from .epochs import Epochs, Step, execution
 from .event_files import EventFiles
 from .keeper import Keeper
 from .learning_rate import LearningRate
@@ -184,14 +186,21 @@ class Training:
                 self._keeper.finish()
                 return self._report("epochs")
         self._phases.end("epochs")
+        before = checksums(self._variables) if self._spec.final_metrics else None
         self._trainee.finish()
         self._hooks.train_end(logs)
         self._check_agreement("at the end of the training")
         self._keeper.finish()
-        saved = None
-        if self._rank == 0:
-            saved = self._trainee.save(RunDirectory(self._spec.run_dir))
-        return replace(self._report("save"), saved=saved)
+        final = None if before is None else self._final_metrics(before)
+        saved = self._trainee.save(RunDirectory(self._spec.run_dir)) if self._rank == 0 else None
+        return replace(self._report("save"), saved=saved, final=final)
+
+    def _final_metrics(self, before: np.ndarray) -> dict[str, LogValue] | None:
+        """Return the metrics of a model that is another one than after its last epoch."""
+        changed = bool((checksums(self._variables) != before).any())
+        if not self._world.allreduce(changed, op=MPI.LOR):
+            return None
+        return {} if self._validation is None else plain(self._evaluate(self._validation))
 
     def _begin(self) -> bool:
         """Begin the training, or go on with it; return whether within an epoch."""
@@ -285,7 +294,7 @@ class Training:
         progress, steps = self._progress, self._epochs.steps
         self._keeper.poll()
         self._rate.before_step(progress.epoch + step.number / steps)
-        begins, ends, end = self._execution(step.number, steps)
+        begins, ends, end = execution(step.number, steps, self._trainee.steps_per_execution)
         if begins and self._hooks.watch_begin:
             self._hooks.train_step_begin(step.number)
         asked = (self._hooks.stop_training, self._keeper.clock_is_due(), self._watch.requested)
@@ -330,12 +339,6 @@ class Training:
         if self._events is not None:
             self._rates = self._trainee.learning_rates()
 
-    def _execution(self, number: int, steps: int) -> tuple[bool, bool, int]:
-        """Tell whether a step begins and ends an execution, and its last step."""
-        length = self._trainee.steps_per_execution
-        end = number - number % length + length - 1
-        return number % length == 0, number in (end, steps - 1), end
-
     def _check_first(self, logs: Logs | None, met: bool) -> None:
         """Check, after the first step, what only then can be told."""
         self._checked = True
@@ -360,10 +363,11 @@ class Training:
         hooks.stop_evaluating = False
         hooks.test_begin()
         self._trainee.reset_metrics()
+        length = self._trainee.steps_per_execution
         last: tuple[Logs | None, float] = ({}, 1.0)
         with contextlib.closing(epochs.steps_from(0)) as reading:
             for step in reading:
-                begins, ends, end = self._execution(step.number, epochs.steps)
+                begins, ends, end = execution(step.number, epochs.steps, length)
                 if begins and hooks.watch_test:
                     hooks.test_step_begin(step.number)
                 logs = self._trainee.test_step(step, step.number == epochs.steps - 1)

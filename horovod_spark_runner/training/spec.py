@@ -186,6 +186,8 @@ class TrainingSpec:
         settings: what to record in checkpoints.
         name_outputs: gives the names of the outputs of a SavedModel, which is to be written, too,
             for those of the model's; ``None`` writes none.
+        final_metrics: whether to evaluate the model once more if callbacks or the optimizer change
+            it after the last epoch (false).
     """
 
     model: ModelSource
@@ -208,6 +210,7 @@ class TrainingSpec:
     settings: dict[str, Any]
     transforms: Mapping[str, Transform] = field(default_factory=dict)
     name_outputs: Callable[[Sequence[str]], Sequence[str]] | None = None
+    final_metrics: bool = False
 
     @property
     def engine(self) -> str:
@@ -265,6 +268,8 @@ class TrainingReport:
         saved: how to make the trained model again, as its engine says; only rank 0 knows.
         timings: seconds of rank 0 per phase, one after the other: ``build`` (of the model, and
             whatever comes before the first step), ``epochs``, ``save``.
+        final: metrics of the validation rows, of the model as it was saved, if that was asked for
+            and the training's end has changed it after the last epoch; nothing without such rows.
     """
 
     history: list[dict[str, LogValue]]
@@ -273,3 +278,4 @@ class TrainingReport:
     preempted_at: int | None = None
     saved: Any = None
     timings: dict[str, float] = field(default_factory=dict)
+    final: dict[str, LogValue] | None = None

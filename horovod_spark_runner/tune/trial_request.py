@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
+
 from ..api import run_training
 from ..data.prepare.datasets import frame_of
 from ..errors import InvalidInputError, ModelError
 from ..run.request import TrainingRequest
 from ..settings.data import DataOptions
-from ..settings.kinds import check_options
+from ..settings.kinds import Kind, check_options
 from ..settings.launching import LaunchOptions, LaunchSettings, MpiOptions
 from ..settings.sync import Allreduce, check_sync
 from ..settings.table import Settings, kind_of
@@ -83,7 +85,7 @@ class TrialRequests:
                 own.setdefault(_SEARCHED[name][0], {})[name] = value
         changed = {place: replace(getattr(self.base, place), **own[place]) for place in own}
         model = self.model_function(params)
-        return replace(self.base, model=model, run_dir=str(run_dir), **changed)
+        return replace(self.base, model=model, run_dir=str(run_dir), params=dict(params), **changed)
 
     def model_function(self, params: Mapping[str, Any]) -> Callable[[], Any]:
         """Return the function without arguments that makes the model of a trial."""
@@ -189,10 +191,36 @@ def check_names(space: Space, training: Mapping[str, Any]) -> None:
     check_param_names(space, training)
     for name, one in space.items():
         if name in _SEARCHED:
-            _, cls = _SEARCHED[name]
-            kind = kind_of(cls.__dataclass_fields__[name])
             for value in one.bounds:
-                kind.check(f"space[{name!r}]", value)
+                _kind(name).check(f"space[{name!r}]", value)
+
+
+def checked_params(params: Mapping[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that were chosen for a trial, settings as they are kept in JSON.
+
+    Args:
+        params: parameters by name; numbers of NumPy's become Python's.
+        training: arguments of `run_training` that are given.
+
+    Raises:
+        InvalidInputError: a name is that of a setting that cannot be searched or is given as well,
+            or a setting cannot have its value.
+    """
+    check_param_names(params, training)
+    checked: dict[str, Any] = {}
+    for name, value in params.items():
+        value = value.item() if isinstance(value, np.generic) else value
+        if name in _SEARCHED:
+            value = _kind(name).check(f"{name} (of the space)", value)
+            if isinstance(value, Mapping):  # JSON has no other keys than text
+                value = {str(key): one for key, one in value.items()}
+        checked[name] = value
+    return checked
+
+
+def _kind(name: str) -> Kind[Any]:
+    _, cls = _SEARCHED[name]
+    return kind_of(cls.__dataclass_fields__[name])
 
 
 def check_param_names(names: Mapping[str, Any], training: Mapping[str, Any]) -> None:
