@@ -25,6 +25,7 @@ from .errors import (
     RunDirectoryError,
     RunFailedError,
     StalledError,
+    StorageError,
 )
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ __all__ = [
     "RunFailedError",
     "RunResult",
     "StalledError",
+    "StorageError",
     "TFTransformer",
     "__version__",
     "export_pipeline",
