@@ -38,23 +38,21 @@ if TYPE_CHECKING:
     from .runner import HorovodRunner
     from .settings.data import DataOptions
     from .settings.launching import LaunchOptions, MpiOptions
+    from .settings.sync import Allreduce, DiLoCo, LocalSGD
     from .settings.tracking import MlflowOptions
-    from .settings.training import (
-        Allreduce,
-        CheckpointOptions,
-        InitialWeights,
-        RestartOptions,
-    )
+    from .settings.training import CheckpointOptions, InitialWeights, RestartOptions
 
 _LAZY = {
-    "Allreduce": ".settings.training",
+    "Allreduce": ".settings.sync",
     "CheckpointOptions": ".settings.training",
     "DataOptions": ".settings.data",
     "Dataset": ".dataset",
+    "DiLoCo": ".settings.sync",
     "HorovodEstimator": ".estimator",
     "HorovodRunner": ".runner",
     "InitialWeights": ".settings.training",
     "LaunchOptions": ".settings.launching",
+    "LocalSGD": ".settings.sync",
     "MlflowOptions": ".settings.tracking",
     "MpiOptions": ".settings.launching",
     "RestartOptions": ".settings.training",
@@ -73,6 +71,7 @@ __all__ = [
     "DataError",
     "DataOptions",
     "Dataset",
+    "DiLoCo",
     "EnvironmentProblem",
     "HorovodEstimator",
     "HorovodRunner",
@@ -81,6 +80,7 @@ __all__ = [
     "InvalidInputError",
     "LaunchError",
     "LaunchOptions",
+    "LocalSGD",
     "MlflowOptions",
     "ModelError",
     "MpiOptions",

@@ -92,6 +92,7 @@ ALLOWED = {
     "training.keras.tensors": LIGHT | {"tensorflow"},
     "training.keras.trainee": LIGHT | {"keras", "mpi4py"},
     "training.keras.variables": LIGHT | {"tensorflow"},
+    "tune.samplers": LIGHT | {"optuna"},
     "tune.study": LIGHT | {"optuna"},
 }
 
@@ -225,6 +226,7 @@ def test_public_names() -> None:
         "DataError",
         "DataOptions",
         "Dataset",
+        "DiLoCo",
         "EnvironmentProblem",
         "HorovodEstimator",
         "HorovodRunner",
@@ -233,6 +235,7 @@ def test_public_names() -> None:
         "InvalidInputError",
         "LaunchError",
         "LaunchOptions",
+        "LocalSGD",
         "MlflowOptions",
         "ModelError",
         "MpiOptions",
