@@ -21,7 +21,7 @@ from ..rundir.checkpoint import (
     newest_readable,
 )
 from ..rundir.checkpoint_writer import CheckpointWriter
-from ..rundir.directory import RunDirectory
+from ..rundir.directory import Account, RunDirectory
 from ..storage.arrays import Arrays
 from ..storage.filesystem import Location
 from .hooks import Hooks
@@ -171,8 +171,16 @@ class Keeper:
             return False
         return time.monotonic() - self._last >= 60 * minutes
 
-    def save(self, progress: Progress, hooks: Hooks, state: dict[str, Any]) -> None:
+    def save(
+        self, progress: Progress, hooks: Hooks, state: dict[str, Any], accounts: Sequence[Account]
+    ) -> None:
         """Take a checkpoint; every rank must call it at the same step, where all have met.
+
+        Args:
+            progress: how far the training has come.
+            hooks: what keeps a state of its own.
+            state: of the training, as JSON.
+            accounts: where the time of whole epochs went; see `RunDirectory.write_metrics`.
 
         Raises:
             CheckpointError: an earlier one could not be written.
@@ -205,7 +213,8 @@ class Keeper:
         )
         self._writer.wait()  # until the snapshot taken before is written
         self._snapshot = self._variables.capture(self._snapshot)
-        self._writer.submit(info, {VARIABLES_FILE: self._snapshot, RANKS_FILE: join_states(states)})
+        files = {VARIABLES_FILE: self._snapshot, RANKS_FILE: join_states(states)}
+        self._writer.submit(info, files, tuple(accounts))
 
     def check_metric(self, logs: dict[str, float]) -> None:
         """Check, after a first step, that there will be a metric to tell the best by.

@@ -267,7 +267,9 @@ class TrainingReport:
             a training that came to its end.
         saved: how to make the trained model again, as its engine says; only rank 0 knows.
         timings: seconds of rank 0 per phase, one after the other: ``build`` (of the model, and
-            whatever comes before the first step), ``epochs``, ``save``.
+            whatever comes before the first step), ``epochs``, ``save``. Of ``epochs``, by what it
+            was spent on: see `horovod_spark_runner.training.accounting`.
+        accounts: seconds of each rank by what they were spent on; only rank 0 knows.
         final: metrics of the validation rows, of the model as it was saved, if that was asked for
             and the training's end has changed it after the last epoch; nothing without such rows.
     """
@@ -278,4 +280,5 @@ class TrainingReport:
     preempted_at: int | None = None
     saved: Any = None
     timings: dict[str, float] = field(default_factory=dict)
+    accounts: dict[str, list[float]] = field(default_factory=dict)
     final: dict[str, LogValue] | None = None

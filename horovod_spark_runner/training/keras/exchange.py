@@ -26,6 +26,7 @@ from .metrics import StepMetrics
 from .model import has_own_steps
 from .protocols import Nest
 from .scope import Scope, classes_with, in_condition, replaced
+from .stopwatch import Stopwatch
 
 # A step's logs, and how many ranks made each request; ``None`` where ranks do not meet in it.
 StepResult = tuple[Logs | None, tf.Tensor | None]
@@ -54,6 +55,7 @@ class GradientExchange:
         # The names of what its steps log, before nested logs are taken apart.
         self.logged: dict[str, set[str]] = {}
         self.scope = Scope()
+        self.stopwatch = Stopwatch()
         self._part = Part(1)
         # A variable, not an argument: a function within the step may be traced only once.
         self._fraction = tf.Variable(1.0 / hvd.size(), trainable=False, dtype=tf.float64)
@@ -156,9 +158,11 @@ class GradientExchange:
         dense = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
         # What the ranks ask of each other goes along, where its sum can be used outside.
         along = [self._control] if self.scope.outermost else []
+        begun = self.stopwatch.begin(dense)
         reduced, summed = self._synchroniser.gradients(
             dense, self._part, self.scope.name("gradients"), along
         )
+        self.stopwatch.end(begun, [*reduced, *summed])
         if summed:
             self._reduced = summed[0]
         return reduced
