@@ -52,7 +52,7 @@ ALLOWED = {
     "ml.params": LIGHT | {"pyspark"},
     "ml.persistence": LIGHT | {"pyspark"},
     "ml.predictions": LIGHT | {"pyspark"},
-    "ml.transformer": LIGHT | {"pyspark"},
+    "ml.trained_transformer": LIGHT | {"pyspark"},
     "storage.hdfs": LIGHT | {"hdfs_native"},
     "testing.injector": LIGHT | {"keras", "mpi4py"},
     "training.agreement": LIGHT | {"mpi4py"},
@@ -290,8 +290,6 @@ SAYS_NOTHING_OF_ERRORS = {
     "Dataset.rows",
     "RunResult",
     "RunResult.result",
-    "TFTransformer.hasSummary",
-    "TFTransformer.output_names",
     "report_progress",
 }
 

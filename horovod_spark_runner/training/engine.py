@@ -112,8 +112,8 @@ class Engine(Protocol):
             model: the model, or the path or URL of its file.
             inputs: the columns of its inputs; ``None`` for the names by convention.
             custom_objects: the user's own classes and functions by name.
-            signature: what to call of a format that offers several things to call; ``""`` for the
-                engine's own format.
+            signature: what to call of a format that offers several things to call, or the name of
+                a format; ``""`` for the engine's own.
 
         Returns:
             What `Trainee.save` does.
@@ -246,13 +246,17 @@ class Engine(Protocol):
         ...
 
 
-def engine_of(model: object) -> str:
+def engine_of(model: object, default: str = KERAS) -> str:
     """Return the name of the engine for ``run_training``'s ``model_fn``.
+
+    Args:
+        model: what makes the model.
+        default: the engine where nothing tells another.
 
     Raises:
         InvalidInputError: its ``horovod_engine`` is no name.
     """
-    name = getattr(model, "horovod_engine", KERAS)
+    name = getattr(model, "horovod_engine", default)
     if not isinstance(name, str):
         raise InvalidInputError(
             f"horovod_engine must be the dotted name of an engine's module, got {name!r}"

@@ -14,8 +14,9 @@ from ..settings.data import Transform
 from ..settings.kinds import ColumnNames, check_columns
 from ..settings.training import Allreduce, CheckpointOptions, FitOptions
 
-# The engine of Keras models.
+# The engines of Keras models and of PyTorch's modules.
 KERAS = "horovod_spark_runner.training.keras.engine"
+TORCH = "horovod_spark_runner.training.torch.engine"
 # What Spark ML calls the column that feeds a model.
 FEATURES = "features"
 
