@@ -16,6 +16,8 @@ from ..settings.training import Allreduce, CheckpointOptions, FitOptions
 
 # The engine of Keras models.
 KERAS = "horovod_spark_runner.training.keras.engine"
+# That of PyTorch modules.
+TORCH = "horovod_spark_runner.training.torch.engine"
 # What Spark ML calls the column that feeds a model.
 FEATURES = "features"
 
