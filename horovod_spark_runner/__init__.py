@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         InitialWeights,
         RestartOptions,
     )
+    from .training.torch.torch_model import TorchModel
 
 _LAZY = {
     "Allreduce": ".settings.training",
@@ -60,6 +61,7 @@ _LAZY = {
     "RestartOptions": ".settings.training",
     "RunResult": ".launch.driver.launch",
     "TFTransformer": ".ml.transformer",
+    "TorchModel": ".training.torch.torch_model",
     "export_pipeline": ".export.pipeline",
     "prepare_dataset": ".dataset",
     "report_progress": ".launch.worker.reporting",
@@ -95,6 +97,7 @@ __all__ = [
     "RunResult",
     "StalledError",
     "TFTransformer",
+    "TorchModel",
     "__version__",
     "export_pipeline",
     "prepare_dataset",

@@ -3,7 +3,8 @@
 An engine is the object ``ENGINE`` of a module, and is found by that module's dotted name, which
 travels to the ranks in `ModelSource.engine`. The driver imports the module, too: it must import
 its framework at use only. A model's function says its engine by an attribute ``horovod_engine``
-with that name; without one, it is Keras'.
+with that name, or by a class that has this attribute and stands in its return annotation or in its
+code, as `TorchModel` does; without one, it is Keras'.
 
 On a rank, `Engine.trainee` gives a `Trainee`, which is where most of the work is: a step on a batch
 whose gradients go through the synchroniser, metrics as sums that can be merged, and the variables
@@ -22,6 +23,7 @@ from ..errors import InvalidInputError
 from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
 from .evaluation import Evaluator, Question
+from .said_engine import said_engine
 from .spec import KERAS, Binding, ModelNames, ModelSource, TrainingSpec
 from .sync.synchroniser import Collectives, Synchroniser
 from .trained_model import Model, Recipe, StoredModel
@@ -256,7 +258,9 @@ def engine_of(model: object, default: str = KERAS) -> str:
     Raises:
         InvalidInputError: its ``horovod_engine`` is no name.
     """
-    name = getattr(model, "horovod_engine", default)
+    name = getattr(model, "horovod_engine", None)
+    if name is None:
+        name = said_engine(model) or default
     if not isinstance(name, str):
         raise InvalidInputError(
             f"horovod_engine must be the dotted name of an engine's module, got {name!r}"

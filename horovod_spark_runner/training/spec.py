@@ -14,8 +14,9 @@ from ..settings.data import Transform
 from ..settings.kinds import ColumnNames, check_columns
 from ..settings.training import Allreduce, CheckpointOptions, FitOptions
 
-# The engines of Keras models and of PyTorch's modules.
+# The engine of Keras models.
 KERAS = "horovod_spark_runner.training.keras.engine"
+# That of PyTorch modules.
 TORCH = "horovod_spark_runner.training.torch.engine"
 # What Spark ML calls the column that feeds a model.
 FEATURES = "features"
