@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .export.pipeline import export_pipeline
     from .launch.driver.launch import RunResult
     from .launch.worker.reporting import report_progress
+    from .ml.torch_transformer import TorchTransformer
     from .ml.transformer import TFTransformer
     from .runner import HorovodRunner
     from .settings.data import DataOptions
@@ -62,6 +63,7 @@ _LAZY = {
     "RunResult": ".launch.driver.launch",
     "TFTransformer": ".ml.transformer",
     "TorchModel": ".training.torch.torch_model",
+    "TorchTransformer": ".ml.torch_transformer",
     "export_pipeline": ".export.pipeline",
     "prepare_dataset": ".dataset",
     "report_progress": ".launch.worker.reporting",
@@ -98,6 +100,7 @@ __all__ = [
     "StalledError",
     "TFTransformer",
     "TorchModel",
+    "TorchTransformer",
     "__version__",
     "export_pipeline",
     "prepare_dataset",

@@ -21,13 +21,15 @@ from ..ml.naming import added_columns
 from ..ml.served import ServedModel
 from ..ml.summary import TrainingSummary
 from ..ml.trained import read_trained_model
+from ..ml.torch_transformer import TorchTransformer
+from ..ml.trained_transformer import TrainedTransformer
 from ..ml.transformer import TFTransformer
 from ..rundir.lock import RunLock
 from ..settings.prediction import PredictionSettings
 from ..storage.filesystem import Location
 from ..training.changes import check_same_data
 from ..training.entry import modules_for
-from ..training.spec import TrainingSpec
+from ..training.spec import TORCH, TrainingSpec
 from .attempts import Attempts, Follower
 from .request import CheckedRequest
 from .saved_model import check_saved_model
@@ -53,7 +55,7 @@ def train_request(
     checked: CheckedRequest,
     prepare: Callable[[], AbstractContextManager[Prepared]] | None = None,
     follower: Follower | None = None,
-) -> TFTransformer:
+) -> TrainedTransformer:
     """Materialize the data, train on all ranks and return the transformer.
 
     Args:
@@ -128,7 +130,8 @@ def train_request(
         attempts=tuple(attempts.done),
     )
     settings = PredictionSettings(prediction_col=request.prediction_col)
-    return TFTransformer(model, summary=summary, settings=settings)
+    kind = TorchTransformer if checked.source.engine == TORCH else TFTransformer
+    return kind(model, summary=summary, settings=settings)
 
 
 def _begin_record(checked: CheckedRequest, rows: int) -> str:
