@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         InitialWeights,
         RestartOptions,
     )
+    from .training.torch.callbacks import EarlyStopping, TorchCallback
     from .training.torch.torch_model import TorchModel
 
 _LAZY = {
@@ -52,6 +53,7 @@ _LAZY = {
     "CheckpointOptions": ".settings.training",
     "DataOptions": ".settings.data",
     "Dataset": ".dataset",
+    "EarlyStopping": ".training.torch.callbacks",
     "HorovodEstimator": ".estimator",
     "HorovodRunner": ".runner",
     "InitialWeights": ".settings.training",
@@ -61,6 +63,7 @@ _LAZY = {
     "RestartOptions": ".settings.training",
     "RunResult": ".launch.driver.launch",
     "TFTransformer": ".ml.transformer",
+    "TorchCallback": ".training.torch.callbacks",
     "TorchModel": ".training.torch.torch_model",
     "export_pipeline": ".export.pipeline",
     "prepare_dataset": ".dataset",
@@ -75,6 +78,7 @@ __all__ = [
     "DataError",
     "DataOptions",
     "Dataset",
+    "EarlyStopping",
     "EnvironmentProblem",
     "HorovodEstimator",
     "HorovodRunner",
@@ -97,6 +101,7 @@ __all__ = [
     "RunResult",
     "StalledError",
     "TFTransformer",
+    "TorchCallback",
     "TorchModel",
     "__version__",
     "export_pipeline",
