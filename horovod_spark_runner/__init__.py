@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         InitialWeights,
         RestartOptions,
     )
+    from .training.torch.callbacks import EarlyStopping, TorchCallback
     from .training.torch.torch_model import TorchModel
 
 _LAZY = {
@@ -53,6 +54,7 @@ _LAZY = {
     "CheckpointOptions": ".settings.training",
     "DataOptions": ".settings.data",
     "Dataset": ".dataset",
+    "EarlyStopping": ".training.torch.callbacks",
     "HorovodEstimator": ".estimator",
     "HorovodRunner": ".runner",
     "InitialWeights": ".settings.training",
@@ -62,6 +64,7 @@ _LAZY = {
     "RestartOptions": ".settings.training",
     "RunResult": ".launch.driver.launch",
     "TFTransformer": ".ml.transformer",
+    "TorchCallback": ".training.torch.callbacks",
     "TorchModel": ".training.torch.torch_model",
     "TorchTransformer": ".ml.torch_transformer",
     "export_pipeline": ".export.pipeline",
@@ -77,6 +80,7 @@ __all__ = [
     "DataError",
     "DataOptions",
     "Dataset",
+    "EarlyStopping",
     "EnvironmentProblem",
     "HorovodEstimator",
     "HorovodRunner",
@@ -99,6 +103,7 @@ __all__ = [
     "RunResult",
     "StalledError",
     "TFTransformer",
+    "TorchCallback",
     "TorchModel",
     "TorchTransformer",
     "__version__",

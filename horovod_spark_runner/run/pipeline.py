@@ -20,8 +20,8 @@ from ..launch.driver.launcher import chosen_launcher
 from ..ml.naming import added_columns
 from ..ml.served import ServedModel
 from ..ml.summary import TrainingSummary
-from ..ml.trained import read_trained_model
 from ..ml.torch_transformer import TorchTransformer
+from ..ml.trained import read_trained_model
 from ..ml.trained_transformer import TrainedTransformer
 from ..ml.transformer import TFTransformer
 from ..rundir.lock import RunLock

@@ -21,7 +21,7 @@ from ..trained_model import ModelWriter, Signature
 from .artifact import save_module, some_rows
 from .build import check_module
 from .feeding import Feed, input_feed, input_names
-from .loading import CPU, Predicting, load_script
+from .loading import CPU, Predicting, device_of, load_script
 from .outputs import output_specs
 from .program import Program, fixed_rows, load_program, taken_by
 from .saved import (
@@ -78,7 +78,7 @@ def adopt_module(
         )
     check_module(module)
     feed, columns, binding = _fed(module, given.example, inputs)
-    _try(Predicting(module.eval(), feed, _device(module)), columns)
+    _try(Predicting(module.eval(), feed, device_of(module)), columns)
     try:
         pickled = dumps(module)
     except Exception as error:  # whatever keeps its parts from being pickled
@@ -148,10 +148,6 @@ def _contents(place: Location) -> bytes:
     if not place.exists() or place.is_folder:
         raise ModelError(f"model file {place} does not exist")
     return place.read_bytes()
-
-
-def _device(module: nn.Module) -> torch.device:
-    return next((tensor.device for tensor in module.state_dict().values()), CPU)
 
 
 def _fed(

@@ -12,17 +12,18 @@ from torch import nn
 from ...data.manifest import Column
 from ...errors import CheckpointError, ModelError
 from ...rundir.directory import RunDirectory
+from ...settings.code import import_name
 from ...storage.arrays import dump_arrays
 from ..likeness import check_close
 from ..model_inputs import ModelInputs
 from ..spec import TORCH, OutputSpec
 from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature
 from .feeding import Feed
-from .loading import CPU, Predicting, computing_in, take_sample, to_numpy
+from .loading import CPU, Predicting, computing_in, device_of, take_sample, to_numpy
 from .outputs import leaves, output_specs
 from .program import Program, dump_program, load_program, make_program, silent
 from .saved import FILES, PROGRAM_FILE, SAMPLE_FILE, TorchFacts
-from .weights import numbered, weights_of
+from .variables import as_array, weights_of
 
 # Rows that a module is tried with; a program is for other numbers of them, too.
 _ROWS, _OTHERS = 3, (1, 5)
@@ -48,6 +49,7 @@ def save_module(
     Raises:
         CheckpointError: it cannot be written.
     """
+    directory.saved_model.delete_folder()  # an earlier one, of another model
     modes = [(part, part.training) for part in module.modules()]
     try:
         _save(directory, module.eval(), inputs, feed, autocast)
@@ -65,11 +67,13 @@ def save_module(
 def _save(
     directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed, autocast: str
 ) -> None:
-    device = next((tensor.device for tensor in module.state_dict().values()), CPU)
+    device = device_of(module)
     called = Predicting(module, feed, device, autocast)
     files = ModelWriter(directory)
     weights = weights_of(module)
-    files.write(WEIGHTS_FILE, dump_arrays(numbered(weights)))
+    arrays = {f"{number:05d}": as_array(one) for number, one in enumerate(weights.values())}
+    files.write(WEIGHTS_FILE, dump_arrays(arrays))
+    del arrays  # may be of gigabytes
     outputs, problem = _outputs(called, inputs)
     program = None
     if outputs is not None:
@@ -81,7 +85,7 @@ def _save(
         files.write(PROGRAM_FILE, program)
     facts = TorchFacts(
         torch=torch.__version__,
-        module=f"{type(module).__module__}:{type(module).__qualname__}",
+        module=import_name(type(module)) or "",
         names=feed.names,
         autocast=autocast,
         program=program is not None,

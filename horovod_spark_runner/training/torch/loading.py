@@ -74,6 +74,11 @@ def own_device() -> torch.device:
     return torch.device("cuda", 0) if torch.cuda.is_available() else CPU
 
 
+def device_of(module: nn.Module) -> torch.device:
+    """Return where a module's weights are."""
+    return next((tensor.device for tensor in module.state_dict().values()), CPU)
+
+
 def load_model(recipe: Recipe) -> Model:
     """Return the function from feature columns to outputs; see `Engine.load`."""
     called = make_predicting(recipe, own_device())
