@@ -83,6 +83,7 @@ ALLOWED = {
     "training.keras.model": LIGHT | {"keras"},
     "training.keras.names": LIGHT | {"keras"},
     "training.keras.optimizers": LIGHT | {"keras"},
+    "training.keras.onnx_file": LIGHT | {"keras", "tensorflow"},
     "training.keras.outputs": LIGHT | {"keras", "tensorflow"},
     "training.keras.probe": LIGHT | {"keras", "tensorflow"},
     "training.keras.sample": LIGHT | {"keras"},

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from .trainee import Trainee
 
-# The format that TensorFlow's programs read.
-SAVED_MODEL = "saved_model"
+# What models are exported to: TensorFlow's format, Keras' own, and the one of many runtimes.
+SAVED_MODEL, KERAS_FILE, ONNX = "saved_model", "keras", "onnx"
 
 
 class Engine(Protocol):
@@ -206,11 +206,12 @@ class Engine(Protocol):
             format: what to export to.
             columns: what the feature columns are called there, in their order.
             outputs: what its outputs are called there, in their order.
-            target: the place, a folder that is replaced.
+            target: the place, a folder or file that is replaced.
 
         Raises:
             ModelError: the format cannot hold the model.
             InvalidInputError: there is no such format.
+            EnvironmentProblem: a package that the format needs is not installed.
             OSError: storage fails.
         """
         ...

@@ -409,8 +409,10 @@ def test_columns_that_no_signature_takes_are_refused(
 
 def test_what_an_export_cannot_be_is_refused(exports: Exports, tmp_path: Path) -> None:
     transformer, target = exports.transformer("one vector"), tmp_path / "out"
-    with pytest.raises(InvalidInputError, match="no format 'onnx'.*there is 'saved_model'"):
-        transformer.export(target, format="onnx")
+    with pytest.raises(
+        InvalidInputError, match="no format 'onxx'.*there is 'saved_model', 'keras'"
+    ):
+        transformer.export(target, format="onxx")
     with pytest.raises(InvalidInputError, match="mode must be one of error, overwrite"):
         transformer.export(target, mode="replace")
     classes = transformer.copy({transformer.probabilityCol: "p"})

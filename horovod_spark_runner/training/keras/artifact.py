@@ -88,7 +88,7 @@ def _save(
         files.write(SAMPLE_FILE, sample)
     saved = SavedModel("source")
     if archive is not None and outputs is not None:
-        saved, problem = _how_it_loads(archive, model, inputs.custom_objects, example)
+        saved, problem = how_it_loads(archive, model, inputs.custom_objects, example)
     facts = KerasFacts(
         archive=archive is not None,
         self_contained=saved.loads == "archive",
@@ -129,18 +129,19 @@ def load_archive(archive: bytes, objects: Mapping[str, Any] | None) -> keras.Mod
 def _archive(model: keras.Model) -> bytes | None:
     try:
         try:
-            return _written(model)
+            return written(model)
         except Exception:
             if not name_lambdas(model):
                 raise
-            return _written(model)
+            return written(model)
     except Exception as error:  # a custom layer's get_config may fail in any way
         reason = _first_line(error)
         logger.warning("the model is kept as weights only; Keras cannot write it: %s", reason)
         return None
 
 
-def _written(model: keras.Model) -> bytes:
+def written(model: keras.Model) -> bytes:
+    """Return the contents of the ``.keras`` file that Keras writes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, ARCHIVE_FILE)
         model.save(path)
@@ -158,10 +159,20 @@ def _outputs(model: keras.Model, example: Any) -> tuple[tuple[OutputSpec, ...] |
         return None, reason
 
 
-def _how_it_loads(
+def how_it_loads(
     archive: bytes, model: keras.Model, given: Mapping[str, Any], example: Any
 ) -> tuple[SavedModel, str]:
-    """Find out, by loading the archive, what it takes to get the same model from it."""
+    """Find out, by loading an archive, what it takes to get the same model from it.
+
+    Args:
+        archive: contents of the ``.keras`` file.
+        model: the model it was made of.
+        given: classes and functions by name that the model was made with.
+        example: one row of inputs.
+
+    Returns:
+        How it loads, and what was in the way of loading it by itself.
+    """
     finalize_layers(model)
     with unchanged(model):
         inputs, expected = try_out(model, example)
