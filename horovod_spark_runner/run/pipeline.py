@@ -22,7 +22,9 @@ from ..launch.driver.launcher import chosen_launcher
 from ..ml.naming import added_columns
 from ..ml.served import ServedModel
 from ..ml.summary import TrainingSummary
+from ..ml.torch_transformer import TorchTransformer
 from ..ml.trained import read_trained_model
+from ..ml.trained_transformer import TrainedTransformer
 from ..ml.transformer import TFTransformer
 from ..rundir.attempt import Attempt
 from ..rundir.lock import RunLock
@@ -30,7 +32,7 @@ from ..settings.prediction import PredictionSettings
 from ..storage.filesystem import Location
 from ..training.changes import check_same_data
 from ..training.entry import modules_for
-from ..training.spec import TrainingReport, TrainingSpec
+from ..training.spec import TORCH, TrainingReport, TrainingSpec
 from .attempts import Attempts, Follower, Stopped
 from .request import CheckedRequest
 from .saved_model import check_saved_model
@@ -76,7 +78,7 @@ class Trained:
 def train_request(
     checked: CheckedRequest,
     prepare: Callable[[], AbstractContextManager[Prepared]] | None = None,
-) -> TFTransformer:
+) -> TrainedTransformer:
     """Materialize the data, train on all ranks and return the transformer.
 
     Args:
@@ -109,7 +111,8 @@ def train_request(
         attempts=tuple(trained.attempts),
     )
     settings = PredictionSettings(prediction_col=request.prediction_col)
-    return TFTransformer(model, summary=summary, settings=settings)
+    kind = TorchTransformer if checked.source.engine == TORCH else TFTransformer
+    return kind(model, summary=summary, settings=settings)
 
 
 def train_ranks(
