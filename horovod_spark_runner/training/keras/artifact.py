@@ -7,7 +7,6 @@ import functools
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,15 @@ import cloudpickle
 import keras
 import numpy as np
 
-from ...data.manifest import Column
 from ...errors import CheckpointError
 from ...rundir.directory import RunDirectory
 from ...serialize import dumps
 from ...storage.arrays import write_arrays
 from ...storage.contents import Contents, Sink
-from ..spec import KERAS, Binding, OutputSpec, TrainingSpec
-from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature, Targets
+from ..likeness import check_close
+from ..model_inputs import ModelInputs
+from ..spec import KERAS, OutputSpec
+from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature
 from .archive import custom_parts, name_lambdas_in, pack, read_unpacked_config, unpack
 from .custom_objects import find_objects, name_lambdas, only_keras, revivable
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
@@ -35,7 +35,7 @@ from .outputs import (
     unchanged,
 )
 from .restoring import sparing_memory
-from .sample import check_close, take_sample, try_out
+from .sample import take_sample, try_out
 from .saved import ARCHIVE_FILE, FILES, SAMPLE_FILE, KerasFacts, SavedModel
 from .variables import value_of
 
@@ -45,37 +45,6 @@ _PART = 1 << 22
 _UNPACKED = "model"
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ModelInputs:
-    """What a trained model takes.
-
-    Attributes:
-        inputs: which column feeds which input.
-        columns: the feature columns.
-        transforms: those of them that were trained with a transform.
-        custom_objects: classes and functions by name that the model itself was made with.
-        targets: what its outputs were compared with, if that is known.
-    """
-
-    inputs: Binding
-    columns: tuple[Column, ...]
-    transforms: tuple[str, ...]
-    custom_objects: Mapping[str, Any]
-    targets: Targets | None = None
-
-    @classmethod
-    def of_training(cls, spec: TrainingSpec) -> ModelInputs:
-        """Return what the model of a training takes."""
-        names = spec.inputs.columns
-        return cls(
-            inputs=spec.inputs,
-            columns=tuple(spec.train.column(name) for name in names),
-            transforms=tuple(sorted(set(spec.transforms) & set(names))),
-            custom_objects=spec.model.custom_objects,
-            targets=_targets(spec),
-        )
 
 
 def save_model(
@@ -124,7 +93,7 @@ def _save(
         if archive is not None:
             files.write_by(ARCHIVE_FILE, functools.partial(pack, archive))
         if archive is not None and outputs is not None:
-            saved, problem = _how_it_loads(archive, model, inputs.custom_objects, example)
+            saved, problem = how_it_loads(archive, model, inputs.custom_objects, example)
     facts = KerasFacts(
         archive=archive is not None,
         self_contained=saved.loads == "archive",
@@ -147,17 +116,6 @@ def _save(
     )
     files.finish(signature, FILES)
     return saved
-
-
-def _targets(spec: TrainingSpec) -> Targets:
-    weight = () if spec.weight is None else (spec.weight,)
-    names = dict.fromkeys((*spec.outputs.columns, *weight))
-    return Targets(
-        spec.outputs,
-        tuple(spec.train.column(name) for name in names),
-        spec.weight,
-        tuple(sorted(set(spec.transforms) & set(names))),
-    )
 
 
 def load_archive(archive: Contents, objects: Mapping[str, Any] | None) -> keras.Model:
@@ -186,7 +144,8 @@ def _write_weights(model: keras.Model, sink: Sink) -> None:
     write_arrays(sink, ((f"{number:05d}", value_of(weight)) for number, weight in weights))
 
 
-def _save_unpacked(model: keras.Model, folder: Path) -> None:
+def save_unpacked(model: keras.Model, folder: Path) -> None:
+    """Write the files of a model's archive into a new folder, from which `pack` makes it."""
     with sparing_memory():
         model.save(folder, zipped=False)
 
@@ -198,11 +157,11 @@ def _archive(model: keras.Model) -> Iterator[Path | None]:
         place = Path(folder, _UNPACKED)
         try:
             try:
-                _save_unpacked(model, place)
+                save_unpacked(model, place)
             except Exception:
                 if not name_lambdas(model):
                     raise
-                _save_unpacked(model, place)
+                save_unpacked(model, place)
         except Exception as error:  # a custom layer's get_config may fail in any way
             reason = _first_line(error)
             logger.warning("the model is kept as weights only; Keras cannot write it: %s", reason)
@@ -222,10 +181,20 @@ def _outputs(model: keras.Model, example: Any) -> tuple[tuple[OutputSpec, ...] |
         return None, reason
 
 
-def _how_it_loads(
+def how_it_loads(
     archive: Path, model: keras.Model, given: Mapping[str, Any], example: Any
 ) -> tuple[SavedModel, str]:
-    """Find out, by loading the archive, what it takes to get the same model from it."""
+    """Find out, by loading an archive, what it takes to get the same model from it.
+
+    Args:
+        archive: folder with the files of the archive.
+        model: the model it was made of.
+        given: classes and functions by name that the model was made with.
+        example: one row of inputs.
+
+    Returns:
+        How it loads, and what was in the way of loading it by itself.
+    """
     finalize_layers(model)
     with unchanged(model):
         inputs, expected = try_out(model, example)
