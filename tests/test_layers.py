@@ -33,7 +33,7 @@ FLOORS: list[set[str]] = [
     {"training.sync"},
     # The loop knows an engine only by name.
     {"training"},
-    {"training.keras"},
+    {"training.keras", "training.torch"},
     {"ml"},
     {"dataset", "run", "export"},
     {"api", "runner", "estimator"},
@@ -92,6 +92,33 @@ ALLOWED = {
     "training.keras.tensors": LIGHT | {"tensorflow"},
     "training.keras.trainee": LIGHT | {"keras", "mpi4py"},
     "training.keras.variables": LIGHT | {"tensorflow"},
+    "training.torch.adopt": LIGHT | {"torch"},
+    "training.torch.artifact": LIGHT | {"torch"},
+    "training.torch.batches": LIGHT | {"torch"},
+    "training.torch.begin": LIGHT | {"horovod", "torch"},
+    "training.torch.build": LIGHT | {"torch"},
+    "training.torch.changes": LIGHT | {"torch"},
+    "training.torch.collectives": LIGHT | {"horovod", "torch"},
+    "training.torch.evaluator": LIGHT | {"torch"},
+    "training.torch.exchange": LIGHT | {"torch"},
+    "training.torch.feeding": LIGHT | {"torch"},
+    "training.torch.hooks": LIGHT | {"torch"},
+    "training.torch.initial_weights": LIGHT | {"torch"},
+    "training.torch.loading": LIGHT | {"torch"},
+    "training.torch.losses": LIGHT | {"torch"},
+    "training.torch.metrics": LIGHT | {"torch"},
+    "training.torch.optimizers": LIGHT | {"torch"},
+    "training.torch.outputs": LIGHT | {"torch"},
+    "training.torch.own_step": LIGHT | {"torch"},
+    "training.torch.probe": LIGHT | {"torch"},
+    "training.torch.program": LIGHT | {"torch"},
+    "training.torch.schedulers": LIGHT | {"torch"},
+    "training.torch.statistics": LIGHT | {"torch"},
+    "training.torch.step": LIGHT | {"torch"},
+    "training.torch.targets": LIGHT | {"torch"},
+    "training.torch.trainee": LIGHT | {"mpi4py", "torch"},
+    "training.torch.variables": LIGHT | {"torch"},
+    "training.torch.weights": LIGHT | {"torch"},
     "tune.study": LIGHT | {"optuna"},
 }
 
@@ -175,7 +202,8 @@ def test_heavy_packages_are_imported_where_they_belong(name: str) -> None:
     assert foreign <= ALLOWED.get(name, LIGHT)
 
 
-NEUTRAL = [n for n in MODULES if n.startswith("training") and not n.startswith("training.keras")]
+OF_FRAMEWORKS = ("training.keras", "training.torch")
+NEUTRAL = [n for n in MODULES if n.startswith("training") and not n.startswith(OF_FRAMEWORKS)]
 
 
 @pytest.mark.parametrize("name", NEUTRAL)

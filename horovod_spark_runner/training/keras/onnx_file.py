@@ -25,10 +25,10 @@ from ...errors import EnvironmentProblem, ModelError
 from ...quiet import quiet_imports
 from ...scoring.onnx_session import METADATA, OnnxSession, import_onnxruntime
 from ...storage.filesystem import Location
+from ..likeness import check_close
 from ..trained_model import Recipe
 from .export import Served, serving
 from .exported import FORMAT, SERVING, check_transforms
-from .sample import check_close
 
 OPSET = 18
 ROWS = "rows"
