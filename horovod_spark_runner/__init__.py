@@ -25,6 +25,7 @@ from .errors import (
     RunDirectoryError,
     RunFailedError,
     StalledError,
+    StorageError,
 )
 
 if TYPE_CHECKING:
@@ -39,26 +40,24 @@ if TYPE_CHECKING:
     from .runner import HorovodRunner
     from .settings.data import DataOptions
     from .settings.launching import LaunchOptions, MpiOptions
+    from .settings.sync import Allreduce, DiLoCo, LocalSGD
     from .settings.tracking import MlflowOptions
-    from .settings.training import (
-        Allreduce,
-        CheckpointOptions,
-        InitialWeights,
-        RestartOptions,
-    )
+    from .settings.training import CheckpointOptions, InitialWeights, RestartOptions
     from .training.torch.callbacks import EarlyStopping, TorchCallback
     from .training.torch.torch_model import TorchModel
 
 _LAZY = {
-    "Allreduce": ".settings.training",
+    "Allreduce": ".settings.sync",
     "CheckpointOptions": ".settings.training",
     "DataOptions": ".settings.data",
     "Dataset": ".dataset",
+    "DiLoCo": ".settings.sync",
     "EarlyStopping": ".training.torch.callbacks",
     "HorovodEstimator": ".estimator",
     "HorovodRunner": ".runner",
     "InitialWeights": ".settings.training",
     "LaunchOptions": ".settings.launching",
+    "LocalSGD": ".settings.sync",
     "MlflowOptions": ".settings.tracking",
     "MpiOptions": ".settings.launching",
     "RestartOptions": ".settings.training",
@@ -80,6 +79,7 @@ __all__ = [
     "DataError",
     "DataOptions",
     "Dataset",
+    "DiLoCo",
     "EarlyStopping",
     "EnvironmentProblem",
     "HorovodEstimator",
@@ -89,6 +89,7 @@ __all__ = [
     "InvalidInputError",
     "LaunchError",
     "LaunchOptions",
+    "LocalSGD",
     "MlflowOptions",
     "ModelError",
     "MpiOptions",
@@ -102,6 +103,7 @@ __all__ = [
     "RunFailedError",
     "RunResult",
     "StalledError",
+    "StorageError",
     "TFTransformer",
     "TorchCallback",
     "TorchModel",

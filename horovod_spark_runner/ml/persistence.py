@@ -101,7 +101,7 @@ class StageWriter(MLWriter):  # type: ignore[misc]
                 or the files the model was read from are gone.
             InvalidInputError: ``path`` is none, or Spark reads from other storage than this
                 process writes to.
-            OSError: storage fails.
+            StorageError: storage fails.
         """
         spark = self.sparkSession
         location = write_stage(

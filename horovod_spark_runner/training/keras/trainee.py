@@ -132,6 +132,9 @@ class KerasTrainee(Trainee):
     def rates(self, scaling: str) -> LearningRates:
         return LearningRates(self._built.optimizers, scaling)
 
+    def exchange_seconds(self) -> float | None:
+        return self._exchange.stopwatch.seconds
+
     def learning_rates(self) -> dict[str, float]:
         optimizers = leaf_optimizers(self._built.optimizers)
         rates = [rate_of_last_step(optimizer) for optimizer in optimizers]
