@@ -19,14 +19,16 @@ from torch import Tensor, nn
 
 from horovod_spark_runner import (
     DataError,
+    InvalidInputError,
     ModelError,
     RunDirectoryError,
     TFTransformer,
+    TorchModel,
     TorchTransformer,
 )
 from horovod_spark_runner.data.manifest import Column
 
-from .models import TwoHeads, digits_net
+from .models import TwoHeads, digits_model, digits_net
 from .runs import save_run
 
 pytestmark = pytest.mark.spark
@@ -164,7 +166,7 @@ def test_classes_and_their_probabilities(
 
 
 def test_a_pipeline_is_loaded_where_tensorflow_is_not(
-    run: str, python: str, tmp_path: Path
+    spark: Any, run: str, python: str, tmp_path: Path
 ) -> None:
     pipeline = PipelineModel([TorchTransformer.from_run(run, prediction_col="p")])
     pipeline.write().save(str(tmp_path / "saved"))
@@ -197,7 +199,7 @@ def test_a_module_that_needs_its_function(
 
     def check_all(transformer: TorchTransformer) -> None:
         for row in transformer.transform(frame).collect():
-            assert row.prediction[0] == pytest.approx(expected[row.id], abs=1e-5)
+            assert row.prediction == pytest.approx(expected[row.id], abs=1e-5)
 
     check_all(given)
     given.save(str(tmp_path / "stage"))
@@ -264,6 +266,124 @@ def test_files_that_others_have_written(frame: Any, tmp_path: Path) -> None:
         TorchTransformer.from_exported(tmp_path / "summing.pt")
     with pytest.raises(ModelError, match="does not exist"):
         TorchTransformer.from_exported(tmp_path / "nothing.pt2")
+
+
+def test_exports_give_what_the_module_gives(
+    digits_df: Any, digits: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    images, labels = digits
+    columns = [Column("image", "float32", (64,)), Column("group", "int32")]
+    module = TwoHeads()
+    save_run(tmp_path / "run", module, columns)
+    transformer = TorchTransformer.from_run(tmp_path / "run", prediction_col="p")
+    transformer.setFeatureCols({"image": "image", "group": "g"})
+    image, group = images[:50].astype(np.float32), labels[:50].astype(np.int32) % 7
+    with torch.inference_mode():
+        expected = module.eval()(torch.from_numpy(image), torch.from_numpy(group))
+    transformer.export(tmp_path / "model.pt2")
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    found = program(image=torch.from_numpy(image), g=torch.from_numpy(group))
+    assert list(found) == ["p_number", "p_kind"]
+    for name in ("number", "kind"):
+        torch.testing.assert_close(found[f"p_{name}"], expected[name])
+    transformer.export(tmp_path / "model.onnx", format="onnx")
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    scored = session.run(["p_number", "p_kind"], {"image": image, "g": group})
+    for value, name in zip(scored, ("number", "kind"), strict=True):
+        np.testing.assert_allclose(value, expected[name], atol=1e-5)
+    given = digits_df.selectExpr("*", "digit % 7 as g").filter("id < 50")
+    read = TorchTransformer.from_exported(tmp_path / "model.pt2")
+    for row in read.transform(given).collect():
+        assert row.p_number == pytest.approx(expected["number"][row.id].item(), abs=1e-5)
+    with pytest.raises(RunDirectoryError, match="there already; mode='overwrite'"):
+        transformer.export(tmp_path / "model.pt2")
+    refused: list[tuple[dict[str, str], type[Exception], str]] = [
+        ({"format": "saved_model"}, InvalidInputError, "there is 'torch_export', 'onnx'"),
+        ({"format": "onnx"}, InvalidInputError, "one file, whose name ends in .onnx"),
+    ]
+    for how, error, message in refused:
+        with pytest.raises(error, match=message):
+            transformer.export(tmp_path / "other", **how)
+    with pytest.raises(ModelError, match="cannot take feature column 'a b': PyTorch makes it"):
+        transformer.setFeatureCols({"image": "a b", "group": "g"}).export(tmp_path / "b.pt2")
+    save_run(tmp_path / "choosing", Choosing(), [X])
+    choosing = TorchTransformer.from_run(tmp_path / "choosing", model_fn=Choosing)
+    with pytest.raises(ModelError, match="torch.export cannot hold Choosing"):
+        choosing.export(tmp_path / "choosing.pt2")
+    assert not (tmp_path / "choosing.pt2").exists()
+
+
+# -- evaluation ------------------------------------------------------------------------------------
+
+
+def wrong_share(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs.argmax(1) != labels).double()
+
+
+def summed(outputs: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+    """The mean of the largest outputs, as a sum and what it is divided by."""
+    return outputs.amax(1).double().sum(), len(outputs)
+
+
+def spread(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs.amax() - outputs.amin()
+
+
+def weighted_model() -> TorchModel:
+    """A loss that is divided by the weights of the classes, and a metric."""
+    loss = nn.CrossEntropyLoss(weight=torch.arange(1.0, 11.0))
+    return digits_model(loss=loss)
+
+
+def test_evaluation_equals_one_process(
+    digits_df: Any, digits: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    images, labels = (torch.from_numpy(np.asarray(one)) for one in digits)
+    module = digits_net()
+    with torch.inference_mode():
+        outputs, kinds = module(images.float()), labels.long()
+    label = Column("digit", "int32")
+    save_run(tmp_path, module, [Column("image", "float32", (64,))], labels=[label])
+    frame = digits_df.withColumn("w", digits_df.id % 3).unionAll(
+        digits_df.withColumn("w", digits_df.id).filter("false")
+    )
+    entropy = nn.functional.cross_entropy
+    transformer = TorchTransformer.from_run(
+        tmp_path, model_fn=weighted_model, predict_batch_size=100
+    )
+    right = (outputs.argmax(1) == kinds).double().mean().item()
+    found = transformer.evaluate(frame)
+    weight = torch.arange(1.0, 11.0)
+    assert found == {
+        "loss": pytest.approx(entropy(outputs, kinds, weight=weight).item(), rel=1e-6),
+        "accuracy": pytest.approx(right),
+    }
+    plain = TorchTransformer.from_run(tmp_path, model_fn=digits_model, predict_batch_size=64)
+    by_rows = torch.arange(len(kinds)) % 3
+    each = entropy(outputs, kinds, reduction="none")
+    assert plain.evaluate(frame, sample_weight_col="w")["loss"] == pytest.approx(
+        (each * by_rows).mean().item(), rel=1e-6
+    )
+    given = plain.evaluate(frame, ["compiled", wrong_share, summed, "spark:f1"])
+    assert given["wrong_share"] == pytest.approx(1 - right)
+    assert given["summed"] == pytest.approx(outputs.amax(1).mean().item(), rel=1e-6)
+    assert given["loss"] == pytest.approx(each.mean().item(), rel=1e-6)
+    assert 0 < given["f1"] < 1
+    alone = TorchTransformer.from_run(tmp_path)
+    assert alone.evaluate(frame, {"share": wrong_share}) == {"share": pytest.approx(1 - right)}
+    refused: list[tuple[TorchTransformer, Any, dict[str, Any], str]] = [
+        (alone, None, {}, "what the module was trained with is not known"),
+        (plain, [spread], {}, "'spread' is no mean over rows: its value depends on"),
+        (plain, ["auc"], {}, "metric 'auc' is not known; there are accuracy, mae, mse"),
+        (plain, [3], {}, "3 is no metric of a PyTorch model"),
+        (plain, ["compiled", "accuracy"], {}, "several metrics are called 'accuracy'"),
+        (plain, ["mae"], {"sample_weight_col": "w"}, "do not weigh rows"),
+    ]
+    for asked, metrics, how, message in refused:
+        with pytest.raises((InvalidInputError, ModelError), match=message):
+            asked.evaluate(frame, metrics, **how)
 
 
 class Harmful:
