@@ -15,7 +15,7 @@ from ..scoring.network import Network
 from ..scoring.stage import Stage
 from ..settings.kinds import check_choice
 from ..storage.filesystem import Location
-from ..storage.folders import check_free, write_aside
+from ..storage.folders import check_free, saving, write_aside
 from .fitted import Fitted, kind_of, vector_size
 from .readers import READERS
 
@@ -55,7 +55,7 @@ def export_pipeline(
         RunDirectoryError: there is something at the path.
         InvalidInputError: an argument cannot be right.
         DataError: the DataFrame is not one that the pipeline takes.
-        OSError: storage fails.
+        StorageError: storage fails.
     """
     check_choice("mode", mode, _MODES)
     if not hasattr(frame, "schema") or not hasattr(pipeline_model, "transform"):
@@ -67,7 +67,8 @@ def export_pipeline(
     check_free(location, mode, MAIN_FILE, "an exported pipeline")
     stages = list(_read(_flat(pipeline_model), frame))
     bundle = Bundle(tuple(_inputs(stages, frame)), tuple(stages))
-    _write(bundle, location)
+    with saving("the exported pipeline", location):
+        _write(bundle, location)
 
 
 def _flat(stage: Any) -> Iterator[Any]:

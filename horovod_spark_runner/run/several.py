@@ -10,7 +10,7 @@ from functools import partial
 from ..data.prepare.datasets import Prepared
 from ..data.prepare.folds import prepared_folds
 from ..data.prepare.shared import SharedData
-from ..ml.transformer import TFTransformer
+from ..ml.trained_transformer import TrainedTransformer
 from ..settings.data import WINDOW_BYTES, DataOptions
 from ..storage.filesystem import Location
 from .pipeline import prepare_data, train_request
@@ -19,7 +19,7 @@ from .request import CheckedRequest, TrainingRequest, check_request
 
 def train_several(
     requests: Sequence[TrainingRequest], own: Location
-) -> list[Callable[[], TFTransformer]]:
+) -> list[Callable[[], TrainedTransformer]]:
     """Check all requests, and return a function for each that trains it.
 
     The functions may be called by several threads. Those whose rows are prepared in the same way
@@ -42,7 +42,7 @@ def train_several(
             groups.append([checked])
         else:
             alike.append(checked)
-    calls: dict[int, Callable[[], TFTransformer]] = {}
+    calls: dict[int, Callable[[], TrainedTransformer]] = {}
     for number, group in enumerate(groups):
         # Each in a folder of its own: what a killed writer left in one is deleted by the next.
         folder = own if len(groups) == 1 else own.join(str(number))

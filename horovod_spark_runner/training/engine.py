@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from .trainee import Trainee
 
-# The format that TensorFlow's programs read.
-SAVED_MODEL = "saved_model"
+# What models are exported to: TensorFlow's format, Keras' own, and the one of many runtimes.
+SAVED_MODEL, KERAS_FILE, ONNX, TORCH_EXPORT = "saved_model", "keras", "onnx", "torch_export"
 
 
 class Engine(Protocol):
@@ -114,8 +114,8 @@ class Engine(Protocol):
             model: the model, or the path or URL of its file.
             inputs: the columns of its inputs; ``None`` for the names by convention.
             custom_objects: the user's own classes and functions by name.
-            signature: what to call of a format that offers several things to call; ``""`` for the
-                engine's own format.
+            signature: what to call of a format that offers several things to call, or the name of
+                a format; ``""`` for the engine's own.
 
         Returns:
             What `Trainee.save` does.
@@ -206,11 +206,12 @@ class Engine(Protocol):
             format: what to export to.
             columns: what the feature columns are called there, in their order.
             outputs: what its outputs are called there, in their order.
-            target: the place, a folder that is replaced.
+            target: the place, a folder or file that is replaced.
 
         Raises:
             ModelError: the format cannot hold the model.
             InvalidInputError: there is no such format.
+            EnvironmentProblem: a package that the format needs is not installed.
             OSError: storage fails.
         """
         ...
@@ -248,15 +249,19 @@ class Engine(Protocol):
         ...
 
 
-def engine_of(model: object) -> str:
+def engine_of(model: object, default: str = KERAS) -> str:
     """Return the name of the engine for ``run_training``'s ``model_fn``.
+
+    Args:
+        model: what makes the model.
+        default: the engine where nothing tells another.
 
     Raises:
         InvalidInputError: its ``horovod_engine`` is no name.
     """
     name = getattr(model, "horovod_engine", None)
     if name is None:
-        name = said_engine(model) or KERAS
+        name = said_engine(model) or default
     if not isinstance(name, str):
         raise InvalidInputError(
             f"horovod_engine must be the dotted name of an engine's module, got {name!r}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..ml.transformer import TFTransformer
+from ..ml.trained_transformer import TrainedTransformer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,7 +101,7 @@ class TuneResult:
 
     Attributes:
         best_params: the parameters of the best trial.
-        best_value: its metric after its last epoch.
+        best_value: the metric of its model.
         best_trial: its number.
         best_transformer: its trained model.
         trials: a row for each trial: ``trial`` (its number), ``state`` (``"finished"``,
@@ -113,6 +113,6 @@ class TuneResult:
     best_params: dict[str, Any]
     best_value: float
     best_trial: int
-    best_transformer: TFTransformer = field(repr=False)
+    best_transformer: TrainedTransformer = field(repr=False)
     trials: pd.DataFrame = field(repr=False)
     study_dir: str

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 from ..data.prepare.datasets import Prepared, session_of
 from ..errors import HorovodSparkError, RunCancelledError, RunFailedError
 from ..launch.driver.console import Console
-from ..ml.transformer import TFTransformer
+from ..ml.transformers import transformer_class
 from ..run.attempts import Stopped
-from ..run.pipeline import train_request
+from ..run.pipeline import train_ranks
 from ..run.request import check_request
 from ..spark.session import inheriting_thread
+from ..training.engine import engine_of
 from .directory import StudyDirectory
 from .result import TuneResult, trial_line, trial_table
-from .trial import TrialFollower, value_of
+from .trial import TrialFollower, final_value
 from .trial_request import TrialRequests
 
 if TYPE_CHECKING:
@@ -189,10 +190,11 @@ class Search:
         checked = check_request(self._requests.request(params, place))
         if checked.checkpoint is not None:
             follower.take_over(checked.checkpoint.history)
-        model = train_request(checked, lambda: contextlib.nullcontext(self._data), follower)
+        trained = train_ranks(checked, lambda: contextlib.nullcontext(self._data), follower)
         if follower.broken is not None:
             raise follower.broken
-        return value_of(model.summary.history[-1], self._metric)
+        report = trained.report
+        return final_value(report.history, report.final, self._metric)
 
     def _say(self, trial: Trial, params: dict[str, Any], how: str, began: float) -> None:
         with self._alone:
@@ -218,9 +220,10 @@ class Search:
             )
         found = lines[best.number]
         request = self._requests.base
-        model = TFTransformer.from_run(
+        build = self._requests.model_function(found.params)
+        model = transformer_class(engine_of(build)).from_run(
             found.run_dir,
-            model_fn=self._requests.model_function(found.params),
+            model_fn=build,
             transforms=request.data.transforms,
             prediction_col=request.prediction_col,
         )

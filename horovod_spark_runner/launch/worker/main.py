@@ -36,7 +36,7 @@ from ..shared.outcome import (
     Failure,
     describe_exception,
 )
-from ..shared.processes import name_process
+from ..shared.processes import RANK_NAME, name_process
 from ..shared.typed_json import parse
 from . import reporting
 
@@ -54,7 +54,7 @@ def main() -> None:
 
 def prepare(directory: Path) -> None:
     """Give this process its name and signals: Python stacks on request, no end by Ctrl-C."""
-    name_process("horovod-rank")
+    name_process(RANK_NAME)
     # Ctrl-C on a terminal reaches the whole foreground group; ending ranks is the driver's call.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _show_crashes(directory)

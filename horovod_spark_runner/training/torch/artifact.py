@@ -1,126 +1,160 @@
-"""The trained module in the run directory."""
+"""A trained PyTorch module in its directory, for inference and for other programs."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import nn
 
-from ...errors import CheckpointError
+from ...data.manifest import Column
+from ...errors import CheckpointError, ModelError
 from ...rundir.directory import RunDirectory
 from ...settings.code import import_name
-from ...storage.arrays import Arrays, dump_arrays
-from ..spec import TORCH, TrainingSpec
-from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature, Targets
+from ...storage.arrays import dump_arrays
+from ..likeness import check_close
+from ..model_inputs import ModelInputs
+from ..spec import TORCH, OutputSpec
+from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature
 from .feeding import Feed
+from .loading import CPU, Predicting, computing_in, device_of, take_sample, to_numpy
 from .outputs import leaves, output_specs
-from .saved import FILES, SAMPLE_FILE, SavedModule, TorchFacts
+from .program import Program, dump_program, load_program, make_program, silent
+from .saved import FILES, PROGRAM_FILE, SAMPLE_FILE, TorchFacts
 from .variables import as_array, weights_of
 
-_ROWS = 3
+# Rows that a module is tried with; a program is for other numbers of them, too.
+_ROWS, _OTHERS = 3, (1, 5)
 
 logger = logging.getLogger(__name__)
 
 
 def save_module(
-    directory: RunDirectory, module: nn.Module, spec: TrainingSpec, feed: Feed, autocast: str
-) -> SavedModule:
-    """Write the trained module's weights, what it takes and gives, and a sample of that.
+    directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed, autocast: str = ""
+) -> None:
+    """Write a trained module: its weights, what it takes and gives, and a program of it.
+
+    A module that torch.export cannot hold is kept as weights only; they suffice with the function
+    that built it. One that cannot be called is kept likewise, without outputs.
 
     Args:
         directory: the run directory.
-        module: the trained module.
-        spec: its training.
-        feed: how columns become its inputs.
+        module: the module; its mode and its gradients stay as they are.
+        inputs: what it takes.
+        feed: how columns are fed to it.
         autocast: type that it is computed in, ``""`` for that of its weights.
 
     Raises:
         CheckpointError: it cannot be written.
     """
+    directory.saved_model.delete_folder()  # an earlier one, of another model
+    modes = [(part, part.training) for part in module.modules()]
     try:
-        return _save(directory, module, spec, feed, autocast)
+        _save(directory, module.eval(), inputs, feed, autocast)
     except OSError as error:
         raise CheckpointError(
             f"the training is done, but its model could not be written to {directory.model}: "
             f"{error}. Nothing is lost: once the storage takes files again, the same call writes "
             "the model of the newest checkpoint"
         ) from error
+    finally:
+        for part, training in modes:
+            part.training = training
 
 
 def _save(
-    directory: RunDirectory, module: nn.Module, spec: TrainingSpec, feed: Feed, autocast: str
-) -> SavedModule:
-    directory.saved_model.delete_folder()  # an earlier one, of another model
+    directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed, autocast: str
+) -> None:
+    device = device_of(module)
+    called = Predicting(module, feed, device, autocast)
     files = ModelWriter(directory)
     weights = weights_of(module)
-    arrays = {f"{n:05d}": as_array(tensor) for n, tensor in enumerate(weights.values())}
+    arrays = {f"{number:05d}": as_array(one) for number, one in enumerate(weights.values())}
     files.write(WEIGHTS_FILE, dump_arrays(arrays))
     del arrays  # may be of gigabytes
-    names = spec.inputs.columns
-    columns = tuple(spec.train.column(name) for name in names)
-    outputs, problem = None, ""
-    try:
-        inputs = sample_inputs({column.name: column.blank() for column in columns})
-        given = _evaluated(module, feed, inputs, autocast)
-        outputs = output_specs(module, given, _ROWS)
-        sample = {f"input/{name}": array for name, array in inputs.items()}
-        for number, (_, tensor) in enumerate(leaves(given)):
-            sample[f"output/{number:05d}"] = as_array(tensor.float() if _narrow(tensor) else tensor)
-        files.write(SAMPLE_FILE, dump_arrays(sample))
-    except Exception as error:  # the user's own forward may fail in any way
-        problem = (str(error) or repr(error)).splitlines()[0]
-        logger.warning("the model is saved, but it cannot predict: %s", problem)
+    outputs, problem = _outputs(called, inputs)
+    program = None
+    if outputs is not None:
+        sample = take_sample(called, some_rows(inputs.columns, _ROWS))
+        if sample is not None:
+            files.write(SAMPLE_FILE, dump_arrays(sample))
+        program, problem = _program(called, inputs)
+    if program is not None:
+        files.write(PROGRAM_FILE, program)
     facts = TorchFacts(
         torch=torch.__version__,
         module=import_name(type(module)) or "",
         names=feed.names,
         autocast=autocast,
+        program=program is not None,
     )
-    labels = tuple(dict.fromkeys((*spec.outputs.columns, *filter(None, [spec.weight]))))
     signature = Signature(
-        inputs=spec.inputs,
-        columns=columns,
+        inputs=inputs.inputs,
+        columns=inputs.columns,
         outputs=outputs,
         engine=TORCH,
         weights=tuple(weights),
-        transforms=tuple(sorted(set(spec.transforms) & set(names))),
+        transforms=inputs.transforms,
         problem=problem,
         own=facts.to_fields(),
-        targets=Targets(
-            spec.outputs,
-            tuple(spec.train.column(name) for name in labels),
-            spec.weight,
-            tuple(sorted(set(spec.transforms) & set(labels))),
-        ),
+        targets=inputs.targets,
     )
     files.finish(signature, FILES)
-    return SavedModule()
 
 
-def sample_inputs(blank: Arrays) -> Arrays:
-    """Return rows of inputs that tell modules apart, always the same for the same columns.
-
-    Whole numbers are 0: no other is known to be an index that a module has.
-    """
-    draw = np.random.default_rng(0)
+def some_rows(columns: tuple[Column, ...], rows: int) -> dict[str, np.ndarray]:
+    """Return rows that tell modules apart: random real numbers, zeros for whole ones."""
+    random = np.random.default_rng(0)
     return {
-        name: draw.normal(size=(_ROWS, *array.shape[1:])).astype(array.dtype)
-        if array.dtype.kind == "f"
-        else np.repeat(array, _ROWS, axis=0)
-        for name, array in blank.items()
+        column.name: random.random((rows, *column.shape)).astype(column.dtype)
+        if column.numpy_dtype.kind == "f"
+        else column.blank().repeat(rows, 0)
+        for column in columns
     }
 
 
-def _evaluated(module: nn.Module, feed: Feed, inputs: Arrays, autocast: str) -> object:
-    """Return what a module gives for columns in an evaluation, in which nothing of it changes."""
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    module.eval()
-    dtype = getattr(torch, autocast) if autocast else None
-    with torch.no_grad(), torch.autocast(device.type, dtype=dtype, enabled=bool(autocast)):
-        return feed.call(module, feed.values(inputs, device))
+def _outputs(called: Predicting, inputs: ModelInputs) -> tuple[tuple[OutputSpec, ...] | None, str]:
+    """Return what the module gives, or why it gives nothing."""
+    try:
+        given = called.of(some_rows(inputs.columns, _ROWS))
+        return output_specs(called.module, given, _ROWS), ""
+    except Exception as error:  # the user's own forward may fail in any way
+        reason = _first_line(error)
+        logger.warning("the model is saved, but it cannot predict: %s", reason)
+        return None, reason
 
 
-def _narrow(tensor: torch.Tensor) -> bool:
-    return tensor.dtype is torch.bfloat16
+def _program(called: Predicting, inputs: ModelInputs) -> tuple[bytes | None, str]:
+    """Return the module as a program that gives the same, or why there is none."""
+    on_cpu = called.feed.values(some_rows(inputs.columns, _ROWS), CPU)
+    try:
+        with silent(), computing_in(called.autocast, CPU):
+            data = dump_program(make_program(called.module, called.feed, on_cpu))
+        again = Program(load_program(data, PROGRAM_FILE), called.device)
+        made = Predicting(again, called.feed, called.device)
+        for rows in _OTHERS:
+            check_same(called, made, some_rows(inputs.columns, rows))
+    except Exception as error:  # whatever torch.export or the module raises
+        return None, f"torch.export cannot hold it: {_first_line(error)}"
+    return data, ""
+
+
+def check_same(called: Predicting, other: Predicting, arrays: Mapping[str, np.ndarray]) -> None:
+    """Check that two modules give the same for some rows.
+
+    Raises:
+        ModelError: they give outputs in other places.
+        AssertionError: they give other numbers.
+    """
+    ours, theirs = list(leaves(called.of(arrays))), list(leaves(other.of(arrays)))
+    if [path for path, _ in ours] != [path for path, _ in theirs]:
+        raise ModelError("its outputs are in other places")
+    for (_, value), (_, found) in zip(ours, theirs, strict=True):
+        check_close(to_numpy(value), to_numpy(found))
+
+
+def _first_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"

@@ -24,15 +24,29 @@ def build(source: ModelSource) -> tuple[TorchModel, nn.Module]:
             "model_fn must return TorchModel(module, loss=…, optimizer=…), but returned "
             f"{brief(model)}"
         )
-    module = model.module
-    if not isinstance(module, nn.Module):
-        module = module()
+    module = _made(model.module)
+    return replace(model, module=module), module
+
+
+def build_module(source: ModelSource) -> nn.Module:
+    """Return the module that a source gives, of a `TorchModel` or bare: to predict, it suffices.
+
+    Raises:
+        ModelError: it gives none.
+    """
+    assert source.function is not None
+    made = source.function()
+    return _made(made.module if isinstance(made, TorchModel) else made)
+
+
+def _made(given: object) -> nn.Module:
+    module = given if isinstance(given, nn.Module) or not callable(given) else given()
     if not isinstance(module, nn.Module):
         raise ModelError(
             f"module must be a torch.nn.Module, but the function given returned {brief(module)}"
         )
     check_module(module)
-    return replace(model, module=module), module
+    return module
 
 
 def check_module(module: nn.Module) -> None:

@@ -71,8 +71,8 @@ class TorchEngine:
         signature: str = "",
     ) -> SavedModule:
         with quiet_imports():
-            from .adopt import adopt_module
-        return adopt_module(directory, model, inputs)
+            from .adopt import adopt
+        return adopt(directory, model, inputs, signature)
 
     def parts(
         self,

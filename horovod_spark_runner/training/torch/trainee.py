@@ -16,6 +16,7 @@ from ...rundir.directory import RunDirectory
 from ..changes import ModelChanges, joined
 from ..epochs import Step
 from ..logs import Logs
+from ..model_inputs import ModelInputs
 from ..spec import TrainingSpec, WarmStart
 from ..state import Variable
 from ..sync.synchroniser import Synchroniser
@@ -144,7 +145,9 @@ class TorchTrainee(Trainee):
 
     def save(self, directory: RunDirectory) -> SavedModule:
         autocast = self._model.autocast or ""
-        return save_module(directory, self.module, self._spec, self._batches.feed, autocast)
+        inputs = ModelInputs.of_training(self._spec)
+        save_module(directory, self.module, inputs, self._batches.feed, autocast)
+        return SavedModule()
 
     def hooks(self, *, steps: int, resumed: bool) -> TorchHooks:
         return TorchHooks(
