@@ -15,7 +15,6 @@ from ...errors import ModelError, brief
 from ..epochs import Step
 from ..sync.synchroniser import Synchroniser
 from .batches import Batches, TorchBatch
-from .collectives import Part
 from .exchange import GradientExchange
 from .losses import LABELS, ROWS, SUM, Losses, Term
 from .metrics import Metrics, Sums, add_terms
@@ -64,12 +63,18 @@ class Steps:
         self._batches, self._losses, self._metrics = batches, losses, metrics
         self._sums = sums
         self._world = world
-        self._rank, self._size = world.Get_rank(), world.Get_size()
+        self._rank = world.Get_rank()
         self._device = device
         every = list(optimizers.values())
-        self.exchange = GradientExchange(every, synchroniser, self._size, device)
+        self.exchange = GradientExchange(every, synchroniser, world.Get_size(), device)
+        self._size = self.exchange.size
         self._statistics = Statistics(module, self.exchange, world)
         self._training: bool | None = None
+        if model.sync_batch_norm and not synchroniser.meets_in_every_step:
+            raise ModelError(
+                "sync_batch_norm takes the moments of all ranks in every step, but sync lets each "
+                "rank step by itself; give sync=Allreduce()"
+            )
         if model.sync_batch_norm and self._size > 1:
             synchronise_norms(module, lambda: self.exchange.fraction)
         if model.train_step is None:
@@ -81,8 +86,10 @@ class Steps:
     def train(self, step: Step, asked: Sequence[bool]) -> list[float] | None:
         """Train on this rank's part of a global batch; return the sums of what was asked."""
         self._mode(training=True)
-        part = Part(self._size, None if step.equal else step.fraction)
-        with self.exchange.step(part, asked), self._statistics.averaged(step):
+        fraction = None if step.equal else step.fraction
+        with self.exchange.step(fraction, asked), self._statistics.averaged(step):
+            if self._size == 1 and not step.batch.rows:
+                return self.exchange.counts  # a step of this rank alone, which has nothing to do
             if self._model.train_step is None:
                 self._usual(step)
             else:
@@ -155,6 +162,7 @@ class Steps:
         gradients; several losses need to know it before.
         """
         rows = step.batch.rows
+        whole = self._whole(step)
         counts = [float(term.count) for term in terms]
         if len(terms) == 1:
             self.exchange.count(counts[0])
@@ -164,17 +172,21 @@ class Steps:
         if not rows:
             return None
         parts = [
-            term.summed / rows * _factor(term, step.rows, count)
+            term.summed / rows * _factor(term, whole, count)
             for term, count in zip(terms, counts, strict=True)
         ]
         return torch.stack([part.reshape(()) for part in parts]).sum()
+
+    def _whole(self, step: Step) -> int:
+        """Return the rows of all ranks that make the step together."""
+        return step.rows if self._size > 1 else step.batch.rows
 
     def _divide(self, terms: Sequence[Term], step: Step, optimizer: Optimizer) -> None:
         """Bring the gradients to what the loss is divided by, where these are not the rows."""
         if len(terms) != 1 or terms[0].kind == ROWS:
             return
         total = self.exchange.total_count if self._size > 1 else float(terms[0].count)
-        factor = _factor(terms[0], step.rows, total)
+        factor = _factor(terms[0], self._whole(step), total)
         if factor != 1.0:
             for parameter in parameters_of(optimizer):
                 if parameter.grad is not None:
