@@ -119,6 +119,27 @@ set_up() {
     unset PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON SPARK_HOME
 }
 
+# PyTorch for CPUs, before Horovod, which is built for the frameworks that are there. PyPI's own
+# wheels bring gigabytes of CUDA, so those of PyTorch's index, or ones that pip is told to find, come
+# first. Not by the extra: of setuptools, which torch needs to compile extensions only, its metadata
+# want what petastorm's forbid.
+install_torch() { # PIP…
+    [ -z "${HSR_GPU:-}" ] || return 0
+    local version
+    version="$(sed -n 's/^torch==\([^;]*\).*/\1/p' "$CONSTRAINTS")"
+    say "Installing PyTorch $version"
+    if "$@" install --no-deps --retries 1 --timeout 60 \
+        --extra-index-url https://download.pytorch.org/whl/cpu "torch==$version+cpu" 2>/dev/null; then
+        "$@" install filelock fsspec jinja2 networkx sympy typing-extensions \
+            2> >(grep -v '^WARNING: Location' >&2)
+    else
+        say "No PyTorch for CPUs alone was found; taking PyPI's, with what it needs (gigabytes)"
+        "$@" install "torch==$version" 2> >(grep -v '^WARNING: Location' >&2) ||
+            say "PyTorch $version is not to be had for this Python; its tests are skipped"
+        "$@" install "setuptools<70" 2> >(grep -v '^WARNING: Location' >&2)
+    fi
+}
+
 install_packages() {
     local pip=("$VENV/bin/python" -m pip --disable-pip-version-check --quiet)
     local constraints=(--constraint "$CONSTRAINTS")
@@ -127,8 +148,10 @@ install_packages() {
     PYTHONWARNINGS=ignore "${pip[@]}" install "${constraints[@]}" \
         --editable "$ROOT[dev]" "$(tensorflow_package)" \
         2> >(grep -v '^WARNING: Location' >&2)
+    install_torch "${pip[@]}"
     "$VENV/bin/python" "$BUILD_HOROVOD" ${HSR_GPU:+--gpu} >/dev/null
-    "${pip[@]}" check >&2 || say "pip check found the conflicts above"
+    # What torch's metadata say of setuptools is known.
+    "${pip[@]}" check 2>&1 | grep -v '^torch .* has requirement setuptools' >&2 || true
 }
 
 # The tests that need no Spark, one real training and what else is in the arguments.
