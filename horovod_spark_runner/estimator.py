@@ -29,11 +29,11 @@ from .run.request import TrainingRequest, check_request
 from .run.several import SharedFit, train_several
 from .settings.code import by_import_name, is_import_name, misfit
 from .settings.data import DataOptions
-from .settings.estimator import options
+from .settings.estimator import options, sync_of
 from .settings.kinds import ColumnNames
 from .settings.launching import LaunchOptions
 from .settings.tracking import MlflowOptions
-from .settings.training import Allreduce, CheckpointOptions, FitOptions, RestartOptions
+from .settings.training import CheckpointOptions, FitOptions, RestartOptions
 from .spark.session import is_case_sensitive, runs_on_this_machine
 from .storage.filesystem import Location
 from .training.columns import LABEL
@@ -209,7 +209,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             checkpoints=options(CheckpointOptions, "checkpoints", value("checkpoints")),
             restarts=options(RestartOptions, "restarts", value("restarts")),
             launch=options(LaunchOptions, "launch", value("launch")),
-            sync=options(Allreduce, "sync", value("sync")),
+            sync=sync_of("sync", value("sync")),
             mlflow=None
             if value("mlflow") is None
             else options(MlflowOptions, "mlflow", value("mlflow")),

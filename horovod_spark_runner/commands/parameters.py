@@ -18,10 +18,10 @@ from ..runner import HorovodRunner
 from ..settings.data import DataOptions
 from ..settings.launching import LaunchOptions, LaunchSettings, MpiOptions
 from ..settings.prediction import PredictionSettings
+from ..settings.sync import Allreduce, DiLoCo, LocalSGD
 from ..settings.table import Settings, default_of, kind_of, text_of
 from ..settings.tracking import MlflowOptions
 from ..settings.training import (
-    Allreduce,
     CheckpointOptions,
     FitOptions,
     InitialWeights,
@@ -36,6 +36,8 @@ OPTIONS: tuple[type[Settings], ...] = (
     RestartOptions,
     InitialWeights,
     Allreduce,
+    LocalSGD,
+    DiLoCo,
     LaunchOptions,
     MpiOptions,
     MlflowOptions,

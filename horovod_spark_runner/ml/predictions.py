@@ -163,14 +163,22 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
         bytes (PNG, JPEG, raw) as strings, and in a second signature, ``"decoded"``, as arrays.
         It gives the outputs, in the model's shapes, under the names of `transform`'s columns.
 
+        An ``"onnx"`` is one file with the same inputs and outputs, for onnxruntime and others;
+        encoded columns are arrays there. It needs the extra ``onnx``, and is compared with Keras
+        on rows that are made before it is written. A ``"keras"`` is Keras' own file, which takes
+        the model's inputs, and knows neither columns nor what is done to them; the user's own
+        classes are needed to load it.
+
         Args:
-            path: the folder or URL to write.
-            format: ``"saved_model"`` (default).
+            path: the folder to write, or the file, whose name ends in ``.onnx`` or ``.keras``; or
+                its URL.
+            format: ``"saved_model"`` (default), ``"onnx"`` or ``"keras"``.
             mode: ``"error"`` (default) refuses a path that holds something, ``"overwrite"``
                 replaces an earlier export.
 
         Raises:
             ModelError: the format cannot hold the model, or a column's transform; it says why.
+            EnvironmentProblem: a package that the format needs is not installed.
             RunDirectoryError: there is something at the path.
             InvalidInputError: a Param asks for columns that Spark makes of outputs, or another
                 argument cannot be right.

@@ -262,9 +262,16 @@ class Tracking:
             self._work.put(self._log_model)
         self._end("FINISHED")
 
-    def fail(self, error: BaseException) -> None:
-        """Say how the training ended."""
-        killed = isinstance(error, (KeyboardInterrupt, RunCancelledError))
+    def fail(self, error: BaseException, *, stopped: bool = False) -> None:
+        """Say how the training ended.
+
+        Args:
+            error: what ended it.
+            stopped: whether that is what asked for the training, such as a search that prunes it.
+        """
+        killed = stopped or isinstance(error, (KeyboardInterrupt, RunCancelledError))
+        if stopped:
+            self._work.put(lambda: self._client.set_tag(self.run_id, "stopped", str(error)))
         self._end("KILLED" if killed else "FAILED", FAIL_SECONDS)
 
     def _end(self, status: str, seconds: float = END_SECONDS) -> None:

@@ -24,12 +24,16 @@ import contextlib
 import json
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, TypeAlias
 
 from ..errors import RunDirectoryError
 from ..storage.filesystem import Location
 
+# Where the time of an epoch went, as JSON; ``None`` where that is not known.
+Account: TypeAlias = "Mapping[str, Any] | None"
+_ACCOUNT = "accounting"
 _STEP = re.compile(r"step-(\d{8,})")
 # What `Location.write_bytes` writes aside. The lock is left out: its holder writes it all the time.
 _ASIDE = re.compile(r"\.(?!lock\.).+\.[0-9a-f]{8}")
@@ -170,9 +174,20 @@ class RunDirectory:
     def write_config(self, settings: dict[str, Any]) -> None:
         self.config.write_text(json.dumps(settings, indent=1))
 
-    def write_metrics(self, epochs: Iterable[Mapping[str, object]]) -> None:
-        """Write the metrics of all epochs so far, one JSON object per line."""
-        lines = (json.dumps({"epoch": number, **logs}) for number, logs in enumerate(epochs))
+    def write_metrics(
+        self, epochs: Sequence[Mapping[str, object]], accounts: Sequence[Account] = ()
+    ) -> None:
+        """Write the metrics of all epochs so far, one JSON object per line.
+
+        Args:
+            epochs: the metrics of each.
+            accounts: where the time of each went: ``accounting`` of its line, unless a metric is
+                called that.
+        """
+        lines = []
+        for number, (logs, account) in enumerate(zip_longest(epochs, accounts[: len(epochs)])):
+            told = {} if account is None else {_ACCOUNT: account}
+            lines.append(json.dumps({"epoch": number, **told, **logs}))
         self.metrics.write_text("".join(f"{line}\n" for line in lines))
 
     def read_metrics(self) -> list[dict[str, float]]:
@@ -183,11 +198,25 @@ class RunDirectory:
         """
         try:
             epochs = [json.loads(line) for line in self.metrics.read_text().splitlines()]
-            return [{k: v for k, v in epoch.items() if k != "epoch"} for epoch in epochs]
+            return [
+                {k: v for k, v in epoch.items() if k != "epoch" and not _is_account(k, v)}
+                for epoch in epochs
+            ]
         except FileNotFoundError:
             return []
         except (ValueError, AttributeError) as error:
             raise RunDirectoryError(f"{self.metrics} is damaged: {error}") from error
+
+    def read_accounts(self, epochs: int) -> list[Account]:
+        """Return where the time of each of the first so many epochs went, where that is known."""
+        found: list[Account] = []
+        try:
+            for line in self.metrics.read_text().splitlines()[:epochs]:
+                account = json.loads(line).get(_ACCOUNT)
+                found.append(account if _is_account(_ACCOUNT, account) else None)
+        except (OSError, ValueError, AttributeError):  # a record for people
+            pass
+        return found + [None] * (epochs - len(found))
 
     def write_attempts(self, attempts: Sequence[Mapping[str, Any]]) -> None:
         """Write what is known of all attempts of the run, one JSON object per line."""
@@ -199,3 +228,7 @@ class RunDirectory:
             return [json.loads(line) for line in self.attempts.read_text().splitlines()]
         except (OSError, ValueError):
             return []
+
+
+def _is_account(name: str, value: object) -> bool:
+    return name == _ACCOUNT and isinstance(value, dict)  # no metric is one

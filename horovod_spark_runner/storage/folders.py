@@ -56,6 +56,26 @@ def saving(kind: str, target: Location) -> Iterator[None]:
         raise StorageError(f"{kind} could not be written to {target}: {error}; {left}") from error
 
 
+def check_free_file(target: Location, mode: str) -> None:
+    """Check that a file may be written.
+
+    Args:
+        target: the file.
+        mode: ``"error"`` refuses what is there, ``"overwrite"`` only a folder.
+
+    Raises:
+        RunDirectoryError: it may not.
+    """
+    if not target.exists():
+        return
+    if mode == "error":
+        raise RunDirectoryError(
+            f"{target} is there already; mode='overwrite' replaces an earlier export"
+        )
+    if target.is_folder:
+        raise RunDirectoryError(f"{target} is a folder, which no file replaces; give another path")
+
+
 def write_aside(target: Location, write: Callable[[Location], object]) -> None:
     """Write a folder beside its place, and move it there; only where storage can rename.
 

@@ -101,7 +101,7 @@ class TuneResult:
 
     Attributes:
         best_params: the parameters of the best trial.
-        best_value: its metric after its last epoch.
+        best_value: the metric of its model.
         best_trial: its number.
         best_transformer: its trained model.
         trials: a row for each trial: ``trial`` (its number), ``state`` (``"finished"``,

@@ -16,12 +16,12 @@ from ..errors import HorovodSparkError, RunCancelledError, RunFailedError
 from ..launch.driver.console import Console
 from ..ml.transformer import TFTransformer
 from ..run.attempts import Stopped
-from ..run.pipeline import train_request
+from ..run.pipeline import train_ranks
 from ..run.request import check_request
 from ..spark.session import inheriting_thread
 from .directory import StudyDirectory
 from .result import TuneResult, trial_line, trial_table
-from .trial import TrialFollower, value_of
+from .trial import TrialFollower, final_value
 from .trial_request import TrialRequests
 
 if TYPE_CHECKING:
@@ -189,10 +189,11 @@ class Search:
         checked = check_request(self._requests.request(params, place))
         if checked.checkpoint is not None:
             follower.take_over(checked.checkpoint.history)
-        model = train_request(checked, lambda: contextlib.nullcontext(self._data), follower)
+        trained = train_ranks(checked, lambda: contextlib.nullcontext(self._data), follower)
         if follower.broken is not None:
             raise follower.broken
-        return value_of(model.summary.history[-1], self._metric)
+        report = trained.report
+        return final_value(report.history, report.final, self._metric)
 
     def _say(self, trial: Trial, params: dict[str, Any], how: str, began: float) -> None:
         with self._alone:

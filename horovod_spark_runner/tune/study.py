@@ -5,60 +5,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any
 
-import numpy as np
 import optuna
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ..errors import InvalidInputError, RunDirectoryError
-from ..settings.kinds import check_choice
 from .directory import StudyDirectory
+from .samplers import grid_is_begun
 
-SamplerName = Literal["tpe", "random"]
-PrunerName = Literal["median", "asha", "hyperband"]
 # Optuna's name of the study; its pruners compute with it, so that it must not differ.
 _NAME = "search"
 # What is kept of a trial beside optuna's own.
 PARAMS, ERROR = "params", "error"
-
-
-def check_sampler(sampler: Any) -> None:
-    """Check what `tune` was given as sampler.
-
-    Raises:
-        InvalidInputError: it is none.
-    """
-    if not isinstance(sampler, optuna.samplers.BaseSampler):
-        check_choice("sampler", sampler, get_args(SamplerName))
-
-
-def make_pruner(pruner: Any, epochs: int | None) -> optuna.pruners.BasePruner:
-    """Return the pruner that was asked for.
-
-    Args:
-        pruner: its name, one of optuna's, or ``None``.
-        epochs: epochs of every trial; ``None`` if they are searched.
-
-    Raises:
-        InvalidInputError: it is none, or trials have one epoch.
-    """
-    if pruner is None:
-        return optuna.pruners.NopPruner()
-    if epochs == 1:
-        raise InvalidInputError(
-            f"pruner={pruner!r} ends trials after an epoch, but they have one: epochs=1"
-        )
-    if isinstance(pruner, optuna.pruners.BasePruner):
-        return pruner
-    match check_choice("pruner", pruner, get_args(PrunerName)):
-        case "median":
-            return optuna.pruners.MedianPruner()
-        case "asha":
-            return optuna.pruners.SuccessiveHalvingPruner()
-        case _:
-            return optuna.pruners.HyperbandPruner(max_resource="auto" if epochs is None else epochs)
 
 
 class Study:
@@ -67,10 +29,8 @@ class Study:
     Args:
         directory: the study's directory, whose lock is held, or which is only read.
         direction: whether the metric is to be least (``"min"``) or greatest; ``None`` to read.
-        sampler: chooses parameters; see `tune`.
+        sampler_for: returns what chooses the parameters of the trial of a number.
         pruner: ends trials.
-        seed: of a sampler that is given by name.
-        side_by_side: whether several trials go on at once.
 
     Raises:
         RunDirectoryError: there is no study to read.
@@ -80,14 +40,12 @@ class Study:
         self,
         directory: StudyDirectory,
         direction: str | None = None,
-        sampler: Any = "tpe",
-        pruner: optuna.pruners.BasePruner | None = None,
-        *,
-        seed: int = 0,
-        side_by_side: bool = False,
+        sampler_for: Callable[[int], BaseSampler] | None = None,
+        pruner: BasePruner | None = None,
     ) -> None:
         self._directory = directory
-        self._sampler, self._seed, self._side_by_side = sampler, seed, side_by_side
+        self._sampler_for = sampler_for
+        self._stopped = False  # by the sampler
         if direction is None and not directory.journal.exists():
             raise RunDirectoryError(f"{directory.location} holds no study: it has no journal.log")
         try:
@@ -102,9 +60,7 @@ class Study:
         except (json.JSONDecodeError, ValueError, KeyError) as error:
             raise RunDirectoryError(f"{directory.journal} cannot be read: {error!r}") from error
 
-    def _open(
-        self, direction: str | None, pruner: optuna.pruners.BasePruner | None
-    ) -> optuna.Study:
+    def _open(self, direction: str | None, pruner: BasePruner | None) -> optuna.Study:
         if direction is None:
             return optuna.load_study(study_name=_NAME, storage=self._storage)
         return optuna.create_study(
@@ -146,10 +102,8 @@ class Study:
         Args:
             choose: has the parameters of a new trial suggested.
         """
-        if isinstance(self._sampler, str):
-            self._study.sampler = self._make_sampler(len(self.trials()))
-        else:
-            self._study.sampler = self._sampler
+        if self._sampler_for is not None:
+            self._study.sampler = self._sampler_for(len(self.trials()))
         trial = self._study.ask()
         known = trial.user_attrs.get(PARAMS)
         if known is not None:
@@ -160,8 +114,8 @@ class Study:
         except optuna.TrialPruned:
             self.prune(trial)
             return None
-        except BaseException:
-            self._tell(trial, state=TrialState.FAIL)
+        except BaseException as error:
+            self.fail(trial, f"{type(error).__name__}: {error}")
             raise
         return trial, params
 
@@ -176,13 +130,6 @@ class Study:
                 "numbers, text, booleans, None, and lists and dictionaries of these"
             )
         trial.set_user_attr(PARAMS, dict(params))
-
-    def _make_sampler(self, number: int) -> optuna.samplers.BaseSampler:
-        """Return the sampler for a trial: it draws the same whether the study went on or not."""
-        seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
-        if self._sampler == "random":
-            return optuna.samplers.RandomSampler(seed=seed)
-        return optuna.samplers.TPESampler(seed=seed, constant_liar=self._side_by_side)
 
     def finish(self, trial: Trial, value: float) -> None:
         """Take note of the value of a finished trial; one that is no finite number fails it."""
@@ -205,16 +152,19 @@ class Study:
     ) -> None:
         try:
             self._study.tell(trial, value, state=state)
-        except RuntimeError:
-            # A grid at its end wants to stop a loop of optuna's; the trial is told by then.
-            if not self.exhausted:
+        except RuntimeError as error:
+            # A sampler at its end wants to stop a loop of optuna's; the trial is told by then.
+            if "Study.stop" not in str(error):
                 raise
+            self._stopped = True
 
     @property
     def exhausted(self) -> bool:
-        """Whether the sampler has nothing left to choose, as a grid may have."""
-        grid = self._sampler
-        return isinstance(grid, optuna.samplers.GridSampler) and grid.is_exhausted(self._study)
+        """Whether there is nothing left to begin, as a grid comes to an end."""
+        trials = self.trials()
+        if any(one.state is TrialState.WAITING for one in trials):
+            return False
+        return self._stopped or grid_is_begun(trials)
 
     def reported(self, number: int) -> dict[int, float]:
         """Return the values of a trial's epochs so far, by number from 1."""

@@ -57,6 +57,7 @@ def test_a_run_gives_history_placement_timings_and_files(whole: Any) -> None:
     run = Path(whole.summary.run_dir)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line.pop("epoch") for line in lines] == [0, 1, 2, 3]
+    assert [line.pop("accounting")["ranks"] for line in lines] == [[0, 1]] * 4
     assert lines == whole.summary.history
     assert len(list(run.glob("checkpoints/*"))) == 3
     assert list(run.glob("data/*")) == []  # deleted at the end

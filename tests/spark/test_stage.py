@@ -146,7 +146,7 @@ def test_a_run_is_named_and_not_its_checkpoint(run: str, tmp_path: Path) -> None
     place.mkdir(parents=True)
     with pytest.raises(RunDirectoryError, match="holds no finished model") as caught:
         TFTransformer.from_run(place)
-    told = f"it is a checkpoint of the run in {tmp_path}; its weights are those of TFTransformer"
+    told = f"it is a checkpoint of the run in {tmp_path}; its weights are those of from_run("
     assert told in str(caught.value)
     assert f"from_run({str(tmp_path)!r}, checkpoint=42)" in str(caught.value)
     with pytest.raises(RunDirectoryError, match=r"signature.json is missing\)$"):
