@@ -81,6 +81,8 @@ def spark(marked: None) -> Iterator[Any]:
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
+        # Workers that need not import TensorFlow, each again.
+        .config("spark.python.daemon.module", "tests.python_daemon")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
