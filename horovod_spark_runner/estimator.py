@@ -44,7 +44,7 @@ ParamMap = Mapping[Any, Any]
 
 
 class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # type: ignore[misc]
-    """Trains a model on a DataFrame with Horovod, and returns a `TFTransformer`.
+    """Trains a model on a DataFrame with Horovod; its model is a transformer of that framework.
 
     An estimator of Spark ML: it goes into a ``Pipeline``, a ``CrossValidator`` or a
     ``TrainValidationSplit``, also with ``parallelism`` above 1, and can be saved and loaded. Its
