@@ -22,7 +22,7 @@ from .ml.estimator_files import EstimatorReader, EstimatorWriter
 from .ml.estimator_params import EstimatorParams
 from .ml.naming import check_added, surely_added
 from .ml.params import camel_case, check_own_params, prediction_settings
-from .ml.transformer import TFTransformer
+from .ml.trained_transformer import TrainedTransformer
 from .run.asker import Asker
 from .run.pipeline import train_request
 from .run.request import TrainingRequest, check_request
@@ -46,7 +46,7 @@ ParamMap = Mapping[Any, Any]
 
 
 class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # type: ignore[misc]
-    """Trains a Keras model on a DataFrame with Horovod; its model is a `TFTransformer`.
+    """Trains a model on a DataFrame with Horovod; its model is a transformer of that framework.
 
     An estimator of Spark ML: it goes into a ``Pipeline``, a ``CrossValidator`` or a
     ``TrainValidationSplit``, also with ``parallelism`` above 1, and can be saved and loaded. Its
@@ -95,7 +95,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
                 of maps, for each of which a model is trained.
 
         Returns:
-            The `TFTransformer`, or a list of them.
+            The `TFTransformer` or `TorchTransformer`, or a list of them.
 
         Raises:
             DataError: columns, types or values cannot be trained on.
@@ -119,7 +119,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         self,
         dataset: DataFrame,
         paramMaps: Sequence[ParamMap],
-    ) -> Iterator[tuple[int, TFTransformer]]:
+    ) -> Iterator[tuple[int, TrainedTransformer]]:
         """Train a model for each map; the rows are prepared once where the maps allow it.
 
         Args:
@@ -171,7 +171,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         """
         return EstimatorReader(cls)
 
-    def _fit(self, dataset: DataFrame) -> TFTransformer:
+    def _fit(self, dataset: DataFrame) -> TrainedTransformer:
         request = self._request(dataset)
         return _model(self, lambda: train_request(check_request(request)))
 
@@ -292,7 +292,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         return f"HorovodEstimator has no Param {name!r}{meant}"
 
 
-class _Fits(Iterator[tuple[int, TFTransformer]]):
+class _Fits(Iterator[tuple[int, TrainedTransformer]]):
     """Models that are trained when they are asked for, each once; safe for threads."""
 
     def __init__(
@@ -303,7 +303,7 @@ class _Fits(Iterator[tuple[int, TFTransformer]]):
         self._lock = threading.Lock()
         self._asker = asker
 
-    def __next__(self) -> tuple[int, TFTransformer]:
+    def __next__(self) -> tuple[int, TrainedTransformer]:
         with self._lock:
             try:
                 self._asker.look()
@@ -323,12 +323,12 @@ class _Fits(Iterator[tuple[int, TFTransformer]]):
                     self._asker.forget()
 
 
-def _model(stage: HorovodEstimator, train: Callable[[], TFTransformer]) -> TFTransformer:
+def _model(stage: HorovodEstimator, train: Callable[[], TrainedTransformer]) -> TrainedTransformer:
     """Return the model that ``train`` gives, with the Params that it shares with ``stage``."""
     trained = train()
     # As Spark's own models do: a map of the estimator's Params holds for the model, too.
     trained._resetUid(stage.uid)
-    model: TFTransformer = stage._copyValues(trained)
+    model: TrainedTransformer = stage._copyValues(trained)
     return model
 
 

@@ -53,7 +53,7 @@ GPU_RECIPE = 1
 # From horovod/tensorflow in site-packages to the environment's lib, where Open MPI's wheel is. The
 # compiler wrapper records the path of this environment alone, and the wheel serves others, too.
 MPI_BESIDE_PYTHON = "$ORIGIN/../../../.."
-# What builds Horovod, beside TensorFlow and Open MPI.
+# What builds Horovod, beside its frameworks and Open MPI.
 BUILD_PACKAGES = ("setuptools<70", "wheel", "packaging", "pyyaml", "cloudpickle", "cffi", "psutil",
                   "cmake>=3.18,<4")  # fmt: skip
 NCCL_BESIDE_HOROVOD = "$ORIGIN/../../nvidia/nccl/lib"

@@ -22,17 +22,16 @@ from ..launch.driver.launcher import chosen_launcher
 from ..ml.naming import added_columns
 from ..ml.served import ServedModel
 from ..ml.summary import TrainingSummary
-from ..ml.torch_transformer import TorchTransformer
 from ..ml.trained import read_trained_model
 from ..ml.trained_transformer import TrainedTransformer
-from ..ml.transformer import TFTransformer
+from ..ml.transformers import transformer_class
 from ..rundir.attempt import Attempt
 from ..rundir.lock import RunLock
 from ..settings.prediction import PredictionSettings
 from ..storage.filesystem import Location
 from ..training.changes import check_same_data
 from ..training.entry import modules_for
-from ..training.spec import TORCH, TrainingReport, TrainingSpec
+from ..training.spec import TrainingReport, TrainingSpec
 from .attempts import Attempts, Follower, Stopped
 from .request import CheckedRequest
 from .saved_model import check_saved_model
@@ -111,8 +110,7 @@ def train_request(
         attempts=tuple(trained.attempts),
     )
     settings = PredictionSettings(prediction_col=request.prediction_col)
-    kind = TorchTransformer if checked.source.engine == TORCH else TFTransformer
-    return kind(model, summary=summary, settings=settings)
+    return transformer_class(checked.source.engine)(model, summary=summary, settings=settings)
 
 
 def train_ranks(

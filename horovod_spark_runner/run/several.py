@@ -10,7 +10,7 @@ from functools import partial
 from ..data.prepare.datasets import Prepared
 from ..data.prepare.folds import prepared_folds
 from ..data.prepare.shared import SharedData
-from ..ml.transformer import TFTransformer
+from ..ml.trained_transformer import TrainedTransformer
 from ..settings.data import WINDOW_BYTES, DataOptions
 from ..storage.filesystem import Location
 from .attempts import Follower
@@ -26,7 +26,7 @@ class SharedFit:
     shared: SharedData
     follower: Follower
 
-    def __call__(self) -> TFTransformer:
+    def __call__(self) -> TrainedTransformer:
         use = partial(self.shared.use, _key(self.checked))
         return train_request(self.checked, use, self.follower)
 

@@ -66,7 +66,9 @@ class GradientExchange:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradients")
             for bucket in self._buckets:
                 for parameter in bucket:
-                    parameter.register_post_accumulate_grad_hook(self._arrived)
+                    parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                        self._arrived
+                    )
 
     @contextlib.contextmanager
     def step(self, part: Part, asked: Sequence[bool]) -> Iterator[None]:
@@ -83,6 +85,11 @@ class GradientExchange:
         The sum of all ranks' goes along with the gradients: see `total_count`.
         """
         self._own_count = own
+
+    @property
+    def fraction(self) -> float:
+        """This rank's part of the rows of the step."""
+        return self._part.fraction
 
     @property
     def total_count(self) -> float:

@@ -19,8 +19,10 @@ from .collectives import Part
 from .exchange import GradientExchange
 from .losses import LABELS, ROWS, SUM, Losses, Term
 from .metrics import Metrics, Sums, add_terms
+from .outputs import leaves
 from .own_step import TorchStep, clip
 from .statistics import Statistics
+from .sync_norm import synchronise_norms
 from .torch_model import TorchModel
 from .variables import parameters_of
 
@@ -68,6 +70,8 @@ class Steps:
         self.exchange = GradientExchange(every, synchroniser, self._size, device)
         self._statistics = Statistics(module, self.exchange, world)
         self._training: bool | None = None
+        if model.sync_batch_norm and self._size > 1:
+            synchronise_norms(module, lambda: self.exchange.fraction)
         if model.train_step is None:
             self.exchange.overlap()
             return
@@ -112,6 +116,8 @@ class Steps:
             batch = self._batches.of(step.batch.arrays, training=True)
             outputs, terms = self._forward(batch)
         loss = self._scalar(terms, step)
+        if loss is None and self._model.sync_batch_norm:
+            loss = self._of_no_rows(step)
         with self.exchange.backward():
             if loss is not None:
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -129,6 +135,13 @@ class Steps:
             if self._losses is None:
                 return outputs, []
             return outputs, self._losses.terms(outputs, batch.labels, batch.inputs, batch.weights)
+
+    def _of_no_rows(self, step: Step) -> Tensor:
+        """Return 0, computed by the module, whose layers need all ranks."""
+        batch = self._batches.of(step.batch.arrays, training=False)
+        with self._autocast():
+            given = self._batches.call(self._module, batch)
+        return torch.stack([tensor.sum() for _, tensor in leaves(given)]).sum() * 0.0
 
     def _no_terms(self) -> list[Term]:
         """Return the terms of no rows."""
