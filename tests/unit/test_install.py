@@ -37,7 +37,7 @@ def test_what_is_missing_is_named(environment: Path) -> None:
     command = [str(environment / "bin/horovod-spark-runner"), "install-horovod"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "neither tensorflow nor torch is installed in" in done.stderr
+    assert "tensorflow or torch is not installed in" in done.stderr
     assert "pip install tensorflow" in done.stderr
 
 
