@@ -34,7 +34,7 @@ FLOORS: list[set[str]] = [
     # The loop knows an engine only by name.
     {"training"},
     {"training.keras", "training.torch"},
-    {"ml"},
+    {"ml", "report.runs"},
     {"dataset", "run", "export"},
     {"api", "runner", "estimator"},
     {"tune"},

@@ -28,11 +28,13 @@ from ..ml.transformers import transformer_class
 from ..rundir.attempt import Attempt
 from ..rundir.lock import RunLock
 from ..settings.prediction import PredictionSettings
+from ..spark.session import master_of
 from ..storage.filesystem import Location
 from ..training.changes import check_same_data
 from ..training.entry import modules_for
 from ..training.spec import TrainingReport, TrainingSpec
 from .attempts import Attempts, Follower, Stopped
+from .record import CallRecord, versions
 from .request import CheckedRequest
 from .saved_model import check_saved_model
 from .tracking import begin_tracking
@@ -157,6 +159,9 @@ def train_ranks(
             found=checked.found,
             followers=[one for one in (tracking, follower) if one is not None],
         )
+        seconds = {"prepare": checked.seconds, "materialize": materialized - began}
+        facts = {"workers": checked.workers, "master": master_of(spark), "versions": versions()}
+        record = CallRecord(directory, seconds, facts)
         try:
             result = attempts.run(
                 lambda checkpoint, token: _training_spec(checked, data, run_id, checkpoint, token),
@@ -165,9 +170,11 @@ def train_ranks(
         except BaseException as error:
             if tracking is not None:
                 tracking.fail(error, stopped=isinstance(error, Stopped))
+            record.fail(error)
             raise
-    trained = time.monotonic()
-    report: TrainingReport = result.result
+        trained = time.monotonic()
+        report: TrainingReport = result.result
+        record.finish(result, report.accounts)
     if tracking is not None:
         tracking.finish(report.history)
     return Trained(report, result, tuple(attempts.done), began, materialized, trained)
