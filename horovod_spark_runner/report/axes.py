@@ -136,7 +136,7 @@ class Frame:
             whole_x: ticks at whole numbers only.
         """
         left, right = self.x.begin, self.x.end
-        bottom = self.y.begin
+        bottom, top = self.y.begin, self.y.end
         rows = []
         for tick in self.y.ticks(4):
             y = self.y.at(tick)
