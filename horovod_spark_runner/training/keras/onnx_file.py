@@ -21,9 +21,9 @@ import tensorflow as tf
 
 from ..._version import __version__
 from ...data.manifest import Column
-from ...errors import EnvironmentProblem, ModelError
+from ...errors import ModelError
 from ...quiet import quiet_imports
-from ...scoring.onnx_session import METADATA, OnnxSession, import_onnxruntime
+from ...scoring.onnx_session import METADATA, OnnxSession, check_installed
 from ...storage.filesystem import Location
 from ..trained_model import Recipe
 from .export import Served, serving
@@ -39,31 +39,12 @@ _SIZES = (1, 17)
 _TEXTS = ("", "a", "b c", "Ä")
 
 
-def need_onnx() -> None:
-    """Check that what writes and runs ONNX files is installed.
-
-    Raises:
-        EnvironmentProblem: it is not.
-    """
-    try:
-        with quiet_imports():
-            import_onnxruntime()
-            import onnx
-            import tf2onnx
-
-            assert onnx, tf2onnx
-    except (EnvironmentProblem, ImportError) as error:
-        raise EnvironmentProblem(
-            "ONNX files need onnx, tf2onnx and onnxruntime, of which one is not installed: "
-            f"pip install 'horovod_spark_runner[onnx]' ({error})"
-        ) from error
-
-
 def export_onnx(
     recipe: Recipe, columns: Sequence[str], outputs: Sequence[str], target: Location
 ) -> None:
     """Write the model of a recipe; see `Engine.export`."""
-    need_onnx()
+    with quiet_imports():
+        check_installed("onnx", "tf2onnx")
     check_transforms(tuple(recipe.transforms), "an ONNX file")
     if len(set(outputs)) < len(outputs) or set(outputs) & set(columns):
         raise ModelError(
