@@ -16,7 +16,7 @@ from ..scoring.onnx_session import check_installed
 from ..scoring.stage import Stage
 from ..settings.kinds import check_choice
 from ..storage.filesystem import Location
-from ..storage.folders import check_free, check_free_file, write_aside
+from ..storage.folders import check_free, check_free_file, saving, write_aside
 from .fitted import Fitted, kind_of, vector_size
 from .readers import READERS
 
@@ -71,7 +71,7 @@ def export_pipeline(
         RunDirectoryError: there is something at the path.
         InvalidInputError: an argument cannot be right.
         DataError: the DataFrame is not one that the pipeline takes.
-        OSError: storage fails.
+        StorageError: storage fails.
     """
     check_choice("mode", mode, _MODES)
     if not hasattr(frame, "schema") or not hasattr(pipeline_model, "transform"):
@@ -89,7 +89,9 @@ def export_pipeline(
                 "a bundle"
             )
         check_free(location, mode, MAIN_FILE, "an exported pipeline")
-        _write(_bundle(pipeline_model, frame, network), location)
+        bundle = _bundle(pipeline_model, frame, network)
+        with saving("the exported pipeline", location):
+            _write(bundle, location)
         return
     if not location.name.endswith(SUFFIX):
         raise InvalidInputError(
@@ -100,7 +102,9 @@ def export_pipeline(
     from .graph.file import pipeline_file
 
     bundle = _bundle(pipeline_model, frame, ONNX)
-    location.write_bytes(pipeline_file(bundle, frame, columns))
+    held = pipeline_file(bundle, frame, columns)
+    with saving("the exported pipeline", location):
+        location.write_bytes(held)
 
 
 def _bundle(pipeline_model: Any, frame: DataFrame, network: str) -> Bundle:

@@ -8,8 +8,8 @@ from ..errors import InvalidInputError
 from ..settings.kinds import check_choice
 from ..settings.prediction import PredictionSettings
 from ..storage.filesystem import Location
-from ..storage.folders import check_free, check_free_file
-from ..training.engine import KERAS_FILE, ONNX, engine_named
+from ..storage.folders import check_free, check_free_file, saving
+from ..training.engine import KERAS_FILE, ONNX, TORCH_EXPORT, engine_named
 from ..training.keras.saved import GRAPH_FILE
 from .features import feature_names
 from .files import MODES
@@ -17,7 +17,7 @@ from .naming import added_columns
 from .served import ServedModel
 
 # Formats that are one file, and how its name ends.
-SUFFIXES = {KERAS_FILE: ".keras", ONNX: ".onnx"}
+SUFFIXES = {KERAS_FILE: ".keras", ONNX: ".onnx", TORCH_EXPORT: ".pt2"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def export_model(model: ServedModel, request: ExportRequest) -> None:
         InvalidInputError: the settings do not fit the model, or there is no such format.
         ModelError: the format cannot hold the model.
         RunDirectoryError: there is something at the place.
-        OSError: storage fails.
+        StorageError: storage fails.
     """
     recipe = model.whole()
     settings = request.settings
@@ -80,4 +80,5 @@ def export_model(model: ServedModel, request: ExportRequest) -> None:
         check_free_file(request.target, request.mode)
     else:
         check_free(request.target, request.mode, GRAPH_FILE, "an export")
-    engine.export(recipe, request.format, columns, outputs, request.target)
+    with saving("the export", request.target):
+        engine.export(recipe, request.format, columns, outputs, request.target)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from ..errors import RunDirectoryError
+from ..errors import RunDirectoryError, StorageError
 from .filesystem import Location
 
 
@@ -32,6 +32,28 @@ def check_free(target: Location, mode: str, mark: str, kind: str) -> None:
         raise RunDirectoryError(
             f"{target} holds something else than {kind}, which is not replaced; give another path"
         )
+
+
+@contextlib.contextmanager
+def saving(kind: str, target: Location) -> Iterator[None]:
+    """Say what was to be written where, if storage fails inside.
+
+    Args:
+        kind: what is written, for messages.
+        target: its place.
+
+    Raises:
+        StorageError: storage fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        left = (
+            "what was there before, if anything, is untouched"
+            if target.renames_whole
+            else "what is there now may be incomplete, and is then refused when it is read"
+        )
+        raise StorageError(f"{kind} could not be written to {target}: {error}; {left}") from error
 
 
 def check_free_file(target: Location, mode: str) -> None:
@@ -77,6 +99,9 @@ def write_aside(target: Location, write: Callable[[Location], object]) -> None:
 def replace_folder(location: Location, new: Location) -> None:
     """Move a folder to where another may be, which is removed afterwards.
 
+    On local storage the two change places in one step, where the kernel and the file system can;
+    elsewhere there is none for a moment.
+
     Args:
         location: where it goes.
         new: the folder, beside it.
@@ -84,6 +109,9 @@ def replace_folder(location: Location, new: Location) -> None:
     Raises:
         OSError: it cannot be moved; what was at ``location`` is there again.
     """
+    if location.exists() and new.exchange_with(location):
+        new.delete_folder()
+        return
     old = new.parent.join(f"{new.name}.old")
     replaced = location.exists()
     if replaced:

@@ -114,7 +114,8 @@ class Compared:
             try:
                 run = rows.context._jvm.PythonRDD.runJob
                 taken = run(rows.context._jsc.sc(), rows._jrdd, [number])
-                return list(_load_from_socket(taken, rows._jrdd_deserializer))
+                with _load_from_socket(taken, rows._jrdd_deserializer) as stream:
+                    return list(stream)
             except (PySparkException, Py4JJavaError):
                 return None
 

@@ -23,8 +23,9 @@ from horovod_spark_runner.data.read.decode import RowDecoder
 from horovod_spark_runner.ml.loading import load_model
 from horovod_spark_runner.ml.trained import read_finished_run
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.training.keras.artifact import ModelInputs, save_model
+from horovod_spark_runner.training.keras.artifact import save_model
 from horovod_spark_runner.training.keras.binding import InputBinding
+from horovod_spark_runner.training.model_inputs import ModelInputs
 from horovod_spark_runner.training.spec import Binding
 
 from ..runs import spec_of

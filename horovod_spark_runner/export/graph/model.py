@@ -174,7 +174,7 @@ def onnx_of(bundle: Bundle, columns: Sequence[str] | None = None) -> bytes:
         producer_version=__version__,
         ir_version=IR_VERSION,
         opset_imports=[
-            onnx.helper.make_opsetid("", OPSET),
+            onnx.helper.make_opsetid("", graph.opset or OPSET),
             onnx.helper.make_opsetid(ML, ML_OPSET),
         ],
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ import cloudpickle
 import keras
 import numpy as np
 
-from ...data.manifest import Column
 from ...errors import CheckpointError
 from ...rundir.directory import RunDirectory
 from ...serialize import dumps
 from ...storage.arrays import dump_arrays
-from ..spec import KERAS, Binding, OutputSpec, TrainingSpec
-from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature, Targets
+from ..likeness import check_close
+from ..model_inputs import ModelInputs
+from ..spec import KERAS, OutputSpec
+from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature
 from .archive import custom_parts, read_config, with_named_lambdas
 from .custom_objects import find_objects, name_lambdas, only_keras, revivable
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
@@ -31,44 +31,13 @@ from .outputs import (
     output_specs,
     unchanged,
 )
-from .sample import check_close, take_sample, try_out
+from .sample import take_sample, try_out
 from .saved import ARCHIVE_FILE, FILES, SAMPLE_FILE, KerasFacts, SavedModel
 
 # How many numbers of two models' weights are compared at once.
 _PART = 1 << 22
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ModelInputs:
-    """What a trained model takes.
-
-    Attributes:
-        inputs: which column feeds which input.
-        columns: the feature columns.
-        transforms: those of them that were trained with a transform.
-        custom_objects: classes and functions by name that the model itself was made with.
-        targets: what its outputs were compared with, if that is known.
-    """
-
-    inputs: Binding
-    columns: tuple[Column, ...]
-    transforms: tuple[str, ...]
-    custom_objects: Mapping[str, Any]
-    targets: Targets | None = None
-
-    @classmethod
-    def of_training(cls, spec: TrainingSpec) -> ModelInputs:
-        """Return what the model of a training takes."""
-        names = spec.inputs.columns
-        return cls(
-            inputs=spec.inputs,
-            columns=tuple(spec.train.column(name) for name in names),
-            transforms=tuple(sorted(set(spec.transforms) & set(names))),
-            custom_objects=spec.model.custom_objects,
-            targets=_targets(spec),
-        )
 
 
 def save_model(
@@ -142,17 +111,6 @@ def _save(
     )
     files.finish(signature, FILES)
     return saved
-
-
-def _targets(spec: TrainingSpec) -> Targets:
-    weight = () if spec.weight is None else (spec.weight,)
-    names = dict.fromkeys((*spec.outputs.columns, *weight))
-    return Targets(
-        spec.outputs,
-        tuple(spec.train.column(name) for name in names),
-        spec.weight,
-        tuple(sorted(set(spec.transforms) & set(names))),
-    )
 
 
 def load_archive(archive: bytes, objects: Mapping[str, Any] | None) -> keras.Model:
