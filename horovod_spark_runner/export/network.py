@@ -22,7 +22,7 @@ from .fitted import Fitted
 
 
 def network(fitted: Fitted, format: str) -> Network:
-    """Return a transformer with its network, written anew; TensorFlow is imported.
+    """Return a transformer with its network, written anew; its framework is imported.
 
     Args:
         fitted: the transformer.

@@ -12,6 +12,7 @@ from ..scoring.bundle import MAIN_FILE, Bundle, bundle_files
 from ..scoring.categories import StringIndexer
 from ..scoring.inputs import ARRAY, VECTOR, Input
 from ..scoring.network import ONNX, SAVED_MODEL, Network
+from ..scoring.onnx_session import check_installed
 from ..scoring.stage import Stage
 from ..settings.kinds import check_choice
 from ..storage.filesystem import Location
@@ -97,6 +98,7 @@ def export_pipeline(
             f"an ONNX file is one file, whose name ends in {SUFFIX}; got {location}"
         )
     check_free_file(location, mode)
+    check_installed("onnx")
     from .graph.file import pipeline_file
 
     bundle = _bundle(pipeline_model, frame, ONNX)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ pytestmark = pytest.mark.spark
 
 Rows = Mapping[str, Sequence[Any]]
 
+ROW = "row number"
 NAN, INF = float("nan"), float("inf")
 NUMBERS = [0.0, -0.0, 1.0, -1.5, 2.5, 1e300, -1e-300, 0.1, INF, -INF, NAN, None]
 TEXTS = ["a", "b", "", " ", "a", "Ä", "b c", "A", "nan", "1", None, "\U0001f600 x"]
@@ -86,34 +86,49 @@ class Compared:
                     row[number] = None if row[number] is None else Vectors.dense(row[number])
             data_type = VectorUDT() if kind == "vector" else _parse_datatype_string(kind)
             fields.append(StructField(name, data_type))
-        context = self.spark.sparkContext
-        apart = context.parallelize([tuple(row) for row in made], max(len(made), 1))
-        return self.spark.createDataFrame(apart, StructType(fields))
+        return self.spark.createDataFrame([tuple(row) for row in made], StructType(fields))
 
-    def _each(self, fitted: Any, frame: Any, outputs: Sequence[str]) -> list[Any]:
+    def apart(self, columns: Rows, schema: str) -> Any:
+        """Return the rows, each numbered, and in a partition of its own."""
+        from pyspark.sql import functions as F
+
+        rows = list(zip(*columns.values(), strict=True))
+        numbered = [(number, *row) for number, row in enumerate(rows)]
+        local = self.of_rows(numbered, [ROW, *columns], f"bigint {schema}")
+        places = self.spark.range(0, len(rows), 1, len(rows)).withColumnRenamed("id", ROW)
+        return places.join(F.broadcast(local), ROW)
+
+    def _each(self, fitted: Any, frame: Any, outputs: Sequence[str], count: int) -> list[Any]:
         """Return what Spark makes of each row alone: no row, one, or ``None`` for an error.
 
-        Each row is a partition. So it is planned once, and an error is that of one row.
+        Where some row fails, each partition is a job of its own: what is slow, planning and
+        workers of Python's, is done once, or not at all.
         """
         from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
+        from pyspark.util import _load_from_socket
 
-        made = fitted.transform(frame).select(*outputs).rdd
+        made = fitted.transform(frame).select(ROW, *outputs)
 
         def alone(number: int) -> Any:
             try:
-                return made.context.runJob(made, list, [number])
+                run = rows.context._jvm.PythonRDD.runJob
+                taken = run(rows.context._jsc.sc(), rows._jrdd, [number])
+                with _load_from_socket(taken, rows._jrdd_deserializer) as stream:
+                    return list(stream)
             except (PySparkException, Py4JJavaError):
                 return None
 
         try:
-            parts = made.glom().collect()
+            parts: list[Any] = [[] for _ in range(count)]
+            for row in made.collect():
+                parts[row[0]].append(row)
         except (PySparkException, Py4JJavaError):  # some row fails: which?
-            with ThreadPoolExecutor(4) as pool:
-                parts = list(pool.map(alone, range(made.getNumPartitions())))
+            rows = made.rdd
+            parts = [alone(number) for number in range(count)]
         return [
-            None if rows is None else [[plain(value) for value in row] for row in rows]
-            for rows in parts
+            None if found is None else [[plain(value) for value in row[1:]] for row in found]
+            for found in parts
         ]
 
     def check(
@@ -145,7 +160,7 @@ class Compared:
         scorer = load_pipeline(self.place)
         names = list(columns)
         rows = list(zip(*columns.values(), strict=True))
-        found = self._each(fitted, frame, outputs)
+        found = self._each(fitted, self.apart(columns, schema), outputs, len(rows))
         if no_onnx:
             with pytest.raises(ModelError, match=no_onnx):
                 onnx_of(read_bundle(self.place), outputs)
@@ -397,7 +412,15 @@ LISTS = [["a", "b", "a"], [], ["", "Ä", "\U0001f600", "unseen"], ["a"] * 5, Non
 
 
 def test_words(compared: Compared) -> None:
-    from pyspark.ml.feature import IDF, CountVectorizer, HashingTF, RegexTokenizer, Tokenizer
+    from pyspark.ml.feature import (
+        IDF,
+        CountVectorizer,
+        HashingTF,
+        NGram,
+        RegexTokenizer,
+        StopWordsRemover,
+        Tokenizer,
+    )
 
     texts = ["A b  a ", "", " ", "\tİstanbul ΣΑΣ\u00a0x\u2003y", "b,c-d\nA1_", None, "ẞ a", "a a"]
     stages = [
@@ -415,13 +438,19 @@ def test_words(compared: Compared) -> None:
     fit: Rows = {"text": ["a b", "b c a", "x  y a", ""]}
     compared.check(stages, {"text": texts}, "string", outputs, fit, no_onnx="Tokenizer.*'words'")
     stages = [
+        StopWordsRemover(inputCol="words", outputCol="s", stopWords=["A", "ä"]),
+        StopWordsRemover(
+            inputCols=["words"], outputCols=["t"], stopWords=["A", "b"], caseSensitive=True
+        ),
+        NGram(inputCol="words", outputCol="two"),
+        NGram(inputCol="s", outputCol="one", n=1),
         CountVectorizer(inputCol="words", outputCol="c", minTF=2.0),
         CountVectorizer(inputCol="words", outputCol="b", binary=True),
         HashingTF(inputCol="words", outputCol="h", numFeatures=1000),
     ]
     fit = {"words": [["a", "b"], ["", "a"]]}
-    outputs = ["c", "b", "h"]
-    schema, refused = "array<string>", "CountVectorizer.*lists of words"
+    outputs = ["s", "t", "two", "one", "c", "b", "h"]
+    schema, refused = "array<string>", "StopWordsRemover.*lists of words"
     compared.check(stages, {"words": LISTS}, schema, outputs, fit, no_onnx=refused)
 
 
@@ -462,7 +491,7 @@ def test_feature_hasher_and_what_is_large(compared: Compared) -> None:
 
 
 def test_elements_together(compared: Compared) -> None:
-    from pyspark.ml.feature import PCA, ElementwiseProduct, PolynomialExpansion
+    from pyspark.ml.feature import DCT, PCA, ElementwiseProduct, PolynomialExpansion
     from pyspark.ml.linalg import Vectors
 
     stages = [
@@ -473,9 +502,13 @@ def test_elements_together(compared: Compared) -> None:
         PolynomialExpansion(inputCol="v", outputCol="p4", degree=4),
     ]
     compared.check(stages, {"v": HOSTILE}, "vector", ["e", "p2", "p4"])
-    pca = PCA(inputCol="v", outputCol="c", k=2)
+    products = [
+        PCA(inputCol="v", outputCol="c", k=2),
+        DCT(inputCol="v", outputCol="d"),
+        DCT(inputCol="d", outputCol="i", inverse=True),
+    ]
     columns = {"v": [*VECTORS[:6], None]}
-    compared.check([pca], columns, "vector", ["c"], {"v": FINITE}, tolerance=1e-9)
+    compared.check(products, columns, "vector", ["c", "d", "i"], {"v": FINITE}, tolerance=1e-9)
 
 
 def test_interaction(compared: Compared) -> None:
@@ -501,19 +534,19 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(
 ) -> None:
     from pyspark.ml import Pipeline
     from pyspark.ml.feature import (
-        DCT,
         ElementwiseProduct,
         FeatureHasher,
         RegexTokenizer,
         SQLTransformer,
         Tokenizer,
+        VectorSizeHint,
     )
     from pyspark.ml.linalg import Vectors
 
     frame = compared.frame({"v": VECTORS, "x": [1.0] * 7, "t": ["a"] * 7}, "vector double string")
     refused = [
         (SQLTransformer(statement="SELECT *, 1 AS one FROM __THIS__"), "SQLTransformer"),
-        (DCT(inputCol="v", outputCol="d"), "DCT"),
+        (VectorSizeHint(inputCol="v", size=4), "VectorSizeHint"),
         (RegexTokenizer(inputCol="t", outputCol="w", pattern="(?i)a++"), r"\(\?i\)a\+\+"),
         (RegexTokenizer(inputCol="t", outputCol="w", pattern="a*"), "empty string"),
         (FeatureHasher(inputCols=["x"], outputCol="f", categoricalCols=["x"]), "'x' holds real"),

@@ -22,11 +22,13 @@ class Graph:
     Attributes:
         nodes: the nodes, in an order in which they can be computed.
         constants: the constants.
+        opset: the version of ONNX's operators that a network is of; ``None`` if there is none.
     """
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
+        self.opset: int | None = None
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:

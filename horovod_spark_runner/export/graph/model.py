@@ -27,8 +27,8 @@ from .vectors import (
     interaction,
     min_max_scaler,
     normalizer,
-    pca,
     polynomial_expansion,
+    projection,
     scaler,
     vector_assembler,
     vector_slicer,
@@ -46,7 +46,7 @@ WRITERS: dict[str, Callable[[Rows, Any], None]] = {
     "Network": network,
     "Normalizer": normalizer,
     "OneHotEncoder": one_hot_encoder,
-    "PCA": pca,
+    "Projection": projection,
     "PolynomialExpansion": polynomial_expansion,
     "Scaler": scaler,
     "StringIndexer": string_indexer,
@@ -57,7 +57,9 @@ _WITHOUT = {
     "CountVectorizer": "ONNX has no lists of words",
     "FeatureHasher": "ONNX has no Murmur hash",
     "HashingTF": "ONNX has no Murmur hash",
+    "NGram": "ONNX has no lists of words",
     "RegexTokenizer": "ONNX has no regular expressions that split text",
+    "StopWordsRemover": "ONNX has no lists of words",
     "Tokenizer": "ONNX has no lists of words, and no lower case as Java's",
 }
 
@@ -172,7 +174,7 @@ def onnx_of(bundle: Bundle, columns: Sequence[str] | None = None) -> bytes:
         producer_version=__version__,
         ir_version=IR_VERSION,
         opset_imports=[
-            onnx.helper.make_opsetid("", OPSET),
+            onnx.helper.make_opsetid("", graph.opset or OPSET),
             onnx.helper.make_opsetid(ML, ML_OPSET),
         ],
     )
@@ -194,7 +196,7 @@ def _checked(model: Any) -> bytes:
     try:
         onnx.checker.check_model(model)
         return bytes(model.SerializeToString())
-    except ValueError as error:  # of 2 GiB and more
+    except Exception as error:  # of 2 GiB and more, or a network's graph of another kind
         raise ModelError(f"the pipeline does not fit into one ONNX file: {error!s:.300}") from error
 
 

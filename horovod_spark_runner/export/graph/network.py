@@ -109,7 +109,17 @@ def _merge(rows: Rows, stage: Network, given: list[str]) -> list[tuple[str, str,
 
     with zipfile.ZipFile(io.BytesIO(stage.contents)) as archive:
         whole = onnx.load_model_from_string(archive.read(MODEL_FILE))
+    if whole.functions:
+        whole = onnx.inliner.inline_local_functions(whole)
     graph = rows.graph
+    opset = next(one.version for one in whole.opset_import if one.domain in ("", "ai.onnx"))
+    if graph.opset not in (None, opset):
+        raise ModelError(
+            f"the networks of one ONNX file must be of one version of ONNX's operators, and these "
+            f"are of {graph.opset} and {opset}: they are of different frameworks; "
+            "format='bundle' takes them"
+        )
+    graph.opset = opset
     # A name that no other network's nodes have.
     prefix = f"{graph.new_name()} "
     inner = onnx.compose.add_prefix(whole, prefix).graph

@@ -8,11 +8,11 @@ import numpy as np
 
 from ...scoring.stage import ERROR, KEEP, SKIP
 from ...scoring.vectors import (
-    PCA,
     Interaction,
     MinMaxScaler,
     Normalizer,
     PolynomialExpansion,
+    Projection,
     Scaler,
     VectorAssembler,
     VectorSlicer,
@@ -118,8 +118,8 @@ def _norms(graph: Graph, data: str, size: int, p: float) -> str:
     return graph.add("Sqrt", total) if p == 2 else graph.add("Pow", total, graph.constant(1.0 / p))
 
 
-def pca(rows: Rows, stage: PCA) -> None:
-    """Add vectors in terms of principal components."""
+def projection(rows: Rows, stage: Projection) -> None:
+    """Add vectors times a matrix."""
     size, count = stage.components.shape
     data = rows.vectors(stage.input, size).data
     components = rows.graph.constant(stage.components)
