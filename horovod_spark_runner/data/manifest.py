@@ -169,5 +169,5 @@ class Manifest:
             raise ValueError("a dataset manifest of another format")
         columns = tuple(Column(**{**c, "shape": tuple(c["shape"])}) for c in fields.pop("columns"))
         groups = tuple(RowGroup(**group) for group in fields.pop("row_groups"))
-        lists = {name: tuple(fields.pop(name)) for name in ("files", "file_sizes", "footers")}
-        return cls(columns=columns, row_groups=groups, **lists, **fields)
+        fields |= {name: tuple(fields[name]) for name in ("files", "file_sizes", "footers")}
+        return cls(columns=columns, row_groups=groups, **fields)

@@ -79,14 +79,16 @@ class Trained:
 def train_request(
     checked: CheckedRequest,
     prepare: Callable[[], AbstractContextManager[Prepared]] | None = None,
+    follower: Follower | None = None,
 ) -> TrainedTransformer:
     """Materialize the data, train on all ranks and return the transformer.
 
     Args:
         checked: what to train.
         prepare: prepares the data, where that is not for this request alone.
+        follower: follows the training, and may end it.
     """
-    trained = train_ranks(checked, prepare)
+    trained = train_ranks(checked, prepare, follower)
     request, directory = checked.request, checked.directory
     report, result = trained.report, trained.result
     transforms = request.data.transforms
