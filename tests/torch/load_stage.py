@@ -37,7 +37,9 @@ def main() -> None:
     model.write().overwrite().save(target)
     again = PipelineModel.load(target).transform(frame).first().p
     driver = [name for name in FRAMEWORKS if name in sys.modules]
-    asked = TorchTransformer.from_module(telling(), ["x"], example=[[1.0, 2.0, 3.0]])
+    import torch
+
+    asked = TorchTransformer.from_module(telling(), ["x"], example=torch.zeros(1, 3))
     found = {
         "predicted": [predicted, again],
         "before": before,

@@ -370,7 +370,7 @@ def test_evaluation_equals_one_process(
     assert given["wrong_share"] == pytest.approx(1 - right)
     assert given["summed"] == pytest.approx(outputs.amax(1).mean().item(), rel=1e-6)
     assert given["loss"] == pytest.approx(each.mean().item(), rel=1e-6)
-    assert 0 < given["f1"] < 1
+    assert 0 < given["spark:f1"] < 1
     alone = TorchTransformer.from_run(tmp_path)
     assert alone.evaluate(frame, {"share": wrong_share}) == {"share": pytest.approx(1 - right)}
     refused: list[tuple[TorchTransformer, Any, dict[str, Any], str]] = [

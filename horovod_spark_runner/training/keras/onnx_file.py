@@ -19,9 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 from ...data.manifest import Column
-from ...errors import EnvironmentProblem, ModelError
+from ...errors import ModelError
 from ...quiet import quiet_imports
-from ...scoring.onnx_session import OnnxSession, import_onnxruntime
+from ...scoring.onnx_session import OnnxSession, check_installed
 from ...storage.filesystem import Location
 from ..likeness import check_close
 from ..onnx_facts import MOST_BYTES, ROWS, tell_facts
@@ -35,31 +35,12 @@ _SIZES = (1, 17)
 _TEXTS = ("", "a", "b c", "Ä")
 
 
-def need_onnx() -> None:
-    """Check that what writes and runs ONNX files is installed.
-
-    Raises:
-        EnvironmentProblem: it is not.
-    """
-    try:
-        with quiet_imports():
-            import_onnxruntime()
-            import onnx
-            import tf2onnx
-
-            assert onnx, tf2onnx
-    except (EnvironmentProblem, ImportError) as error:
-        raise EnvironmentProblem(
-            "ONNX files need onnx, tf2onnx and onnxruntime, of which one is not installed: "
-            f"pip install 'horovod_spark_runner[onnx]' ({error})"
-        ) from error
-
-
 def export_onnx(
     recipe: Recipe, columns: Sequence[str], outputs: Sequence[str], target: Location
 ) -> None:
     """Write the model of a recipe; see `Engine.export`."""
-    need_onnx()
+    with quiet_imports():
+        check_installed("onnx", "tf2onnx")
     check_transforms(tuple(recipe.transforms), "an ONNX file")
     if len(set(outputs)) < len(outputs) or set(outputs) & set(columns):
         raise ModelError(
@@ -107,7 +88,7 @@ def _converted(served: Served, called: Mapping[str, str], inputs: Sequence[Colum
         served.leave(Path(folder))
         try:
             with _numpy_of_old(), _silent():
-                graph, inputs, outputs, tables, names = tf_loader.from_saved_model(
+                graph, taken, outputs, tables, names = tf_loader.from_saved_model(
                     folder,
                     None,
                     None,
@@ -115,7 +96,7 @@ def _converted(served: Served, called: Mapping[str, str], inputs: Sequence[Colum
                     return_initialized_tables=True,
                     return_tensors_to_rename=True,
                 )
-                model = _onnx_of(graph, inputs, outputs, tables, names)
+                model = _onnx_of(graph, taken, outputs, tables, names)
         except Exception as error:  # whatever tf2onnx comes across
             raise _cannot(served, f"tf2onnx says {type(error).__name__}: {error}") from error
     unknown = {

@@ -156,7 +156,7 @@ def _fed(
     """Return how columns feed a module that is called as ``example`` says."""
     by_name = isinstance(example, Mapping)
     values = list(example.values()) if isinstance(example, Mapping) else example
-    values = list(values) if by_name or isinstance(values, (tuple, list)) else [values]
+    values = list(values) if by_name or isinstance(values, tuple) else [values]
     kinds = [_kind(value) for value in values]
     if by_name:
         names = list(example)
