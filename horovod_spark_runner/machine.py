@@ -28,9 +28,12 @@ def process_start(pid: int) -> str | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Tell whether a process of this machine does nothing, by SIGSTOP or a debugger."""
+    """Tell whether a process of this machine does nothing since SIGSTOP.
+
+    One that is traced stops again and again, and goes on.
+    """
     fields = _stat(pid)
-    return fields is not None and fields[0] in ("T", "t")
+    return fields is not None and fields[0] == "T"
 
 
 def resident_bytes(pid: int) -> int:

@@ -27,7 +27,7 @@ NAMES = (
     "mpirun",
 )
 # What `leftovers` judges, and what TensorFlow deletes when the tests' own process ends.
-OTHERS = ("hsr-", "__autograph_generated_file")
+OTHERS = ("hsr-", "__autograph_generated_file", "torchinductor_")
 # Of a slot, and of an MPI whose temporary folder is nobody's.
 OURS = ("hsr-", "prte.", "ompi.", "pmix-")
 # These stay for the next run, as long as their executor does.

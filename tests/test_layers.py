@@ -33,8 +33,8 @@ FLOORS: list[set[str]] = [
     {"training.sync"},
     # The loop knows an engine only by name.
     {"training"},
-    {"training.keras"},
-    {"ml"},
+    {"training.keras", "training.torch"},
+    {"ml", "report.runs"},
     {"dataset", "run", "export"},
     {"api", "runner", "estimator"},
     {"tune"},
@@ -94,6 +94,37 @@ ALLOWED = {
     "training.keras.tensors": LIGHT | {"tensorflow"},
     "training.keras.trainee": LIGHT | {"keras", "mpi4py"},
     "training.keras.variables": LIGHT | {"tensorflow"},
+    "training.torch.adopt": LIGHT | {"torch"},
+    "training.torch.artifact": LIGHT | {"torch"},
+    "training.torch.batches": LIGHT | {"torch"},
+    "training.torch.begin": LIGHT | {"horovod", "torch"},
+    "training.torch.build": LIGHT | {"torch"},
+    "training.torch.changes": LIGHT | {"torch"},
+    "training.torch.collectives": LIGHT | {"horovod", "torch"},
+    "training.torch.evaluator": LIGHT | {"torch"},
+    "training.torch.exchange": LIGHT | {"torch"},
+    "training.torch.feeding": LIGHT | {"torch"},
+    "training.torch.hooks": LIGHT | {"torch"},
+    "training.torch.initial_weights": LIGHT | {"torch"},
+    "training.torch.loading": LIGHT | {"torch"},
+    "training.torch.losses": LIGHT | {"torch"},
+    "training.torch.metrics": LIGHT | {"torch"},
+    "training.torch.optimizers": LIGHT | {"torch"},
+    "training.torch.outputs": LIGHT | {"torch"},
+    "training.torch.own_step": LIGHT | {"torch"},
+    "training.torch.probe": LIGHT | {"torch"},
+    "training.torch.program": LIGHT | {"torch"},
+    "training.torch.schedulers": LIGHT | {"torch"},
+    "training.torch.statistics": LIGHT | {"torch"},
+    "training.torch.step": LIGHT | {"torch"},
+    "training.torch.export": LIGHT | {"torch"},
+    "training.torch.lone_rows": LIGHT | {"torch"},
+    "training.torch.onnx_file": LIGHT | {"torch"},
+    "training.torch.sync_norm": LIGHT | {"torch"},
+    "training.torch.targets": LIGHT | {"torch"},
+    "training.torch.trainee": LIGHT | {"mpi4py", "torch"},
+    "training.torch.variables": LIGHT | {"torch"},
+    "training.torch.weights": LIGHT | {"torch"},
     "tune.samplers": LIGHT | {"optuna"},
     "tune.study": LIGHT | {"optuna"},
 }
@@ -178,7 +209,8 @@ def test_heavy_packages_are_imported_where_they_belong(name: str) -> None:
     assert foreign <= ALLOWED.get(name, LIGHT)
 
 
-NEUTRAL = [n for n in MODULES if n.startswith("training") and not n.startswith("training.keras")]
+OF_FRAMEWORKS = ("training.keras", "training.torch")
+NEUTRAL = [n for n in MODULES if n.startswith("training") and not n.startswith(OF_FRAMEWORKS)]
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
@@ -229,6 +261,7 @@ def test_public_names() -> None:
         "DataOptions",
         "Dataset",
         "DiLoCo",
+        "EarlyStopping",
         "EnvironmentProblem",
         "HorovodEstimator",
         "HorovodRunner",
@@ -253,6 +286,7 @@ def test_public_names() -> None:
         "StalledError",
         "StorageError",
         "TFTransformer",
+        "TorchCallback",
         "TorchModel",
         "TorchTransformer",
         "__version__",
@@ -292,8 +326,14 @@ def public_callables() -> dict[str, Any]:
 
 # What users get from functions and do not make themselves.
 NOT_MADE_BY_USERS = {"TFTransformer", "TorchTransformer", "Dataset"}
+_CALLBACK = (
+    "on_train_begin", "on_epoch_begin", "on_step_end", "on_epoch_end", "on_train_end",
+    "state_dict", "load_state_dict",
+)  # fmt: skip
 # These raise nothing of their own; the others say what.
 SAYS_NOTHING_OF_ERRORS = {
+    "TorchCallback",
+    *(f"{cls}.{name}" for cls in ("TorchCallback", "EarlyStopping") for name in _CALLBACK),
     "CheckpointOptions.best_is_highest",
     "Dataset.delete",
     "Dataset.rows",

@@ -9,7 +9,7 @@ from ..settings.kinds import check_choice
 from ..settings.prediction import PredictionSettings
 from ..storage.filesystem import Location
 from ..storage.folders import check_free, check_free_file, saving
-from ..training.engine import KERAS_FILE, ONNX, engine_named
+from ..training.engine import KERAS_FILE, ONNX, TORCH_EXPORT, engine_named
 from ..training.keras.saved import GRAPH_FILE
 from .features import feature_names
 from .files import MODES
@@ -17,7 +17,7 @@ from .naming import added_columns
 from .served import ServedModel
 
 # Formats that are one file, and how its name ends.
-SUFFIXES = {KERAS_FILE: ".keras", ONNX: ".onnx"}
+SUFFIXES = {KERAS_FILE: ".keras", ONNX: ".onnx", TORCH_EXPORT: ".pt2"}
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,12 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
         ``metrics`` that are given, as what it was compiled with is not known; one of
         `from_saved_model` is refused.
 
+        A PyTorch model has its `TorchModel`'s loss and metrics, which ``run_training`` and
+        ``from_run(…, model_fn=…)`` know. Its ``metrics`` are ``"accuracy"``, ``"mae"`` and
+        ``"mse"``, and functions of outputs and labels that return one value per row, the mean over
+        the rows, or a pair of a sum and what it is divided by; a dictionary names them. They do not
+        weigh rows.
+
         Args:
             dataset: has the feature columns, and those the outputs are compared with.
             metrics: ``None`` (default) for the loss and metrics the model was compiled with. Else

@@ -16,6 +16,7 @@ from ..settings.prediction import (
     PredictionCol,
     PredictionSettings,
 )
+from ..training.engine import TORCH_EXPORT
 from ..training.spec import TORCH
 from ..training.torch.saved import PROGRAM, SCRIPT, GivenModule
 from .persistence import StageReader, UserCode, loading_with
@@ -174,6 +175,34 @@ class TorchTransformer(TrainedTransformer):
         check_place("path", path)
         given = GivenModule(path, example)
         return cls(ServedModel(adopt_model(cls.engine, given, feature_cols, signature=SCRIPT)))
+
+    def export(
+        self, path: str | os.PathLike[str], format: str = TORCH_EXPORT, *, mode: str = "error"
+    ) -> None:
+        """Write the model for programs that know neither Spark nor this package.
+
+        PyTorch is imported by this call. A ``"torch_export"`` is one file that predicts with
+        PyTorch alone: ``torch.export.load(path).module()(column=tensor)`` takes the feature
+        columns, in the types and shapes the model was trained on, as `transform` does, and gives a
+        dictionary of the outputs, in the module's shapes, under the names of `transform`'s columns.
+        An ``"onnx"`` is one file with the same inputs and outputs, for onnxruntime and others; it
+        needs the extra ``onnx``. Encoded columns are arrays in both. What is written is compared
+        with the module on rows that are made, and not written where it gives something else.
+
+        Args:
+            path: the file to write, or its URL; its name ends in ``.pt2`` or ``.onnx``.
+            format: ``"torch_export"`` (default) or ``"onnx"``.
+            mode: ``"error"`` (default) refuses a path that holds something, ``"overwrite"``
+                replaces an earlier export.
+
+        Raises:
+            ModelError: the format cannot hold the module, or a column's transform; it says why.
+            EnvironmentProblem: a package that the format needs is not installed.
+            RunDirectoryError: there is something at the path.
+            InvalidInputError: a Param asks for columns that Spark makes of outputs, or another
+                argument cannot be right.
+        """
+        super().export(path, format, mode=mode)
 
     @classmethod
     def read(cls) -> StageReader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Mapping
@@ -36,6 +37,23 @@ def import_onnxruntime() -> Any:
         if before is None:
             del os.environ[_NO_REPORTS]
     return onnxruntime
+
+
+def check_installed(*packages: str) -> None:
+    """Check that packages are installed which write ONNX files, and onnxruntime, which runs them.
+
+    Raises:
+        EnvironmentProblem: one is not.
+    """
+    try:
+        import_onnxruntime()
+        for package in packages:
+            importlib.import_module(package)
+    except (EnvironmentProblem, ImportError) as error:
+        raise EnvironmentProblem(
+            f"writing this ONNX file needs {', '.join(packages)} and onnxruntime: pip install "
+            f"'horovod_spark_runner[onnx]' ({error})"
+        ) from error
 
 
 class OnnxSession:

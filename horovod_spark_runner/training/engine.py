@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .trainee import Trainee
 
 # What models are exported to: TensorFlow's format, Keras' own, and the one of many runtimes.
-SAVED_MODEL, KERAS_FILE, ONNX = "saved_model", "keras", "onnx"
+SAVED_MODEL, KERAS_FILE, ONNX, TORCH_EXPORT = "saved_model", "keras", "onnx", "torch_export"
 
 
 class Engine(Protocol):

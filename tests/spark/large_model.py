@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
@@ -68,12 +69,11 @@ def rows_of(spark: SparkSession, rows: int) -> DataFrame:
 
 def predicted(transformer: Any, frame: DataFrame) -> list[list[float]]:
     found = transformer.transform(frame).orderBy("id").collect()
-    return [list(row.prediction) for row in found]
+    return [np.ravel(row.prediction).tolist() for row in found]
 
 
 def build(rows: int) -> Any:
     import keras
-    import numpy as np
 
     shape = (rows, WIDTH)
     layers = [
@@ -90,8 +90,6 @@ def build(rows: int) -> Any:
 
 
 def adopt(spark: SparkSession, rows: int, place: str) -> dict[str, Any]:
-    import numpy as np
-
     from horovod_spark_runner import TFTransformer
 
     model = build(rows)
@@ -117,6 +115,7 @@ def load(spark: SparkSession, rows: int, place: str) -> dict[str, Any]:
     transformer = TFTransformer.load(place)
     peak.begin("transform")
     found = predicted(transformer, rows_of(spark, rows))
+    peak.begin("import")
     import keras  # noqa: F401  # what it takes itself is not the model's
 
     peak.begin("getModel")

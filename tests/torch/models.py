@@ -131,11 +131,11 @@ def adversaries() -> TorchModel:
         wanted = torch.cat([torch.ones(len(real), 1), torch.zeros(len(real), 1)])
         judge.zero_grad()
         of_judge = loss(judged, wanted)
-        of_judge.backward()
+        of_judge.backward()  # type: ignore[no-untyped-call]
         judge.step()
         generator.zero_grad()
         of_generator = loss(pair_of(step).judge(fake), torch.ones(len(real), 1))
-        of_generator.backward()
+        of_generator.backward()  # type: ignore[no-untyped-call]
         generator.step()
         return {"judge": of_judge.detach(), "generator": of_generator.detach()}
 

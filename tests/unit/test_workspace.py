@@ -16,6 +16,7 @@ import pytest
 
 from horovod_spark_runner.launch.slot import workspace as module
 from horovod_spark_runner.launch.slot.workspace import Workspace
+from horovod_spark_runner.machine import numbering
 
 # Says where its directories are, and the number of its sweeper.
 SLOT = """
@@ -91,7 +92,7 @@ def test_what_may_be_of_a_living_slot_is_left_alone(temporary: Path) -> None:
     for place in (elsewhere, unsigned, open_to_all):
         place.mkdir(mode=0o700)
     (elsewhere / "owner-1").write_text(f"00000000 {2**22 + 1} 5")
-    (open_to_all / "owner-1").write_text(f"{module.numbering()} {2**22 + 1} 5")
+    (open_to_all / "owner-1").write_text(f"{numbering()} {2**22 + 1} 5")
     open_to_all.chmod(0o755)
     half = temporary / "hsr-d"
     half.mkdir(mode=0o700)

@@ -167,6 +167,14 @@ class ChildOutput:
             self._on_lines(lines)
 
 
+def end_descriptors(pid: int) -> tuple[int, ...]:
+    """Return a descriptor that can be read once the process has ended, where the kernel has it."""
+    try:
+        return (os.pidfd_open(pid),)
+    except (AttributeError, OSError):
+        return ()
+
+
 def describe_exit(code: int) -> str:
     """Return "exited with code 3" or "was killed by signal 9 (SIGKILL)"."""
     if code >= 0:

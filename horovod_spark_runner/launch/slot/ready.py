@@ -88,7 +88,7 @@ class Known:
 
 
 def _is_worker(process: Any) -> bool:
-    return process.name() == RANK_NAME and process.status() != "zombie"
+    return bool(process.name() == RANK_NAME and process.status() != "zombie")
 
 
 def known_at(path: Path) -> Known | None:

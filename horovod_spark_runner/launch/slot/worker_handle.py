@@ -16,7 +16,7 @@ from typing import IO
 
 from ...machine import exit_code_of
 from ..shared.messages import Forked, ForkWorker, ProcessReport
-from ..shared.processes import end_group, signal_group, start_tethered
+from ..shared.processes import end_descriptors, end_group, signal_group, start_tethered
 from .ready import Asked, ask_for_worker
 
 WORKER_MODULE = "horovod_spark_runner.launch.worker.main"
@@ -118,7 +118,7 @@ class StartedWorker(Worker):
         assert self._process.stdout is not None
         self.output = self._process.stdout
         self.pid = self._process.pid
-        self.watched = _watch(self._process.pid)
+        self.watched = end_descriptors(self._process.pid)
 
     def take(self, report: ProcessReport) -> None:
         """There is nobody to report of it."""
@@ -156,7 +156,7 @@ class ForkedWorker(Worker):
     def take(self, report: ProcessReport) -> None:
         if isinstance(report, Forked):
             self.pid, self.ready_bytes = report.pid, report.ready_bytes
-            self.watched = _watch(report.pid)
+            self.watched = end_descriptors(report.pid)
         else:
             self._code = report.code
 
@@ -204,14 +204,6 @@ class ForkedWorker(Worker):
         # Where it has no number yet, the ready process ends it once the connection is closed.
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
-
-
-def _watch(pid: int) -> tuple[int, ...]:
-    """Return a descriptor that can be read once the process has ended, where the kernel has it."""
-    try:
-        return (os.pidfd_open(pid),)
-    except (AttributeError, OSError):
-        return ()
 
 
 def fork_worker(wanted: ForkWorker) -> ForkedWorker | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import os
 import pickle
@@ -109,6 +110,9 @@ def import_ahead(modules: Iterable[str]) -> None:
             # Only a head start: what is missing or broken is reported when the function imports it.
             with contextlib.suppress(Exception, SystemExit):
                 importlib.import_module(module)
+    # What lives for ever needs no look by the collector, which would copy its pages in every worker
+    # that is forked.
+    gc.freeze()
 
 
 def _join_world(rank: int, size: int) -> None:

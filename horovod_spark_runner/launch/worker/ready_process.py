@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import os
 import select
 import signal
@@ -147,10 +146,6 @@ class ReadyProcess:
             import_ahead(missing)
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             self._modules.update(missing)
-            # Objects that live for ever need no look by the collector, which would copy their
-            # pages in every worker.
-            gc.collect()
-            gc.freeze()
 
     def _on_exits(self) -> None:
         os.read(self._wake, 4096)

@@ -7,11 +7,10 @@ onnxruntime on rows that are made for it, and what Keras does not give is refuse
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,51 +18,29 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..._version import __version__
 from ...data.manifest import Column
-from ...errors import EnvironmentProblem, ModelError
+from ...errors import ModelError
 from ...quiet import quiet_imports
-from ...scoring.onnx_session import METADATA, OnnxSession, import_onnxruntime
+from ...scoring.onnx_session import OnnxSession, check_installed
 from ...storage.filesystem import Location
+from ..likeness import check_close
+from ..onnx_facts import MOST_BYTES, ROWS, tell_facts
 from ..trained_model import Recipe
 from .export import Served, serving
-from .exported import FORMAT, SERVING, check_transforms
-from .sample import check_close
+from .exported import SERVING, check_transforms
 
 OPSET = 18
-ROWS = "rows"
-# Protocol buffers hold less than 2 GiB; the graph itself needs little beside the weights.
-_MOST_BYTES = 2**31 - 2**24
 # A batch of one, and one of many.
 _SIZES = (1, 17)
 _TEXTS = ("", "a", "b c", "Ä")
-
-
-def need_onnx() -> None:
-    """Check that what writes and runs ONNX files is installed.
-
-    Raises:
-        EnvironmentProblem: it is not.
-    """
-    try:
-        with quiet_imports():
-            import_onnxruntime()
-            import onnx
-            import tf2onnx
-
-            assert onnx, tf2onnx
-    except (EnvironmentProblem, ImportError) as error:
-        raise EnvironmentProblem(
-            "ONNX files need onnx, tf2onnx and onnxruntime, of which one is not installed: "
-            f"pip install 'horovod_spark_runner[onnx]' ({error})"
-        ) from error
 
 
 def export_onnx(
     recipe: Recipe, columns: Sequence[str], outputs: Sequence[str], target: Location
 ) -> None:
     """Write the model of a recipe; see `Engine.export`."""
-    need_onnx()
+    with quiet_imports():
+        check_installed("onnx", "tf2onnx")
     check_transforms(tuple(recipe.transforms), "an ONNX file")
     if len(set(outputs)) < len(outputs) or set(outputs) & set(columns):
         raise ModelError(
@@ -76,25 +53,9 @@ def export_onnx(
     given = [f"output{number}" for number in range(len(outputs))]
     with serving(recipe, plain, names, given) as served:
         _check_size(served.model)
-        facts = {
-            "format": FORMAT,
-            "version": __version__,
-            "columns": [
-                asdict(replace(column, name=name))
-                for column, name in zip(plain, columns, strict=True)
-            ],
-            "outputs": [
-                {
-                    "name": name,
-                    "shape": spec.shape,
-                    "dtype": spec.dtype,
-                    "activation": spec.activation,
-                }
-                for name, spec in zip(outputs, recipe.outputs, strict=True)
-            ],
-        }
+        inputs = [replace(column, name=n) for column, n in zip(plain, columns, strict=True)]
         called = dict(zip((*names, *given), (*columns, *outputs), strict=True))
-        contents = _converted(served, called, facts)
+        contents = _converted(served, called, inputs)
         _check(served, called, contents)
     target.write_bytes(contents)
 
@@ -105,20 +66,20 @@ def _check_size(model: Any) -> None:
         int(np.prod(one.shape)) * np.dtype(str(keras.backend.standardize_dtype(one.dtype))).itemsize
         for one in getattr(held, "variables", ())
     )
-    if size >= _MOST_BYTES:
+    if size >= MOST_BYTES:
         raise ModelError(
             "an ONNX file of one piece holds less than 2 GiB, and the model's weights are "
             f"{size:,} bytes; export a 'saved_model'"
         )
 
 
-def _converted(served: Served, called: Mapping[str, str], facts: Mapping[str, Any]) -> bytes:
+def _converted(served: Served, called: Mapping[str, str], inputs: Sequence[Column]) -> bytes:
     """Return the file.
 
     Args:
         served: what the SavedModel is made of.
         called: what its inputs and outputs are called in the file.
-        facts: what is known of it.
+        inputs: the columns, by their names in the file.
     """
     import onnx
     from tf2onnx import tf_loader
@@ -127,7 +88,7 @@ def _converted(served: Served, called: Mapping[str, str], facts: Mapping[str, An
         served.leave(Path(folder))
         try:
             with _numpy_of_old(), _silent():
-                graph, inputs, outputs, tables, names = tf_loader.from_saved_model(
+                graph, taken, outputs, tables, names = tf_loader.from_saved_model(
                     folder,
                     None,
                     None,
@@ -135,7 +96,7 @@ def _converted(served: Served, called: Mapping[str, str], facts: Mapping[str, An
                     return_initialized_tables=True,
                     return_tensors_to_rename=True,
                 )
-                model = _onnx_of(graph, inputs, outputs, tables, names)
+                model = _onnx_of(graph, taken, outputs, tables, names)
         except Exception as error:  # whatever tf2onnx comes across
             raise _cannot(served, f"tf2onnx says {type(error).__name__}: {error}") from error
     unknown = {
@@ -150,7 +111,8 @@ def _converted(served: Served, called: Mapping[str, str], facts: Mapping[str, An
         raise _cannot(served, f"tf2onnx leaves the inputs {sorted(given)} open")
     _rename(model.graph, called)
     _shape(model.graph, served, called)
-    onnx.helper.set_model_props(model, {METADATA: json.dumps(facts)})
+    added = [called[name] for name in served.added]
+    tell_facts(model, inputs, served.outputs, added)
     try:
         onnx.checker.check_model(model)
         return bytes(model.SerializeToString())

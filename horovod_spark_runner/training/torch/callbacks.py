@@ -25,16 +25,34 @@ class TorchCallback:
     stop_training: bool = False
 
     def on_train_begin(self, module: nn.Module) -> None:
-        """Before the first step, of a resumed run as well."""
+        """Before the first step, of a resumed run as well.
+
+        Args:
+            module: the module that is trained.
+        """
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """Before an epoch, counted from 0."""
+        """Before an epoch.
+
+        Args:
+            epoch: its number, from 0.
+        """
 
     def on_step_end(self, step: int, logs: Mapping[str, Any]) -> None:
-        """After a step, by its number in the epoch, with the logs of this rank so far."""
+        """After a step.
+
+        Args:
+            step: its number in the epoch.
+            logs: those of this rank so far.
+        """
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any]) -> None:
-        """After an epoch and its validation, with the results over the rows of all ranks."""
+        """After an epoch and its validation.
+
+        Args:
+            epoch: its number, from 0.
+            logs: the results over the rows of all ranks.
+        """
 
     def on_train_end(self) -> None:
         """After the last step; weights may be set here for the last time."""
@@ -44,7 +62,11 @@ class TorchCallback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Take over what `state_dict` returned.
+
+        Args:
+            state: that of a checkpoint.
+        """
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,24 +50,25 @@ class Part:
 class TensorCollectives:
     """Sums of tensors, as `horovod_spark_runner.training.sync` needs them."""
 
-    def sum(self, tensors: Sequence[Tensor], name: str) -> list[Tensor]:
+    def sum(self, tensors: Sequence[Tensor | np.ndarray], name: str) -> list[Tensor]:
         """Return each tensor's sum over all ranks; every rank must call it with the same shapes.
 
         All tensors of one type go in one message.
 
         Args:
-            tensors: dense tensors.
+            tensors: dense tensors, or arrays.
             name: the same on all ranks, and different for every call within one step.
         """
+        given = [torch.as_tensor(tensor).detach() for tensor in tensors]
         if hvd.size() == 1:
-            return [tensor.detach().clone() for tensor in tensors]
+            return [tensor.clone() for tensor in given]
         groups: dict[torch.dtype, list[int]] = {}
-        for index, tensor in enumerate(tensors):
+        for index, tensor in enumerate(given):
             dtype = torch.float32 if tensor.dtype in _NARROW else tensor.dtype
             groups.setdefault(dtype, []).append(index)
-        result: list[Tensor] = list(tensors)
+        result: list[Tensor] = list(given)
         for dtype, indices in groups.items():
-            parts = [tensors[index].detach() for index in indices]
+            parts = [given[index] for index in indices]
             flat = torch.cat([part.reshape(-1).to(dtype) for part in parts])
             label = f"{name}.{str(dtype).removeprefix('torch.')}"
             flat = hvd.synchronize(hvd.allreduce_async_(flat, name=label, op=hvd.Sum))

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 class TorchEngine:
     """See `horovod_spark_runner.training.engine.Engine`."""
 
-    modules = ("torch", "horovod.torch", "horovod_spark_runner.training.torch.trainee")
+    modules = (
+        "torch",
+        # What the first optimizer imports.
+        "torch._dynamo",
+        "horovod.torch",
+        "horovod_spark_runner.training.torch.trainee",
+    )
 
     def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:
         return model_source(model, custom_objects)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..sync.synchroniser import Equality, Synchroniser
+from ..sync.synchroniser import Synchroniser
 from .collectives import Part, TensorCollectives
 from .variables import parameters_of
 
@@ -44,10 +44,11 @@ class GradientExchange:
         device: torch.device,
     ) -> None:
         self._synchroniser = synchroniser
-        self._size = size
+        # Between meetings, a rank's step is that of a process of its own.
+        self._together = synchroniser.meets_in_every_step
+        self._size = size if self._together else 1
         self._device = device
-        self._every_step = synchroniser.equality is Equality.EVERY_STEP
-        self._part = Part(size)
+        self._part = Part(self._size)
         self._asked: Sequence[bool] = ()
         self._counts: list[float] | None = None
         self._own_count = self._total_count = 0.0
@@ -66,15 +67,23 @@ class GradientExchange:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradients")
             for bucket in self._buckets:
                 for parameter in bucket:
-                    parameter.register_post_accumulate_grad_hook(self._arrived)
+                    parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                        self._arrived
+                    )
 
     @contextlib.contextmanager
-    def step(self, part: Part, asked: Sequence[bool]) -> Iterator[None]:
-        """Be within a step, in which this rank has ``part`` of the rows and asks for something."""
+    def step(self, fraction: float | None, asked: Sequence[bool]) -> Iterator[None]:
+        """Be within a step, in which this rank asks for something.
+
+        Args:
+            fraction: its part of the rows; ``None`` where all ranks have equally many.
+            asked: what it asks for.
+        """
+        part = Part(self._size, fraction if self._together else None)
         self._part, self._asked, self._counts, self._calls = part, asked, None, 0
         self._own_count = self._total_count = 0.0
         yield
-        if self._counts is None and self._every_step:
+        if self._counts is None and self._together:
             self._note(TensorCollectives().sum([self._control()], "control")[0])
 
     def count(self, own: float) -> None:
@@ -83,6 +92,16 @@ class GradientExchange:
         The sum of all ranks' goes along with the gradients: see `total_count`.
         """
         self._own_count = own
+
+    @property
+    def size(self) -> int:
+        """The ranks that make a step together."""
+        return self._size
+
+    @property
+    def fraction(self) -> float:
+        """This rank's part of the rows of the step."""
+        return self._part.fraction
 
     @property
     def total_count(self) -> float:
@@ -156,7 +175,7 @@ class GradientExchange:
             gradients, _ = self._synchroniser.gradients(
                 [parameter.grad for parameter in parameters], self._part, name
             )
-            along = [self._control()] if ask and self._every_step else []
+            along = [self._control()] if ask and self._together else []
             return gradients, along
         # A parameter that only some ranks have used counts as one without a gradient on the others.
         there = [parameter.grad is not None for parameter in parameters]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Collection, Sequence
 
 from ...data.manifest import Column
 from ...errors import ModelError
-from ..engine import check_format
-
-TORCH_EXPORT = "torch_export"
+from ..engine import ONNX, TORCH_EXPORT, check_format
 
 
 def check_exportable(
@@ -18,7 +17,14 @@ def check_exportable(
     columns: Sequence[Column] = (),
 ) -> None:
     """Check as much of an export as shows without the module; see `Engine.check_export`."""
-    check_format(format, (TORCH_EXPORT,))
+    check_format(format, (TORCH_EXPORT, ONNX))
+    for name in names:
+        if format == TORCH_EXPORT and (not name.isidentifier() or keyword.iskeyword(name)):
+            raise ModelError(
+                f"a program cannot take feature column {name!r}: PyTorch makes it the name of a "
+                "Python parameter. Call it otherwise, in the rows that are trained on, or only "
+                "there: TorchTransformer.setFeatureCols([…]), then export"
+            )
     for name in transformed:
         raise ModelError(
             f"a program cannot take feature column {name!r}: the model was trained with a "

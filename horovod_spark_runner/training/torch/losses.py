@@ -213,9 +213,9 @@ class _RankLoss:
             self.kind = SUM
         elif isinstance(self.function, (nn.CrossEntropyLoss, nn.NLLLoss)):
             self.kind = LABELS
-        self._summing = copy.copy(self.function)
+        self._summing: Any = copy.copy(self.function)
         self._summing.reduction = "sum"
-        self._by_element = copy.copy(self.function)
+        self._by_element: Any = copy.copy(self.function)
         self._by_element.reduction = "none"
 
     def __call__(self, output: Any, label: Any, weights: Tensor | None) -> Term:
@@ -251,7 +251,8 @@ class _RankLoss:
         loss = self.function
         counted = label != loss.ignore_index
         if loss.weight is None:
-            return counted.sum().double() / label[0].numel()
+            whole: Tensor = counted.sum().double() / label[0].numel()
+            return whole
         found: Tensor = loss.weight[label[counted]].double().sum() / label[0].numel()
         return found
 

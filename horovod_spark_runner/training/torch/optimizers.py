@@ -54,7 +54,8 @@ def _made(given: Any, module: nn.Module) -> Any:
                 f"optimizer={given!r} is no optimizer of torch.optim; there are "
                 f"{', '.join(sorted(n for n in known if n not in ('Optimizer', 'LBFGS')))}"
             )
-        return found(trained)
+        by_name: Any = found  # each class has a constructor of its own
+        return by_name(trained)
     if not callable(given):
         raise ModelError(
             "optimizer must be the name of a class of torch.optim, a function that makes one of "

@@ -27,7 +27,7 @@ _ARCHIVE = "archive_format"
 _PICKLED = (".pt",)
 _OBJECTS = ("custom_obj", "opaque_obj")
 # PyTorch treats batches of no row and of one apart, and says so in a range that begins here.
-_FEW = 2
+_FEW, _MANY = 2, 2**31
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Program(nn.Module):
             from torch.export.passes import move_to_device_pass
 
             program = move_to_device_pass(program, device)
-        self.names = [node.name for node in _user_inputs(program)]
+        self.names = _names(program)
         self.module = program.module()
         self._structure = program.call_spec.in_spec
 
@@ -88,13 +88,16 @@ def silent() -> Iterator[None]:
         raise failed
 
 
-def make_program(module: nn.Module, feed: Feed, values: Sequence[Tensor]) -> ExportedProgram:
-    """Return a module as a program for any number of rows, on the CPU, as it predicts.
+def make_program(
+    module: nn.Module, feed: Feed, values: Sequence[Tensor], *, any_rows: bool = True
+) -> ExportedProgram:
+    """Return a module as a program, on the CPU, as it predicts.
 
     Args:
         module: the module, which stays as it is.
         feed: how it is called.
         values: its inputs for a few rows.
+        any_rows: whether the program takes any number of rows, or as many as ``values``.
 
     Raises:
         Exception: of any kind, where torch.export cannot hold the module.
@@ -102,7 +105,7 @@ def make_program(module: nn.Module, feed: Feed, values: Sequence[Tensor]) -> Exp
     module = copy.deepcopy(module).cpu().eval()
     shapes = ShapesCollection()
     for value in values:
-        shapes[value] = {0: Dim.DYNAMIC}
+        shapes[value] = {0: Dim.DYNAMIC if any_rows else Dim.STATIC}
     args = () if feed.names is not None else tuple(values)
     named = {} if feed.names is None else dict(zip(feed.names, values, strict=True))
     with torch.no_grad():
@@ -178,18 +181,18 @@ def taken_by(program: ExportedProgram) -> list[Taken]:
         ModelError: something else than tensors with a value for each row.
     """
     found = []
-    for node in _user_inputs(program):
+    for name, node in zip(_names(program), _user_inputs(program), strict=True):
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or not value.shape:
             raise ModelError(
-                f"input {node.name!r} of the program is no tensor with a value for each row"
+                f"input {name!r} of the program is no tensor with a value for each row"
             )
         if not all(isinstance(size, int) for size in value.shape[1:]):
             raise ModelError(
-                f"input {node.name!r} of the program has the shape {tuple(value.shape)}; only the "
+                f"input {name!r} of the program has the shape {tuple(value.shape)}; only the "
                 "number of rows may vary"
             )
-        found.append(Taken(node.name, tuple(value.shape[1:]), value.dtype))
+        found.append(Taken(name, tuple(value.shape[1:]), value.dtype))
     if not found:
         raise ModelError("the program takes no inputs")
     return found
@@ -208,12 +211,21 @@ def fixed_rows(program: ExportedProgram) -> int | None:
     if isinstance(size, int):
         return size
     bounds = program.range_constraints.get(size.node.expr)
-    if bounds is None or bounds.lower > _FEW or bounds.upper.is_finite:
+    if bounds is None or bounds.lower > _FEW or bounds.upper < _MANY:
         raise ModelError(
             f"the program takes {size} rows, in {bounds}; export it for any number of rows, "
             "dynamic_shapes with torch.export.Dim.DYNAMIC for the first dimension of each input"
         )
     return None
+
+
+def _names(program: ExportedProgram) -> list[str]:
+    """Return the names of a program's inputs, in its order, those of keywords as they are given."""
+    names = [node.name for node in _user_inputs(program)]
+    positional, named = program.call_spec.in_spec.children()
+    if named.num_leaves == len(named.context or ()):
+        names[positional.num_leaves :] = named.context or ()
+    return names
 
 
 def _user_inputs(program: ExportedProgram) -> Iterator[Any]:

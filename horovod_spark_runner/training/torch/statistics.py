@@ -47,7 +47,7 @@ class Statistics:
     @contextlib.contextmanager
     def averaged(self, step: Step) -> Iterator[None]:
         """Be within a step, after which the buffers are the same on all ranks."""
-        if self._world.Get_size() == 1:
+        if self._exchange.size == 1:
             yield
             return
         before = [moment.clone() for moment in self._moments]

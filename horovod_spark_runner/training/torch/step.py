@@ -15,12 +15,13 @@ from ...errors import ModelError, brief
 from ..epochs import Step
 from ..sync.synchroniser import Synchroniser
 from .batches import Batches, TorchBatch
-from .collectives import Part
 from .exchange import GradientExchange
 from .losses import LABELS, ROWS, SUM, Losses, Term
 from .metrics import Metrics, Sums, add_terms
+from .outputs import leaves
 from .own_step import TorchStep, clip
 from .statistics import Statistics
+from .sync_norm import synchronise_norms
 from .torch_model import TorchModel
 from .variables import parameters_of
 
@@ -62,12 +63,20 @@ class Steps:
         self._batches, self._losses, self._metrics = batches, losses, metrics
         self._sums = sums
         self._world = world
-        self._rank, self._size = world.Get_rank(), world.Get_size()
+        self._rank = world.Get_rank()
         self._device = device
         every = list(optimizers.values())
-        self.exchange = GradientExchange(every, synchroniser, self._size, device)
+        self.exchange = GradientExchange(every, synchroniser, world.Get_size(), device)
+        self._size = self.exchange.size
         self._statistics = Statistics(module, self.exchange, world)
         self._training: bool | None = None
+        if model.sync_batch_norm and not synchroniser.meets_in_every_step:
+            raise ModelError(
+                "sync_batch_norm takes the moments of all ranks in every step, but sync lets each "
+                "rank step by itself; give sync=Allreduce()"
+            )
+        if model.sync_batch_norm and self._size > 1:
+            synchronise_norms(module, lambda: self.exchange.fraction)
         if model.train_step is None:
             self.exchange.overlap()
             return
@@ -77,8 +86,10 @@ class Steps:
     def train(self, step: Step, asked: Sequence[bool]) -> list[float] | None:
         """Train on this rank's part of a global batch; return the sums of what was asked."""
         self._mode(training=True)
-        part = Part(self._size, None if step.equal else step.fraction)
-        with self.exchange.step(part, asked), self._statistics.averaged(step):
+        fraction = None if step.equal else step.fraction
+        with self.exchange.step(fraction, asked), self._statistics.averaged(step):
+            if self._size == 1 and not step.batch.rows:
+                return self.exchange.counts  # a step of this rank alone, which has nothing to do
             if self._model.train_step is None:
                 self._usual(step)
             else:
@@ -112,6 +123,8 @@ class Steps:
             batch = self._batches.of(step.batch.arrays, training=True)
             outputs, terms = self._forward(batch)
         loss = self._scalar(terms, step)
+        if loss is None and self._model.sync_batch_norm:
+            loss = self._of_no_rows(step)
         with self.exchange.backward():
             if loss is not None:
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -130,6 +143,13 @@ class Steps:
                 return outputs, []
             return outputs, self._losses.terms(outputs, batch.labels, batch.inputs, batch.weights)
 
+    def _of_no_rows(self, step: Step) -> Tensor:
+        """Return 0, computed by the module, whose layers need all ranks."""
+        batch = self._batches.of(step.batch.arrays, training=False)
+        with self._autocast():
+            given = self._batches.call(self._module, batch)
+        return torch.stack([tensor.sum() for _, tensor in leaves(given)]).sum() * 0.0
+
     def _no_terms(self) -> list[Term]:
         """Return the terms of no rows."""
         assert self._losses is not None
@@ -142,6 +162,7 @@ class Steps:
         gradients; several losses need to know it before.
         """
         rows = step.batch.rows
+        whole = self._whole(step)
         counts = [float(term.count) for term in terms]
         if len(terms) == 1:
             self.exchange.count(counts[0])
@@ -151,17 +172,21 @@ class Steps:
         if not rows:
             return None
         parts = [
-            term.summed / rows * _factor(term, step.rows, count)
+            term.summed / rows * _factor(term, whole, count)
             for term, count in zip(terms, counts, strict=True)
         ]
         return torch.stack([part.reshape(()) for part in parts]).sum()
+
+    def _whole(self, step: Step) -> int:
+        """Return the rows of all ranks that make the step together."""
+        return step.rows if self._size > 1 else step.batch.rows
 
     def _divide(self, terms: Sequence[Term], step: Step, optimizer: Optimizer) -> None:
         """Bring the gradients to what the loss is divided by, where these are not the rows."""
         if len(terms) != 1 or terms[0].kind == ROWS:
             return
         total = self.exchange.total_count if self._size > 1 else float(terms[0].count)
-        factor = _factor(terms[0], step.rows, total)
+        factor = _factor(terms[0], self._whole(step), total)
         if factor != 1.0:
             for parameter in parameters_of(optimizer):
                 if parameter.grad is not None:

@@ -28,6 +28,7 @@ from .build import build
 from .changes import compare, describe
 from .hooks import TorchHooks, made_callbacks
 from .initial_weights import load_initial_weights
+from .lone_rows import check_lone_rows
 from .losses import Losses
 from .metrics import Metrics, Sums, total_loss
 from .optimizers import (
@@ -69,6 +70,8 @@ class TorchTrainee(Trainee):
         self._schedulers = Schedulers(self._model, self._optimizers)
         self._batches = Batches(self.module, spec, self._device)
         self.columns, self.blank = self._batches.columns, self._batches.blank
+        if not self._model.sync_batch_norm:
+            check_lone_rows(self.module, self._batches, spec, world.Get_size())
         self._losses = None
         if self._model.loss is not None:
             self._losses = Losses(self._model.loss, spec.outputs, weighted=self._batches.weighted)

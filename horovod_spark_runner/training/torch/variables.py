@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ...errors import ModelError, brief
 from ..state import TrainingVariables, Variable
 
-# Types that NumPy has none for are kept as their bits.
+# Types that NumPy has none for, and those of as many bits that it has.
 _AS_BITS = {torch.bfloat16: torch.int16}
 
 
@@ -24,10 +24,14 @@ class TensorVariable:
         path: what it is called.
         holder: where it is.
         key: its name there.
+        trainable: whether an optimizer may change it.
     """
 
-    def __init__(self, path: str, holder: MutableMapping[str, Any], key: str) -> None:
+    def __init__(
+        self, path: str, holder: MutableMapping[str, Any], key: str, *, trainable: bool = False
+    ) -> None:
         self.path = path
+        self.trainable = trainable
         self._holder = holder
         self._key = key
 
@@ -57,20 +61,28 @@ class TensorVariable:
 
 
 def as_array(tensor: Tensor) -> np.ndarray:
-    """Return a tensor's values, or the bits of those that NumPy has no type for."""
+    """Return a tensor's values; those on a CPU without a copy."""
     held = tensor.detach().cpu()
     bits = _AS_BITS.get(held.dtype)
-    found: np.ndarray = (held if bits is None else held.view(bits)).numpy()
-    return found
+    if bits is None:
+        found: np.ndarray = held.numpy()
+        return found
+    import ml_dtypes  # has the types that NumPy lacks
+
+    name = str(held.dtype).removeprefix("torch.")
+    narrow: np.ndarray = held.view(bits).numpy().view(getattr(ml_dtypes, name))
+    return narrow
 
 
 def set_tensor(tensor: Tensor, value: np.ndarray) -> None:
     """Give a tensor the values that `as_array` returned."""
-    given = torch.from_numpy(np.array(value))
-    if tensor.dtype in _AS_BITS:
-        given = given.view(tensor.dtype)
+    values = np.array(value)
+    bits = _AS_BITS.get(tensor.dtype)
+    if bits is not None:
+        values = values.view(f"int{8 * values.dtype.itemsize}")
+    given = torch.from_numpy(values)
     with torch.no_grad():
-        tensor.copy_(given.reshape(tensor.shape))
+        tensor.copy_((given if bits is None else given.view(tensor.dtype)).reshape(tensor.shape))
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
@@ -88,7 +100,10 @@ class TorchVariables(TrainingVariables):
 
     def __init__(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         held = weights_of(module)
-        self._weights: list[Variable] = [TensorVariable(name, held, name) for name in held]
+        trained = {name for name, p in module.named_parameters(remove_duplicate=False)}
+        self._weights: list[Variable] = [
+            TensorVariable(name, held, name, trainable=name in trained) for name in held
+        ]
         self._optimizers = optimizers
         parameters = list(module.named_parameters())
         self._names = {id(parameter): name for name, parameter in parameters}
