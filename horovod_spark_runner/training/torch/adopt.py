@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,9 +35,8 @@ from .saved import (
     TorchFacts,
 )
 
-# dtype of an input -> dtype of its column, where Spark has it not.
-_COLUMN_DTYPES = {"bfloat16": "float32", "float16": "float32", "bool": "int8"}
-_PLAIN = ("uint8", "int8", "int16", "int32", "int64", "float32", "float64")
+# Types that Spark has as well.
+_PLAIN = ("int8", "int16", "int32", "int64", "float32", "float64")
 _ROWS = 3
 
 
@@ -80,7 +80,9 @@ def adopt_module(
     feed, columns, binding = _fed(module, given.example, inputs)
     _try(Predicting(module.eval(), feed, device_of(module)), columns)
     try:
-        pickled = dumps(module)
+        # Workers need not have the GPU that it may be on.
+        there = device_of(module).type == "cpu"
+        pickled = dumps(module if there else copy.deepcopy(module).cpu())
     except Exception as error:  # whatever keeps its parts from being pickled
         raise ModelError(
             f"{type(module).__name__} cannot be sent to Spark's workers: {error}"
@@ -215,9 +217,11 @@ def _columns(
     columns: dict[str, Column] = {}
     for input_name, slot, (shape, kind) in zip(names, binding.slots, kinds, strict=True):
         dtype = str(kind).removeprefix("torch.")
-        dtype = _COLUMN_DTYPES.get(dtype, dtype)
         if dtype not in _PLAIN:
-            raise ModelError(f"input {input_name!r} takes {dtype}, for which there is no column")
+            raise ModelError(
+                f"input {input_name!r} takes {dtype}, which Spark has no column of; let forward "
+                f"take one of {', '.join(_PLAIN)}, and cast it"
+            )
         if len(slot) > 1 and shape != (len(slot),):
             raise ModelError(
                 f"input {input_name!r} takes rows of shape {shape}, which are not {len(slot)} "
