@@ -98,7 +98,7 @@ COLUMNS = {
     ("binding", "message"),
     [
         (Binding(("image",)), r"takes image, group, but feature_cols feeds 1"),
-        (Binding(("group", "word"), ("group", "shade")), "no parameter 'shade'"),
+        (Binding(("group", "width"), ("group", "shade")), "no parameter 'shade'"),
         (Binding(("image",), ("image",)), "nothing feeds 'group'"),
         (Binding(("group", "width")), "'group' is called as an input, but stands where another"),
         (Binding(("image", "word")), "'word' holds strings"),
