@@ -209,14 +209,12 @@ class _RankLoss:
         self.kind = ROWS
         if not self.of_torch:
             return
-        if self.function.reduction == "sum":
+        if _reduction(self.function) == "sum":
             self.kind = SUM
         elif isinstance(self.function, (nn.CrossEntropyLoss, nn.NLLLoss)):
             self.kind = LABELS
-        self._summing: Any = copy.copy(self.function)
-        self._summing.reduction = "sum"
-        self._by_element: Any = copy.copy(self.function)
-        self._by_element.reduction = "none"
+        self._summing = _reducing(self.function, "sum")
+        self._by_element = _reducing(self.function, "none")
 
     def __call__(self, output: Any, label: Any, weights: Tensor | None) -> Term:
         if self._alone:
@@ -231,11 +229,11 @@ class _RankLoss:
         count = self._labelled(label) if self.kind == LABELS else 1.0 if self.kind == SUM else rows
         # Of several values per row the mean is taken, but for Kullback and Leibler's sum.
         values = 1
-        if self.function.reduction in ("mean", "none"):
+        if _reduction(self.function) in ("mean", "none"):
             whole = label if self.kind == LABELS and not _real(label) else output
             values = 1 if isinstance(self.function, CLASSES[2:]) else whole[0].numel()
             values = 1 if _real(label) and self.kind == LABELS else values
-        if weights is not None or self.function.reduction == "none":
+        if weights is not None or _reduction(self.function) == "none":
             each = self._by_element(output, label).reshape(rows, -1).sum(1)
             summed = each.sum() if weights is None else (each * weights.to(each.dtype)).sum()
         elif self.kind == ROWS:
@@ -279,6 +277,17 @@ class _RankLoss:
         each = value.reshape(rows, -1).mean(1)
         summed = each.sum() if weights is None else (each * weights.to(each.dtype)).sum()
         return Term(self.name, ROWS, summed, rows)
+
+
+def _reduction(loss: Any) -> str:
+    return str(loss.reduction)
+
+
+def _reducing(loss: Any, reduction: str) -> Any:
+    """Return a loss that makes a sum, or nothing, of its elements."""
+    made = copy.copy(loss)
+    made.reduction = reduction
+    return made
 
 
 def _real(label: Tensor) -> bool:

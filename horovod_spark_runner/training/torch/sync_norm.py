@@ -50,11 +50,11 @@ def _forward(
     wide = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
     rows = torch.full_like(wide.new_empty(1), there * wide.numel() / max(1, wide.shape[1]))
     first = torch.cat([wide.sum(dims) * there, rows])
-    sums = _SumOfRanks.apply(first, f"{name}.mean", own)
+    sums = _sum_of_ranks(first, f"{name}.mean", own)
     count = sums[-1].detach()
     mean = sums[:-1] / count
     centred = wide - mean.view(shape)
-    squares = _SumOfRanks.apply(centred.square().sum(dims) * there, f"{name}.variance", own)
+    squares = _sum_of_ranks(centred.square().sum(dims) * there, f"{name}.variance", own)
     variance = squares / count
     result = centred * torch.rsqrt(variance + layer.eps).view(shape)
     if layer.affine:
@@ -76,6 +76,11 @@ def _remember(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
     layer.running_var.lerp_(variance.to(layer.running_var.dtype), factor)
 
 
+def _sum_of_ranks(value: Tensor, name: str, own: float) -> Tensor:
+    summed: Tensor = _SumOfRanks.apply(value, name, own)  # type: ignore[no-untyped-call]
+    return summed
+
+
 class _SumOfRanks(torch.autograd.Function):
     """The sum over all ranks, inside a loss.
 
@@ -84,11 +89,11 @@ class _SumOfRanks(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, name: str, own: float) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, value: Tensor, name: str, own: float) -> Tensor:
         ctx.name, ctx.own = name, own
         return TensorCollectives().sum([value], name)[0]
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, upstream: Tensor) -> Any:
         (total,) = TensorCollectives().sum([upstream * ctx.own], f"{ctx.name}.gradient")
         return total / ctx.own if ctx.own else torch.zeros_like(total), None, None
