@@ -18,21 +18,32 @@ _TORCH_MODULE = "torch.nn.modules.module.Module"
 def said_engine(model: object) -> str | None:
     """Return the ``horovod_engine`` of the class that ``model`` returns, if that shows.
 
-    A function's return annotation counts first, then the names in its code. A module of PyTorch's
-    own is for that engine, which tells how it is to be given.
+    A function's return annotation counts first, then the names in its code: classes, and functions
+    by their annotation. A module of PyTorch's own is for that engine, which tells how it is to be
+    given.
     """
     if any(f"{cls.__module__}.{cls.__name__}" == _TORCH_MODULE for cls in _classes(model)):
         return TORCH
     function = _function(model)
     if function is None:
         return None
-    annotation = function.__annotations__.get("return")
-    text = annotation.strip("'\"").rpartition(".")[2] if isinstance(annotation, str) else ""
-    for thing in (annotation, *_named(function, [text, *function.__code__.co_names])):
+    code = function.__code__
+    called = list(_named(function, [*code.co_names, *code.co_freevars]))
+    told = [_annotated(each) for each in called if isinstance(each, FunctionType)]
+    for thing in (_annotated(function), *called, *told):
         engine = getattr(thing, "horovod_engine", None) if isinstance(thing, type) else None
         if isinstance(engine, str):
             return engine
     return None
+
+
+def _annotated(function: FunctionType) -> object:
+    """Return the class that a function says it returns."""
+    annotation = function.__annotations__.get("return")
+    if not isinstance(annotation, str):
+        return annotation
+    text = annotation.strip("'\"").rpartition(".")[2]
+    return next((each for each in _named(function, [text]) if isinstance(each, type)), None)
 
 
 def _classes(model: object) -> Sequence[type]:

@@ -41,6 +41,13 @@ def test_flights(tmp_path: Path) -> None:
     assert logs == ["rank-00000.log", "rank-00001.log"]
 
 
+def test_digits_with_pytorch(tmp_path: Path) -> None:
+    output = run_example("digits_torch.py", tmp_path, "--epochs", "4")
+    assert "Epochs trained: 4" in output
+    (accuracy,) = re.findall(r"^Held-out accuracy: ([\d.]+)$", output, re.M)
+    assert float(accuracy) > 0.9
+
+
 def set_up_already(folder: Path) -> dict[str, str]:
     """Return the environment of scripts for which ``folder`` holds what they would set up."""
     python = folder / "bin" / "python"

@@ -58,7 +58,7 @@ class NoTensorFlow(TorchCallback):
         assert not found, found
 
 
-@pytest.mark.parametrize(("step", "kind"), [(10, "kill"), (16, "terminate")])
+@pytest.mark.parametrize(("step", "kind"), [(10, "kill"), (18, "terminate")])
 def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(
     frame: Any, whole: Any, tmp_path: Path, step: int, kind: Any
 ) -> None:
