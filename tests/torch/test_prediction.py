@@ -47,7 +47,8 @@ class Summing(nn.Module):
         self.drop = nn.Dropout(0.9)
 
     def forward(self, x: Tensor, n: Tensor) -> Tensor:
-        return self.drop(self.norm(self.body(x)[:, 0][:, None]))[:, 0] + n
+        total: Tensor = self.drop(self.norm(self.body(x)))[:, 0] + n
+        return total
 
 
 class Doubling(nn.Module):
@@ -71,7 +72,7 @@ class Choosing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if float(x.sum()) > 1e6:
-            return -self.body(x)
+            x = -x
         made: Tensor = self.body(x)
         return made
 

@@ -164,7 +164,9 @@ def load_script(data: bytes) -> nn.Module:
     """Return the module in a file of TorchScript, on the CPU."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        module: nn.Module = torch.jit.load(io.BytesIO(data), map_location=CPU)
+        module: nn.Module = torch.jit.load(  # type: ignore[no-untyped-call]
+            io.BytesIO(data), map_location=CPU
+        )
     return module.eval()
 
 

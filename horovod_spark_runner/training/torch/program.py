@@ -103,7 +103,7 @@ def make_program(
         Exception: of any kind, where torch.export cannot hold the module.
     """
     module = copy.deepcopy(module).cpu().eval()
-    shapes = ShapesCollection()
+    shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
     for value in values:
         shapes[value] = {0: Dim.DYNAMIC if any_rows else Dim.STATIC}
     args = () if feed.names is not None else tuple(values)
