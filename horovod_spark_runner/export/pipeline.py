@@ -59,7 +59,8 @@ def export_pipeline(
             size of vectors that no stage has told; for an ONNX file, 50 are.
         format: ``"bundle"`` (default) or ``"onnx"``.
         network: what networks in a bundle are: ``"saved_model"`` (default), which TensorFlow
-            calls, or ``"onnx"``, which onnxruntime does. In an ONNX file they are ONNX.
+            calls, or ``"onnx"``, which onnxruntime does; of PyTorch modules ``"onnx"`` only. In
+            an ONNX file they are ONNX.
         columns: the columns that an ONNX file gives; by default those that the last stage adds. A
             scorer of a bundle gives any.
         mode: ``"error"`` (default) refuses a path that holds something, ``"overwrite"`` replaces

@@ -108,7 +108,8 @@ class Compared:
         from pyspark.errors import PySparkException
         from pyspark.util import _load_from_socket
 
-        made = fitted.transform(frame).select(ROW, *outputs)
+        def planned() -> Any:
+            return fitted.transform(frame).select(ROW, *outputs)
 
         def alone(number: int) -> Any:
             try:
@@ -121,10 +122,10 @@ class Compared:
 
         try:
             parts: list[Any] = [[] for _ in range(count)]
-            for row in made.collect():
+            for row in planned().collect():
                 parts[row[0]].append(row)
         except (PySparkException, Py4JJavaError):  # some row fails: which?
-            rows = made.rdd
+            rows = planned().rdd  # anew: a plan remembers that it has failed
             parts = [alone(number) for number in range(count)]
         return [
             None if found is None else [[plain(value) for value in row[1:]] for row in found]

@@ -23,12 +23,14 @@ class Graph:
         nodes: the nodes, in an order in which they can be computed.
         constants: the constants.
         opset: the version of ONNX's operators that a network is of; ``None`` if there is none.
+        ir_version: the version of ONNX's files that all of it can be written as.
     """
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
         self.opset: int | None = None
+        self.ir_version = IR_VERSION
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:

@@ -19,7 +19,7 @@ from ...scoring.bundle import Bundle
 from ...scoring.inputs import ARRAY, DTYPES, TEXT, VECTOR, WORDS, Input
 from ...scoring.onnx_session import METADATA
 from ...scoring.stage import Stage
-from .builder import IR_VERSION, ML, ML_OPSET, OPSET, Graph, Rows, Values, element_type
+from .builder import ML, ML_OPSET, OPSET, Graph, Rows, Values, element_type
 from .categories import index_to_string, one_hot_encoder, string_indexer
 from .network import network
 from .values import binarizer, bucketizer, imputer
@@ -172,7 +172,7 @@ def onnx_of(bundle: Bundle, columns: Sequence[str] | None = None) -> bytes:
         made,
         producer_name="horovod_spark_runner",
         producer_version=__version__,
-        ir_version=IR_VERSION,
+        ir_version=graph.ir_version,
         opset_imports=[
             onnx.helper.make_opsetid("", graph.opset or OPSET),
             onnx.helper.make_opsetid(ML, ML_OPSET),

@@ -119,7 +119,7 @@ def _merge(rows: Rows, stage: Network, given: list[str]) -> list[tuple[str, str,
             f"are of {graph.opset} and {opset}: they are of different frameworks; "
             "format='bundle' takes them"
         )
-    graph.opset = opset
+    graph.opset, graph.ir_version = opset, max(graph.ir_version, whole.ir_version)
     # A name that no other network's nodes have.
     prefix = f"{graph.new_name()} "
     inner = onnx.compose.add_prefix(whole, prefix).graph
