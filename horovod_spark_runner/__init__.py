@@ -25,6 +25,7 @@ from .errors import (
     RunDirectoryError,
     RunFailedError,
     StalledError,
+    StorageError,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from .export.pipeline import export_pipeline
     from .launch.driver.launch import RunResult
     from .launch.worker.reporting import report_progress
+    from .ml.torch_transformer import TorchTransformer
     from .ml.transformer import TFTransformer
     from .runner import HorovodRunner
     from .settings.data import DataOptions
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from .settings.sync import Allreduce, DiLoCo, LocalSGD
     from .settings.tracking import MlflowOptions
     from .settings.training import CheckpointOptions, InitialWeights, RestartOptions
+    from .training.torch.callbacks import EarlyStopping, TorchCallback
+    from .training.torch.torch_model import TorchModel
 
 _LAZY = {
     "Allreduce": ".settings.sync",
@@ -48,6 +52,7 @@ _LAZY = {
     "DataOptions": ".settings.data",
     "Dataset": ".dataset",
     "DiLoCo": ".settings.sync",
+    "EarlyStopping": ".training.torch.callbacks",
     "HorovodEstimator": ".estimator",
     "HorovodRunner": ".runner",
     "InitialWeights": ".settings.training",
@@ -58,6 +63,9 @@ _LAZY = {
     "RestartOptions": ".settings.training",
     "RunResult": ".launch.driver.launch",
     "TFTransformer": ".ml.transformer",
+    "TorchCallback": ".training.torch.callbacks",
+    "TorchModel": ".training.torch.torch_model",
+    "TorchTransformer": ".ml.torch_transformer",
     "export_pipeline": ".export.pipeline",
     "prepare_dataset": ".dataset",
     "report_progress": ".launch.worker.reporting",
@@ -72,6 +80,7 @@ __all__ = [
     "DataOptions",
     "Dataset",
     "DiLoCo",
+    "EarlyStopping",
     "EnvironmentProblem",
     "HorovodEstimator",
     "HorovodRunner",
@@ -94,7 +103,11 @@ __all__ = [
     "RunFailedError",
     "RunResult",
     "StalledError",
+    "StorageError",
     "TFTransformer",
+    "TorchCallback",
+    "TorchModel",
+    "TorchTransformer",
     "__version__",
     "export_pipeline",
     "prepare_dataset",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .ml.transformer import TFTransformer
+from .ml.trained_transformer import TrainedTransformer
 from .run.pipeline import train_request
 from .run.request import Resume, TrainingRequest, check_request
 from .settings.data import DataOptions
@@ -59,8 +59,8 @@ def run_training(
     launch: LaunchOptions | None = None,
     sync: Sync | None = None,
     mlflow: MlflowOptions | None = None,
-) -> TFTransformer:
-    """Train a Keras model on a DataFrame with Horovod, and return it as a transformer.
+) -> TrainedTransformer:
+    """Train a model on a DataFrame with Horovod, and return it as a transformer.
 
     Args:
         df: the rows to train on, or the path or URL of Parquet files (a folder, or one file), which
@@ -142,7 +142,7 @@ def run_training(
             metrics and of the model; ``None`` (default) does not.
 
     Returns:
-        The trained model; `TFTransformer.summary` has its metrics.
+        The trained model, a `TFTransformer` or `TorchTransformer`; its ``summary`` has the metrics.
 
     Raises:
         DataError: columns, types or values cannot be trained on.

@@ -185,9 +185,9 @@ class Evaluation:
 
     def _loaded(self) -> tuple[Evaluator, Mapping[str, Transform]]:
         global _kept
+        keep_to_task()
         key = hashlib.sha256(self.digest.encode() + self.question).hexdigest()
         if _kept is None or _kept[0] != key:
-            keep_to_task()
             recipe = self.load()
             question: Question = cloudpickle.loads(self.question)
             missing = [n for n in question.targets.transforms if n not in recipe.transforms]

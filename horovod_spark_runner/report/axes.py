@@ -136,12 +136,13 @@ class Frame:
             whole_x: ticks at whole numbers only.
         """
         left, right = self.x.begin, self.x.end
-        bottom = self.y.begin
+        bottom, top = self.y.begin, self.y.end
         rows = []
         for tick in self.y.ticks(4):
             y = self.y.at(tick)
             rows.append(element("line", class_="grid", x1=left, x2=right, y1=y, y2=y))
-            rows.append(text(short(tick), left - 5, y + 3.5, "end"))
+            # One at the upper edge keeps clear of the title above it.
+            rows.append(text(short(tick), left - 5, max(y + 3.5, top + 6), "end"))
         ticks = self.x.ticks(max(2, int((right - left) / 60)))
         for tick in [t for t in ticks if not whole_x or float(t).is_integer()]:
             x = self.x.at(tick)

@@ -23,7 +23,8 @@ from ..ml.naming import added_columns
 from ..ml.served import ServedModel
 from ..ml.summary import TrainingSummary
 from ..ml.trained import read_trained_model
-from ..ml.transformer import TFTransformer
+from ..ml.trained_transformer import TrainedTransformer
+from ..ml.transformers import transformer_class
 from ..rundir.attempt import Attempt
 from ..rundir.lock import RunLock
 from ..settings.prediction import PredictionSettings
@@ -78,14 +79,16 @@ class Trained:
 def train_request(
     checked: CheckedRequest,
     prepare: Callable[[], AbstractContextManager[Prepared]] | None = None,
-) -> TFTransformer:
+    follower: Follower | None = None,
+) -> TrainedTransformer:
     """Materialize the data, train on all ranks and return the transformer.
 
     Args:
         checked: what to train.
         prepare: prepares the data, where that is not for this request alone.
+        follower: follows the training, and may end it.
     """
-    trained = train_ranks(checked, prepare)
+    trained = train_ranks(checked, prepare, follower)
     request, directory = checked.request, checked.directory
     report, result = trained.report, trained.result
     transforms = request.data.transforms
@@ -111,7 +114,7 @@ def train_request(
         attempts=tuple(trained.attempts),
     )
     settings = PredictionSettings(prediction_col=request.prediction_col)
-    return TFTransformer(model, summary=summary, settings=settings)
+    return transformer_class(checked.source.engine)(model, summary=summary, settings=settings)
 
 
 def train_ranks(

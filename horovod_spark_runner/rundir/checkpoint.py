@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias, TypeVar
@@ -24,6 +23,7 @@ from ..errors import RunDirectoryError
 from ..settings.training import CheckpointOptions
 from ..storage.arrays import Arrays, dump_arrays, load_arrays
 from ..storage.filesystem import Location
+from ..storage.folders import write_aside
 from ..storage.patience import patiently
 from ..storage.sums import read_checked, sealed, sum_of, unsealed
 from .directory import RunDirectory
@@ -98,15 +98,8 @@ def save_checkpoint(
     """
     folder = directory.checkpoint(info.step)
     if folder.renames_whole:
-        aside = directory.checkpoints.join(f".{folder.name}.{uuid.uuid4().hex[:8]}")
-        try:
-            _write(aside, info, files)
-            # The same step is saved twice when the end of its epoch follows: the later one counts.
-            folder.delete_folder()
-            aside.move_to(folder)
-        except BaseException:
-            _delete_quietly(aside)
-            raise
+        # The same step is saved twice when the end of its epoch follows: the later one counts.
+        write_aside(folder, lambda aside: _write(aside, info, files))
     else:
         if folder.exists():
             folder.delete_folder()  # its manifest goes first or with it: never a mixture

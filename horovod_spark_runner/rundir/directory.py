@@ -39,6 +39,7 @@ _ACCOUNT = "accounting"
 _STEP = re.compile(r"step-(\d{8,})")
 # What `Location.write_bytes` writes aside. The lock is left out: its holder writes it all the time.
 _ASIDE = re.compile(r"\.(?!lock\.).+\.[0-9a-f]{8}")
+_LOCK_ASIDE = re.compile(r"\.lock\.json\.[0-9a-f]{8}")
 
 
 class RunDirectory:
@@ -160,6 +161,13 @@ class RunDirectory:
                 for left in folder.list():
                     if _ASIDE.fullmatch(left.name):
                         left.delete_folder() if left.is_folder else left.delete_file()
+
+    def sweep_locks(self) -> None:
+        """Delete what writers of the lock that were killed have left; no one else may write it."""
+        with contextlib.suppress(OSError):
+            for left in self.location.list():
+                if _LOCK_ASIDE.fullmatch(left.name):
+                    left.delete_file()
 
     def mlflow_run(self) -> str | None:
         """Return the identity of the run in MLflow; ``None`` if none is known."""

@@ -8,6 +8,7 @@ failure of it is: see `horovod_spark_runner.storage.patience`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import os
 import posixpath
@@ -28,6 +29,8 @@ from .trouble import WRITES
 
 T = TypeVar("T")
 HDFS_SCHEMES = ("hdfs", "viewfs")
+# Linux's: paths are relative to the working directory, and both files stay.
+_HERE, _RENAME_EXCHANGE = -100, 2
 # Bytes that are read or written before headway is told of.
 PART_BYTES = 16 * 1024 * 1024
 _HALF_A_URL = re.compile(
@@ -133,7 +136,10 @@ class Location:
             # Names are given as they are; pyarrow takes them escaped.
             filesystem, path = pafs.FileSystem.from_uri(f"{scheme}://{authority}/{quote(path)}")
         except (pa.ArrowInvalid, OSError, ValueError) as error:
-            raise InvalidInputError(f"{self._text}: storage cannot be reached: {error}") from error
+            raise InvalidInputError(
+                f"{self._text}: storage cannot be reached from {os.uname().nodename}: {error}"
+                f"{_lacking(scheme)}"
+            ) from error
         return filesystem, path
 
     @property
@@ -209,6 +215,16 @@ class Location:
     def move_to(self, target: Location) -> None:
         """Rename this file or folder (atomic on local and HDFS storage)."""
         self._ask(lambda filesystem, path: filesystem.move(path, target._resolved[1]))
+
+    def exchange_with(self, other: Location) -> bool:
+        """Let this folder and another, both local, change places in one step.
+
+        Returns:
+            Whether it was done: not every file system can.
+        """
+        if not (self.is_local and other.is_local):
+            return False
+        return answered(lambda _: _exchange(self._text, other._text), self._text)
 
     def open_input(self) -> pa.NativeFile:
         return self._ask(lambda filesystem, path: filesystem.open_input_file(path))
@@ -316,6 +332,12 @@ class Location:
         self.write_bytes(text.encode("utf-8"))
 
 
+def _exchange(one: str, other: str) -> bool:
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    places = (_HERE, os.fsencode(one), _HERE, os.fsencode(other))
+    return rename is not None and rename(*places, _RENAME_EXCHANGE) == 0
+
+
 def _path_of_url(url: str) -> str:
     host, path = urlsplit(url).netloc, urlsplit(url).path
     if host not in ("", "localhost"):
@@ -334,6 +356,17 @@ def _with_home(path: str) -> str:
             f"{path}: {user} is no user's home; a folder of that name is ./{user}"
         )
     return found
+
+
+def _lacking(scheme: str) -> str:
+    """Return a hint if this process has nothing in its environment that leads to the storage."""
+    if scheme != "s3" or any(name.startswith("AWS_") for name in os.environ):
+        return ""
+    return (
+        ". This process has none of the environment variables AWS_… that tell endpoint, region and "
+        "credentials; executors get what the driver has by spark.executorEnv.NAME, before the "
+        "Spark session is made"
+    )
 
 
 def _connect_hdfs(scheme: str, authority: str) -> pafs.FileSystem:

@@ -33,6 +33,12 @@ def _checksum(value: ArrayLike) -> int:
     return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
 
+def changed_since(before: np.ndarray, variables: TrainingVariables, world: MPI.Comm) -> bool:
+    """Tell whether, on any rank, variables have other values than had these checksums."""
+    changed = bool((checksums(variables) != before).any())
+    return bool(world.allreduce(changed, op=MPI.LOR))
+
+
 def check_ranks_agree(
     variables: TrainingVariables, world: MPI.Comm, when: str, alike: Alike = Alike.EVERYTHING
 ) -> None:

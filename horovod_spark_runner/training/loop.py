@@ -11,17 +11,15 @@ import time
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
 from ..launch.worker.reporting import report_progress
-from ..rundir.checkpoint import LogValue
 from ..rundir.directory import RunDirectory
 from .accounting import Accounts, Clock, Kind, phases
 from .agreement import PREEMPT, SAVE, STOP, Agreement, raise_together
-from .divergence import check_ranks_agree, checksums
+from .divergence import changed_since, check_ranks_agree, checksums
 from .engine import engine_named
 from .epochs import Epochs, Step, execution
 from .event_files import EventFiles
@@ -116,8 +114,7 @@ class Training:
     def _read(self, data: Manifest, *, training: bool = True) -> Epochs:
         spec = self._spec
         # The window may take as much, so a dataset that fits into it can just as well be kept.
-        keep = spec.window_bytes
-        reader = DatasetReader(data, self._trainee.columns, spec.transforms, keep)
+        reader = DatasetReader(data, self._trainee.columns, spec.transforms, spec.window_bytes)
         self._readers.append(reader)
         return Epochs(
             reader,
@@ -195,16 +192,11 @@ class Training:
         self._hooks.train_end(logs)
         self._check_agreement("at the end of the training")
         self._keeper.finish()
-        final = None if before is None else self._final_metrics(before)
+        final = None
+        if before is not None and changed_since(before, self._variables, self._world):
+            final = plain(self._evaluate())
         saved = self._trainee.save(RunDirectory(self._spec.run_dir)) if self._rank == 0 else None
         return replace(self._report(), saved=saved, final=final)
-
-    def _final_metrics(self, before: np.ndarray) -> dict[str, LogValue] | None:
-        """Return the metrics of a model that is another one than after its last epoch."""
-        changed = bool((checksums(self._variables) != before).any())
-        if not self._world.allreduce(changed, op=MPI.LOR):
-            return None
-        return {} if self._validation is None else plain(self._evaluate(self._validation))
 
     def _begin(self) -> bool:
         """Begin the training, or go on with it; return whether within an epoch."""
@@ -277,7 +269,7 @@ class Training:
         results = self._trainee.results("train", *last)
         if self._validation is not None and self._spec.fit.validates(progress.epoch):
             with self._clock.during(Kind.VALIDATION):
-                results.update(self._evaluate(self._validation))
+                results.update(self._evaluate())
         with self._clock.during(Kind.CALLBACKS):
             logs = self._hooks.epoch_end(progress.epoch, results)
         self._agree()
@@ -356,8 +348,10 @@ class Training:
         if met:
             self._check_agreement("after the first step")
 
-    def _evaluate(self, epochs: Epochs) -> dict[str, object]:
-        hooks = self._hooks
+    def _evaluate(self) -> dict[str, object]:
+        epochs, hooks = self._validation, self._hooks
+        if epochs is None:
+            return {}
         hooks.stop_evaluating = False
         hooks.test_begin()
         self._trainee.reset_metrics()

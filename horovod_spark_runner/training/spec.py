@@ -17,6 +17,8 @@ from ..settings.training import CheckpointOptions, FitOptions
 
 # The engine of Keras models.
 KERAS = "horovod_spark_runner.training.keras.engine"
+# That of PyTorch modules.
+TORCH = "horovod_spark_runner.training.torch.engine"
 # What Spark ML calls the column that feeds a model.
 FEATURES = "features"
 
@@ -145,8 +147,8 @@ class WarmStart:
 
     Attributes:
         origin: where they come from, for messages.
-        kind: ``"arrays"`` (an ``.npz`` of a run), ``"keras"`` (a ``.keras`` file) or
-            ``"saved_model"``.
+        kind: ``"arrays"`` (an ``.npz`` of a run), ``"keras"`` (a ``.keras`` file),
+            ``"saved_model"`` or ``"state_dict"`` (a file of PyTorch's).
         files: contents by path.
         paths: paths of the weights in an ``.npz``, in its order; empty if they are not known.
         skip_mismatch: whether to take over only what is there and fits.

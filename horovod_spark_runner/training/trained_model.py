@@ -20,12 +20,20 @@ from ..rundir.directory import RunDirectory
 from ..settings.data import Transform
 from ..storage.arrays import dump_arrays, load_arrays
 from ..storage.sums import copy_checked, read_checked, sealed, sum_of, unsealed
-from .spec import KERAS, Binding, OutputSpec
+from .spec import KERAS, TORCH, Binding, OutputSpec
 
 # The bare weights, arrays named by their number: what any engine writes.
 WEIGHTS_FILE = "weights.npz"
-# What to call where a model cannot be made again from storage alone.
-WITH_MODEL_FN = "TFTransformer.from_run(run_dir, model_fn=…)"
+
+
+def transformer_of(engine: str) -> str:
+    """Return the name of the public class that holds an engine's models."""
+    return "TorchTransformer" if engine == TORCH else "TFTransformer"
+
+
+def with_model_fn(engine: str) -> str:
+    """Return what to call where an engine's model cannot be made again from storage alone."""
+    return f"{transformer_of(engine)}.from_run(run_dir, model_fn=…)"
 
 
 @dataclass(frozen=True)
@@ -263,8 +271,7 @@ def _checkpoint_hint(directory: RunDirectory) -> str:
         return ""
     return (
         f": it is a checkpoint of the run in {run.location}; its weights are those of "
-        f"TFTransformer.from_run({str(run.location)!r}, checkpoint={steps[0]}) once that run is "
-        "finished"
+        f"from_run({str(run.location)!r}, checkpoint={steps[0]}) once that run is finished"
     )
 
 

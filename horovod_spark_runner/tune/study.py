@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,8 +20,10 @@ from .samplers import grid_is_begun
 
 # Optuna's name of the study; its pruners compute with it, so that it must not differ.
 _NAME = "search"
+# Trials, below which nothing can be said of parameters.
+_FEWEST = 4
 # What is kept of a trial beside optuna's own.
-PARAMS, ERROR = "params", "error"
+PARAMS, ERROR, FIT_SECONDS = "params", "error", "fit_seconds"
 
 
 class Study:
@@ -82,6 +85,21 @@ class Study:
         choose = min if least else max  # of equals, both take the first
         return choose(finished, key=lambda one: float(one.value or 0.0), default=None)
 
+    def importances(self) -> dict[str, float]:
+        """Return the share of every parameter in how good a trial is, the greatest first.
+
+        Nothing, where trials are too few or parameters differ from trial to trial.
+        """
+        finished = [one for one in self.trials() if one.state is TrialState.COMPLETE]
+        if len(finished) < _FEWEST or not set.intersection(*(set(one.params) for one in finished)):
+            return {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # where they are few
+            return dict(optuna.importance.get_param_importances(self._study, evaluator=evaluator))
+
     def take_up(self) -> int:
         """Have trials that a driver has left behind go on; return how many."""
         left = [one for one in self.trials() if one.state is TrialState.RUNNING]
@@ -131,8 +149,15 @@ class Study:
             )
         trial.set_user_attr(PARAMS, dict(params))
 
-    def finish(self, trial: Trial, value: float) -> None:
-        """Take note of the value of a finished trial; one that is no finite number fails it."""
+    def finish(self, trial: Trial, value: float, fit_seconds: float | None = None) -> None:
+        """Take note of the value of a finished trial; one that is no finite number fails it.
+
+        Args:
+            trial: the trial.
+            value: its metric.
+            fit_seconds: what its epochs took.
+        """
+        trial.set_user_attr(FIT_SECONDS, fit_seconds)
         if math.isfinite(value):
             self._tell(trial, value)
         else:

@@ -47,7 +47,7 @@ def rows(spark: Any) -> Any:
 
 def chosen(result: TuneResult) -> pd.DataFrame:
     """Return what is the same for the same seed."""
-    names = [name for name in result.trials if name not in ("seconds", "run_dir")]
+    names = [name for name in result.trials if name not in ("seconds", "fit_seconds", "run_dir")]
     table: pd.DataFrame = result.trials[names]
     return table
 
@@ -79,6 +79,8 @@ def test_the_best_model_is_the_one_that_was_trained(
     table = result.trials
     assert list(table["state"]) == ["finished"] * 4
     assert list(table["epochs"]) == [2] * 4
+    assert (table["fit_seconds"] > 0).all()
+    assert (table["fit_seconds"] < table["seconds"]).all()
     best = table.sort_values("value").iloc[0]
     assert (result.best_trial, result.best_value) == (best["trial"], best["value"])
     assert result.best_params == {name: best[f"params.{name}"] for name in SPACE}

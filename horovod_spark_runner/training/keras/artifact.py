@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ import cloudpickle
 import keras
 import numpy as np
 
-from ...data.manifest import Column
 from ...errors import CheckpointError
 from ...rundir.directory import RunDirectory
 from ...serialize import dumps
 from ...storage.arrays import dump_arrays
-from ..spec import KERAS, Binding, OutputSpec, TrainingSpec
-from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature, Targets
+from ..likeness import check_close
+from ..model_inputs import ModelInputs
+from ..spec import KERAS, OutputSpec
+from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature
 from .archive import custom_parts, read_config, with_named_lambdas
 from .custom_objects import find_objects, name_lambdas, only_keras, revivable
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
@@ -31,44 +31,13 @@ from .outputs import (
     output_specs,
     unchanged,
 )
-from .sample import check_close, take_sample, try_out
+from .sample import take_sample, try_out
 from .saved import ARCHIVE_FILE, FILES, SAMPLE_FILE, KerasFacts, SavedModel
 
 # How many numbers of two models' weights are compared at once.
 _PART = 1 << 22
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ModelInputs:
-    """What a trained model takes.
-
-    Attributes:
-        inputs: which column feeds which input.
-        columns: the feature columns.
-        transforms: those of them that were trained with a transform.
-        custom_objects: classes and functions by name that the model itself was made with.
-        targets: what its outputs were compared with, if that is known.
-    """
-
-    inputs: Binding
-    columns: tuple[Column, ...]
-    transforms: tuple[str, ...]
-    custom_objects: Mapping[str, Any]
-    targets: Targets | None = None
-
-    @classmethod
-    def of_training(cls, spec: TrainingSpec) -> ModelInputs:
-        """Return what the model of a training takes."""
-        names = spec.inputs.columns
-        return cls(
-            inputs=spec.inputs,
-            columns=tuple(spec.train.column(name) for name in names),
-            transforms=tuple(sorted(set(spec.transforms) & set(names))),
-            custom_objects=spec.model.custom_objects,
-            targets=_targets(spec),
-        )
 
 
 def save_model(
@@ -119,7 +88,7 @@ def _save(
         files.write(SAMPLE_FILE, sample)
     saved = SavedModel("source")
     if archive is not None and outputs is not None:
-        saved, problem = _how_it_loads(archive, model, inputs.custom_objects, example)
+        saved, problem = how_it_loads(archive, model, inputs.custom_objects, example)
     facts = KerasFacts(
         archive=archive is not None,
         self_contained=saved.loads == "archive",
@@ -144,17 +113,6 @@ def _save(
     return saved
 
 
-def _targets(spec: TrainingSpec) -> Targets:
-    weight = () if spec.weight is None else (spec.weight,)
-    names = dict.fromkeys((*spec.outputs.columns, *weight))
-    return Targets(
-        spec.outputs,
-        tuple(spec.train.column(name) for name in names),
-        spec.weight,
-        tuple(sorted(set(spec.transforms) & set(names))),
-    )
-
-
 def load_archive(archive: bytes, objects: Mapping[str, Any] | None) -> keras.Model:
     """Return the model in a ``.keras`` file, not compiled.
 
@@ -171,18 +129,19 @@ def load_archive(archive: bytes, objects: Mapping[str, Any] | None) -> keras.Mod
 def _archive(model: keras.Model) -> bytes | None:
     try:
         try:
-            return _written(model)
+            return written(model)
         except Exception:
             if not name_lambdas(model):
                 raise
-            return _written(model)
+            return written(model)
     except Exception as error:  # a custom layer's get_config may fail in any way
         reason = _first_line(error)
         logger.warning("the model is kept as weights only; Keras cannot write it: %s", reason)
         return None
 
 
-def _written(model: keras.Model) -> bytes:
+def written(model: keras.Model) -> bytes:
+    """Return the contents of the ``.keras`` file that Keras writes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, ARCHIVE_FILE)
         model.save(path)
@@ -200,10 +159,20 @@ def _outputs(model: keras.Model, example: Any) -> tuple[tuple[OutputSpec, ...] |
         return None, reason
 
 
-def _how_it_loads(
+def how_it_loads(
     archive: bytes, model: keras.Model, given: Mapping[str, Any], example: Any
 ) -> tuple[SavedModel, str]:
-    """Find out, by loading the archive, what it takes to get the same model from it."""
+    """Find out, by loading an archive, what it takes to get the same model from it.
+
+    Args:
+        archive: contents of the ``.keras`` file.
+        model: the model it was made of.
+        given: classes and functions by name that the model was made with.
+        example: one row of inputs.
+
+    Returns:
+        How it loads, and what was in the way of loading it by itself.
+    """
     finalize_layers(model)
     with unchanged(model):
         inputs, expected = try_out(model, example)

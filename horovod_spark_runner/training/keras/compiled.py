@@ -7,12 +7,12 @@ import keras
 
 from ...errors import ModelError
 from ..spec import ModelSource
-from ..trained_model import WITH_MODEL_FN, Recipe
+from ..trained_model import Recipe
 from .archive import LAMBDA, custom_parts, read_compile_config
 from .binding import InputBinding
 from .loading import make_model, set_weights
 from .model import build_model
-from .saved import KerasParts
+from .saved import WITH_MODEL_FN, KerasParts
 
 _OTHERS = "or evaluate by other metrics only, metrics=[…] without 'compiled'"
 

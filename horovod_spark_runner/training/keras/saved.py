@@ -10,8 +10,8 @@ from typing import Any
 from ...errors import RunDirectoryError
 from ...rundir.directory import RunDirectory
 from ...serialize import dumps
-from ..spec import ModelSource
-from ..trained_model import WEIGHTS_FILE, WITH_MODEL_FN, StoredModel
+from ..spec import KERAS, ModelSource
+from ..trained_model import WEIGHTS_FILE, StoredModel, with_model_fn
 from .archive import LAMBDA, CustomPart, custom_parts, read_compile_config, read_config
 
 ARCHIVE_FILE = "model.keras"
@@ -20,6 +20,8 @@ PACKED_FILE = "saved_model.zip"
 FILES = (ARCHIVE_FILE, WEIGHTS_FILE, SAMPLE_FILE, PACKED_FILE)
 # What every SavedModel has.
 GRAPH_FILE = "saved_model.pb"
+# What to call where a Keras model cannot be made again from storage alone.
+WITH_MODEL_FN = with_model_fn(KERAS)
 
 
 @dataclass(frozen=True)
