@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,7 +142,10 @@ def test_what_a_run_lacks_is_left_out(tmp_path: Path) -> None:
     assert "not finished" in page
     assert "<svg" not in page
     nan, inf = float("nan"), float("inf")
-    values = [{"loss": nan, "word": "x", "list": [1.0, 2.0], "flag": True}, {"loss": inf}]
+    values: list[Any] = [
+        {"loss": nan, "word": "x", "list": [1.0, 2.0], "flag": True},
+        {"loss": inf},
+    ]
     directory.write_metrics(values, [None, {"ranks": [0], "seconds": {}}])
     directory.add_call({"seconds": {"attempts": 3.0}, "error": "DataError: no", "ended": 1.0})
     directory.attempts.write_text("damaged")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from horovod_spark_runner.training.accounting import (
 from horovod_spark_runner.training.progress import Progress, shares
 
 
-def table(ranks: int, **seconds: list[float]) -> np.ndarray:
+def table(ranks: int, **seconds: Any) -> np.ndarray:
     found = np.zeros((ranks, len(KINDS)))
     for kind, each in seconds.items():
         found[:, KINDS.index(kind)] = each
