@@ -40,9 +40,8 @@ def marked(
 ) -> Iterator[None]:
     """Mark what the tests start, and give it a temporary folder and settings of its own."""
     tmp_path_factory.getbasetemp()  # pytest's stays where it is, to be looked at
-    cache = request.config.cache
     uses_spark = any(item.get_closest_marker("spark") for item in request.session.items)
-    options = java.options(cache.mkdir("java")) if cache and uses_spark else java.FAST
+    options = java.options() if uses_spark else java.FAST
     folder = tempfile.mkdtemp(prefix="t-", dir="/tmp")  # short: it holds sockets
     os.environ.update({MARK: uuid.uuid4().hex, "TMPDIR": folder, "JDK_JAVA_OPTIONS": options})
     os.environ.update({"NO_PROXY": LOCAL, "no_proxy": LOCAL})
@@ -81,6 +80,8 @@ def spark(marked: None) -> Iterator[Any]:
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
+        # Workers that need not import TensorFlow, each again.
+        .config("spark.python.daemon.module", "tests.python_daemon")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

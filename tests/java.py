@@ -22,18 +22,17 @@ from tests.spark_home import SPARK_HOME
 ROOT = Path(__file__).parents[1]
 # Spark's many short-lived JVMs start in half the time without the second compiler.
 FAST = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# One for all checkouts: making it takes a minute.
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "hsr-tests")
 MASTERS = ("local[2]", "local-cluster[2,1,1024]")
 
 
-def options(cache: Path) -> str:
-    """Return the options of Java for the tests' JVMs.
-
-    Args:
-        cache: folder in which the archive is kept for the next time.
-    """
-    archive = cache / f"spark-{_key()}.jsa"
+def options() -> str:
+    """Return the options of Java for the tests' JVMs; make the archive if there is none."""
+    archive = CACHE / f"spark-{_key()}.jsa"
     if not archive.exists():
-        with (cache / "lock").open("w") as lock:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with (CACHE / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not archive.exists():
                 _have_made(archive)
@@ -52,7 +51,8 @@ def _key() -> str:
 
 
 def _have_made(archive: Path) -> None:
-    for old in archive.parent.glob("*.jsa"):  # it is large
+    # They are large; one of another Java or Spark may be in use by turns with this one.
+    for old in sorted(archive.parent.glob("*.jsa"), key=lambda path: path.stat().st_mtime)[:-1]:
         old.unlink()
     aside = archive.with_suffix(".new")
     settings = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}

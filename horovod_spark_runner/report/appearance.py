@@ -72,7 +72,7 @@ font-size:.85rem}
 .facts div{min-width:0}
 .facts dt{color:var(--soft);font-size:.8rem}
 .facts dd{margin:0;font-size:1.1rem;font-weight:600}
-table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums;width:100%}
+table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums;min-width:min(100%,30rem)}
 th,td{text-align:left;padding:.25rem .7rem .25rem 0;border-bottom:1px solid var(--rule);
 vertical-align:top}
 th{color:var(--soft);font-weight:600;white-space:nowrap}

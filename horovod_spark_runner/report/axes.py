@@ -13,9 +13,11 @@ from .numbers import short
 
 WIDTH, WIDE = 380, 780
 HEIGHT = 230
-# Width of a character of the charts' text, on average, and room above and below the plot.
+# Width of a character of the charts' text, on average, also of labels in bold type, and room above
+# and below the plot.
 CHARACTER = 6.0
-TOP, BOTTOM = 14.0, 36.0
+BOLD = 6.9
+TOP, BOTTOM = 24.0, 36.0
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class Frame:
         rows.append(element("line", class_="axis", x1=left, x2=right, y1=bottom, y2=bottom))
         rows.append(text(x_title, (left + right) / 2, self.height - 4, "middle", "title"))
         scale = " (log scale)" if self.y.log else ""
-        rows.append(text(y_title + scale, 2, top - 5, "start", "title"))
+        rows.append(text(y_title + scale, 2, 10, "start", "title"))
         return element("g", rows)
 
 

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .axes import CHARACTER, HEIGHT, WIDE, WIDTH, Frame, bounds, chart, frame, text
-from .markup import Markup, element, join
+from .axes import BOLD, CHARACTER, HEIGHT, WIDE, WIDTH, Frame, bounds, chart, frame, text
+from .markup import Markup, element
 from .numbers import number, shortened
 from .thinning import thin
 
@@ -26,7 +26,7 @@ class Mark:
     Attributes:
         x: where it lies.
         y: likewise.
-        label: a word or two beside it; empty for none.
+        label: a word or two beside it, where there is room; empty for none.
     """
 
     x: float
@@ -96,13 +96,13 @@ def line_chart(
         bounds(all_y, log=log_y, from_zero=from_zero),
         width=width,
         height=HEIGHT,
-        right=14 + CHARACTER * longest,
+        right=14 + BOLD * longest,
         log_y=log_y,
     )
     thinned = [curve.thinned(points) for curve in curves]
     drawn = [plot.draw(x_title, y_title, whole_x=whole_x)]
     drawn += [curve.draw(plot) for curve in thinned]
-    drawn += _labels(thinned, plot)
+    drawn += [*_notes(thinned, plot), *_labels(thinned, plot)]
     names = ", ".join(curve.series.name for curve in curves)
     scale = f"{plot.x.low:.17g} {plot.x.high:.17g} {plot.x.begin:.2f} {plot.x.end:.2f}"
     hover = element(
@@ -181,12 +181,33 @@ class _Curve:
         if not np.isfinite([x, y]).all():
             return Markup()
         told = f"{self.series.name} {mark.label}: {number(mark.y)} at {number(mark.x, 8)}"
-        dot = element("circle", element("title", told), class_="mark", cx=x, cy=y, r=4)
-        if not mark.label:
-            return dot
-        above = y - 8 > plot.y.end + 8
-        anchor = "end" if x > (plot.x.begin + plot.x.end) / 2 else "start"
-        return join(dot, text(mark.label, x, y - 8 if above else y + 16, anchor, "note"))
+        return element("circle", element("title", told), class_="mark", cx=x, cy=y, r=4)
+
+
+def _notes(curves: Sequence[_Curve], plot: Frame) -> list[Markup]:
+    """Return the labels of marks, above or below them; where neither has room, there is none."""
+    written: list[Markup] = []
+    taken: list[tuple[float, float, float]] = []  # left, right and baseline
+    for curve in curves:
+        for mark in curve.series.marks:
+            x, y = plot.x.at(mark.x), plot.y.at(mark.y)
+            if not mark.label or not np.isfinite([x, y]).all():
+                continue
+            width = CHARACTER * len(mark.label)
+            left = x - width if x > (plot.x.begin + plot.x.end) / 2 else x
+            for base in (y - 8, y + 17):
+                inside = plot.y.end + 9 <= base <= plot.y.begin - 2
+                box = left, left + width, base
+                if inside and not any(_meet(box, other) for other in taken):
+                    taken.append(box)
+                    written.append(text(mark.label, left, base, "start", "note"))
+                    break
+    return written
+
+
+def _meet(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
+    apart = abs(one[2] - other[2]) >= _LINE
+    return not apart and one[0] < other[1] + 3 and other[0] < one[1] + 3
 
 
 def _labels(curves: Sequence[_Curve], plot: Frame) -> list[Markup]:

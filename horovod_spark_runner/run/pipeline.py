@@ -23,15 +23,18 @@ from ..ml.naming import added_columns
 from ..ml.served import ServedModel
 from ..ml.summary import TrainingSummary
 from ..ml.trained import read_trained_model
-from ..ml.transformer import TFTransformer
+from ..ml.trained_transformer import TrainedTransformer
+from ..ml.transformers import transformer_class
 from ..rundir.attempt import Attempt
 from ..rundir.lock import RunLock
 from ..settings.prediction import PredictionSettings
+from ..spark.session import master_of
 from ..storage.filesystem import Location
 from ..training.changes import check_same_data
 from ..training.entry import modules_for
 from ..training.spec import TrainingReport, TrainingSpec
 from .attempts import Attempts, Follower, Stopped
+from .record import CallRecord, versions
 from .request import CheckedRequest
 from .saved_model import check_saved_model
 from .tracking import begin_tracking
@@ -76,14 +79,16 @@ class Trained:
 def train_request(
     checked: CheckedRequest,
     prepare: Callable[[], AbstractContextManager[Prepared]] | None = None,
-) -> TFTransformer:
+    follower: Follower | None = None,
+) -> TrainedTransformer:
     """Materialize the data, train on all ranks and return the transformer.
 
     Args:
         checked: what to train.
         prepare: prepares the data, where that is not for this request alone.
+        follower: follows the training, and may end it.
     """
-    trained = train_ranks(checked, prepare)
+    trained = train_ranks(checked, prepare, follower)
     request, directory = checked.request, checked.directory
     report, result = trained.report, trained.result
     transforms = request.data.transforms
@@ -109,7 +114,7 @@ def train_request(
         attempts=tuple(trained.attempts),
     )
     settings = PredictionSettings(prediction_col=request.prediction_col)
-    return TFTransformer(model, summary=summary, settings=settings)
+    return transformer_class(checked.source.engine)(model, summary=summary, settings=settings)
 
 
 def train_ranks(
@@ -156,6 +161,9 @@ def train_ranks(
             found=checked.found,
             followers=[one for one in (tracking, follower) if one is not None],
         )
+        seconds = {"prepare": checked.seconds, "materialize": materialized - began}
+        facts = {"workers": checked.workers, "master": master_of(spark), "versions": versions()}
+        record = CallRecord(directory, seconds, facts)
         try:
             result = attempts.run(
                 lambda checkpoint, token: _training_spec(checked, data, run_id, checkpoint, token),
@@ -164,9 +172,11 @@ def train_ranks(
         except BaseException as error:
             if tracking is not None:
                 tracking.fail(error, stopped=isinstance(error, Stopped))
+            record.fail(error)
             raise
-    trained = time.monotonic()
-    report: TrainingReport = result.result
+        trained = time.monotonic()
+        report: TrainingReport = result.result
+        record.finish(result, report.accounts)
     if tracking is not None:
         tracking.finish(report.history)
     return Trained(report, result, tuple(attempts.done), began, materialized, trained)

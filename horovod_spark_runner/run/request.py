@@ -23,10 +23,10 @@ from ..settings.data import DataOptions
 from ..settings.kinds import ColumnNames, check_choice, check_place
 from ..settings.launching import LaunchOptions, LaunchSettings
 from ..settings.prediction import PredictionCol, PredictionSettings, check_prediction_col
+from ..settings.sync import Sync, recorded_sync
 from ..settings.table import derive
 from ..settings.tracking import MlflowOptions
 from ..settings.training import (
-    Allreduce,
     CheckpointOptions,
     FitOptions,
     InitialWeights,
@@ -80,7 +80,7 @@ class TrainingRequest:
     checkpoints: CheckpointOptions
     restarts: RestartOptions
     launch: LaunchOptions
-    sync: Allreduce
+    sync: Sync
     mlflow: MlflowOptions | None = None
     # The parameters of a trial of a search; `run_training` has none.
     params: Mapping[str, Any] | None = None
@@ -176,7 +176,7 @@ class CheckedRequest:
         return {
             **({} if params is None else {"params": dict(params)}),
             "fit": asdict(self.fit),
-            "sync": asdict(self.request.sync),
+            "sync": recorded_sync(self.request.sync),
             "num_workers": self.workers,
             "checkpoints": asdict(self.request.checkpoints),
             "feature_cols": recorded_columns(self.inputs),
@@ -255,7 +255,7 @@ def _beginning(
     """Return the options that hold, weights to begin with, and what to record of those."""
     asked = _origin(request.initial_weights)
     if checkpoint is not None:
-        data, sync = _recorded_data(request), asdict(request.sync)
+        data, sync = _recorded_data(request), recorded_sync(request.sync)
         fit, begun_with, warnings = settings_to_go_on_with(
             checkpoint, request.fit, workers, asked, data, sync
         )

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from ..errors import EnvironmentProblem, HorovodSparkError, InvalidInputError, RunCancelledError
@@ -26,6 +26,7 @@ from ..launch.shared.messages import Progress
 from ..rundir.directory import RunDirectory
 from ..settings.tracking import MlflowOptions
 from ..storage.filesystem import Location
+from ..storage.urls import without_secrets
 from ..training.logs import numbers
 
 T = TypeVar("T")
@@ -294,18 +295,6 @@ class Tracking:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     folder.join(file.name).copy_to(Location(path), len)
                 self._client.log_artifacts(self.run_id, place, folder.name)
-
-
-def without_secrets(text: str) -> str:
-    """Return ``text`` without the user, password and query of a URL, if it is one."""
-    if "://" not in text:
-        return text
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        return text.partition("://")[0] + "://…"
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 def _told(error: Exception, options: MlflowOptions) -> str:

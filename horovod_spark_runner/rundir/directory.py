@@ -11,7 +11,9 @@
         data/                       materialized rows, while they are needed
         logs/rank-00000.log         all output of each rank
         checkpoints/step-00000042/  variables.npz, ranks.npz, checkpoint.json (written last)
-        metrics.jsonl               one line per epoch
+        metrics.jsonl               one line per epoch, with where its time went
+        calls.jsonl                 one line per call: where its time went, its ranks, its versions
+        report.html                 what there is to see of the run, as one page
         mlflow.json                 identity of the run in MLflow, if it is told of the training
         events/train, validation    event files, for TensorBoard
         model/                      model.keras, weights.npz, sample.npz, signature.json (the last)
@@ -37,6 +39,7 @@ _ACCOUNT = "accounting"
 _STEP = re.compile(r"step-(\d{8,})")
 # What `Location.write_bytes` writes aside. The lock is left out: its holder writes it all the time.
 _ASIDE = re.compile(r"\.(?!lock\.).+\.[0-9a-f]{8}")
+_LOCK_ASIDE = re.compile(r"\.lock\.json\.[0-9a-f]{8}")
 
 
 class RunDirectory:
@@ -84,6 +87,14 @@ class RunDirectory:
     @property
     def metrics(self) -> Location:
         return self.location.join("metrics.jsonl")
+
+    @property
+    def calls(self) -> Location:
+        return self.location.join("calls.jsonl")
+
+    @property
+    def report(self) -> Location:
+        return self.location.join("report.html")
 
     @property
     def events(self) -> Location:
@@ -151,6 +162,13 @@ class RunDirectory:
                     if _ASIDE.fullmatch(left.name):
                         left.delete_folder() if left.is_folder else left.delete_file()
 
+    def sweep_locks(self) -> None:
+        """Delete what writers of the lock that were killed have left; no one else may write it."""
+        with contextlib.suppress(OSError):
+            for left in self.location.list():
+                if _LOCK_ASIDE.fullmatch(left.name):
+                    left.delete_file()
+
     def mlflow_run(self) -> str | None:
         """Return the identity of the run in MLflow; ``None`` if none is known."""
         try:
@@ -216,10 +234,23 @@ class RunDirectory:
 
     def read_attempts(self) -> list[dict[str, Any]]:
         """Return what `write_attempts` wrote; nothing if it is not there or damaged."""
-        try:
-            return [json.loads(line) for line in self.attempts.read_text().splitlines()]
-        except (OSError, ValueError):
-            return []
+        return _read_lines(self.attempts)
+
+    def add_call(self, call: Mapping[str, Any]) -> None:
+        """Add what is known of a call that has ended."""
+        lines = [json.dumps(one) for one in (*self.read_calls(), call)]
+        self.calls.write_text("".join(f"{line}\n" for line in lines))
+
+    def read_calls(self) -> list[dict[str, Any]]:
+        """Return what `add_call` has added; nothing if it is not there or damaged."""
+        return _read_lines(self.calls)
+
+
+def _read_lines(file: Location) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in file.read_text().splitlines()]
+    except (OSError, ValueError):
+        return []
 
 
 def _is_account(name: str, value: object) -> bool:

@@ -159,12 +159,10 @@ class Accounts:
         )
         return rate
 
-    def totals(self) -> dict[str, list[float]]:
-        """Return, on rank 0, the seconds of each kind on each rank; all ranks must call it."""
+    def totals(self) -> dict[str, Any]:
+        """Return the `record` of the whole training on rank 0; all ranks must call it."""
         table = gather(self._world, list(self.seconds().values()))
-        if table is None:
-            return {}
-        return {kind: table[:, i].tolist() for i, kind in enumerate(KINDS) if table[:, i].any()}
+        return {} if table is None else record(table)
 
 
 def gather(world: MPI.Comm, own: Sequence[float]) -> np.ndarray | None:
@@ -176,7 +174,7 @@ def gather(world: MPI.Comm, own: Sequence[float]) -> np.ndarray | None:
 
 
 def record(table: np.ndarray) -> dict[str, Any]:
-    """Return the accounts of an epoch as JSON.
+    """Return where the time of all ranks went, as JSON.
 
     Args:
         table: a row for each rank, a column for each of `KINDS`.

@@ -28,7 +28,7 @@ from .hooks import Hooks
 from .progress import Progress
 from .rank_state import RankState, capture_rank, join_states, split_states, state_for
 from .spec import TrainingSpec
-from .sync.synchroniser import Synchroniser, equal_after
+from .sync.synchroniser import Synchroniser
 from .trainee import Trainee
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ class Keeper:
         spec: the training.
         world: communicator of all ranks.
         trainee: the built model.
-        synchroniser: says whether all ranks hold the same model, which is then kept once, or each
-            keeps its own.
+        synchroniser: says what is alike on all ranks, which is kept once; each keeps the rest.
     """
 
     def __init__(
@@ -175,7 +174,7 @@ class Keeper:
     def save(
         self, progress: Progress, hooks: Hooks, state: dict[str, Any], accounts: Sequence[Account]
     ) -> None:
-        """Take a checkpoint; every rank must call it at the same step.
+        """Take a checkpoint; every rank must call it at the same step, where all have met.
 
         Args:
             progress: how far the training has come.
@@ -192,7 +191,6 @@ class Keeper:
             self._synchroniser,
             rank=self._rank,
             in_epoch=progress.epoch_step > 0,
-            equal=equal_after(self._synchroniser, progress.step),
         )
         states = self._world.gather(own)
         self._last = time.monotonic()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,6 @@ from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
 from ..launch.worker.reporting import report_progress
 from ..rundir.directory import RunDirectory
-from ..settings.training import Allreduce
 from .accounting import Accounts, Clock, Kind, phases
 from .agreement import PREEMPT, SAVE, STOP, Agreement, raise_together
 from .divergence import changed_since, check_ranks_agree, checksums
@@ -32,15 +30,10 @@ from .preemption import PreemptionWatch
 from .progress import Progress, ProgressReporter
 from .rank_state import restore_rank
 from .spec import TrainingReport, TrainingSpec
-from .state import broadcast
-from .sync.allreduce import AllreduceSynchroniser
-from .sync.synchroniser import Collectives, Synchroniser, equal_after
+from .state import broadcast, kept
+from .sync.synchroniser import Synchroniser
 from .trainee import Trainee
-
-# Makes a way of synchronising from its settings and the framework's collectives.
-Way = Callable[[Any, Collectives], Synchroniser]
-# By the class of the settings that `run_training` takes as ``sync``.
-WAYS: dict[type, Way] = {Allreduce: AllreduceSynchroniser}
+from .ways import WAYS, Way
 
 
 def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
@@ -48,7 +41,7 @@ def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
 
     Args:
         spec: what to train.
-        way: makes the way of synchronising; by default that of `WAYS` for ``spec.sync``.
+        way: makes the way of synchronising; by default that of ``spec.sync``.
 
     Raises:
         ModelError: the model cannot be trained on these columns.
@@ -60,8 +53,7 @@ def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
     clock = Clock()
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
-    make = way or WAYS[type(spec.sync)]
-    synchroniser = make(spec.sync, engine.collectives())
+    synchroniser = (way or WAYS[type(spec.sync)])(spec.sync, engine.collectives())
     with PreemptionWatch() as watch:
         world = MPI.COMM_WORLD
         trainee = engine.trainee(spec, world, synchroniser)
@@ -117,6 +109,7 @@ class Training:
         self._reporter = ProgressReporter(self._rank, spec.fit.epochs, self._accounts)
         self._preempted = False
         self._checked = False
+        self._save_due = False
 
     def _read(self, data: Manifest, *, training: bool = True) -> Epochs:
         spec = self._spec
@@ -144,10 +137,10 @@ class Training:
         if self._restored is not None:
             info = self._restored[0]
             state = info.state
+            history = [dict(logs) for logs in info.history]
             if self._rank == 0:
                 directory = RunDirectory(self._spec.run_dir)
-                self._accounts.epochs = directory.read_accounts(info.epoch)
-            history = [dict(logs) for logs in info.history]
+                self._accounts.epochs = directory.read_accounts(len(history))
             self._progress = Progress(
                 info.step, info.epoch, info.epoch_step, history, state.get("stopped_at")
             )
@@ -185,8 +178,9 @@ class Training:
         self._clock.to(Kind.CALLBACKS)
         self._hooks.stop_training = False
         resumed_in_epoch = self._begin()
+        self._sync.begin(self._variables)
         logs: Logs | None = None
-        while not self._finished:
+        while not self._progress.is_finished(self._spec.fit.epochs):
             logs = self._run_epoch(begun=resumed_in_epoch)
             resumed_in_epoch = False
             if self._preempted:
@@ -196,8 +190,7 @@ class Training:
         before = checksums(self._variables) if self._spec.final_metrics else None
         self._trainee.finish()
         self._hooks.train_end(logs)
-        self._sync.finish(self._variables)
-        check_ranks_agree(self._variables, self._world, "at the end of the training")
+        self._check_agreement("at the end of the training")
         self._keeper.finish()
         final = None
         if before is not None and changed_since(before, self._variables, self._world):
@@ -232,13 +225,6 @@ class Training:
         restore_rank(own, self._trainee, self._hooks, self._sync)
         return info.epoch_step > 0
 
-    @property
-    def _finished(self) -> bool:
-        epochs = self._spec.fit.epochs
-        # A run that a callback ended early is over, until more epochs are asked for.
-        stopped_at = self._progress.stopped_at
-        return self._progress.epoch >= epochs or (stopped_at is not None and epochs <= stopped_at)
-
     def _report(self) -> TrainingReport:
         rows = self._world.allreduce(self._progress.rows)
         seconds = self._progress.seconds
@@ -272,6 +258,9 @@ class Training:
                 last = logs, step.fraction
                 if leave:
                     break
+        self._clock.to(Kind.EXCHANGE)
+        if not self._preempted:
+            self._sync.meet(self._variables)
         self._clock.to(Kind.AGREE)
         seconds = time.monotonic() - time_before
         progress.seconds += seconds
@@ -309,7 +298,10 @@ class Training:
         self._clock.to(Kind.STEP if self._checked else Kind.FIRST_STEP)
         if not self._checked and self._size > 1:
             raise_together(self._world, lambda: self._trainee.probe(step))
-        logs, requests = self._trainee.train_step(step, asked, step.number == steps - 1)
+        # Without rows of its own, a rank takes part in a step of all, and lets one of its own be.
+        idle = not step.batch.rows and not self._sync.meets_in_every_step
+        with kept(self._variables) if idle else contextlib.nullcontext():
+            logs, requests = self._trainee.train_step(step, asked, step.number == steps - 1)
         self._clock.to(Kind.CALLBACKS)
         ends_watched = ends and self._hooks.watch_end
         if step.number == steps - 1 or ends_watched:
@@ -317,13 +309,14 @@ class Training:
         progress.rows += step.batch.rows
         progress.step += 1
         progress.epoch_step = step.number + 1
+        met = True
         if requests is None:  # the step is this rank's alone
             self._clock.to(Kind.EXCHANGE)
-            self._sync.after_step(self._variables, progress.step)
-            requests = self._agreement.after_step(asked, self._sync.meets_after(progress.step))
+            met = self._sync.after_step(self._variables, progress.step, step.batch.rows)
+            requests = self._agreement.after_step(asked, met)
             self._clock.to(Kind.CALLBACKS)
         if not self._checked:
-            self._check_first(logs)
+            self._check_first(logs, met)
         if ends_watched:
             self._hooks.train_step_end(end, logs)
         self._reporter.step(progress, steps, logs, step.rows)
@@ -338,8 +331,8 @@ class Training:
             return logs, True
         last = progress.epoch_step == steps  # the epoch's end and its own checkpoint follow
         self._preempted = bool(requests[PREEMPT]) and not last
-        due = requests[SAVE] or self._keeper.wants(progress.step)
-        if self._preempted or (due and not last):
+        self._save_due |= bool(requests[SAVE]) or self._keeper.wants(progress.step)
+        if self._preempted or (self._save_due and met and not last):
             self._save()
         return logs, self._preempted
 
@@ -347,12 +340,13 @@ class Training:
         if self._rank == 0:
             self._rates = self._trainee.learning_rates()
 
-    def _check_first(self, logs: Logs | None) -> None:
+    def _check_first(self, logs: Logs | None, met: bool) -> None:
         """Check, after the first step, what only then can be told."""
         self._checked = True
         self._accounts.first_step_ended()
         self._keeper.check_metric(numbers(plain(logs)))
-        self._check_agreement("after the first step")
+        if met:
+            self._check_agreement("after the first step")
 
     def _evaluate(self) -> dict[str, object]:
         epochs, hooks = self._validation, self._hooks
@@ -380,9 +374,8 @@ class Training:
         return {f"val_{name}": value for name, value in results.items()}
 
     def _check_agreement(self, when: str) -> None:
-        if equal_after(self._sync, self._progress.step):
-            with self._clock.during(Kind.AGREE):
-                check_ranks_agree(self._variables, self._world, when)
+        with self._clock.during(Kind.AGREE):
+            check_ranks_agree(self._variables, self._world, when, self._sync.alike)
 
     def _agree(self) -> None:
         """Agree with all ranks whether to stop, and whether one was asked to end soon."""
@@ -395,6 +388,7 @@ class Training:
         self._progress.stopped_at = self._spec.fit.epochs if stop else None
 
     def _save(self) -> None:
+        self._save_due = False
         state = {"learning_rate": self._rate.state, "stopped_at": self._progress.stopped_at}
         with self._clock.during(Kind.CHECKPOINT):
             self._keeper.save(self._progress, self._hooks, state, self._accounts.epochs)

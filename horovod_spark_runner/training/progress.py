@@ -39,6 +39,12 @@ class Progress:
     rows: int = 0
     seconds: float = 0.0
 
+    def is_finished(self, epochs: int) -> bool:
+        """Tell whether a run that is to have so many epochs is over."""
+        # One that a callback ended early is, until more epochs are asked for.
+        stopped = self.stopped_at is not None and epochs <= self.stopped_at
+        return self.epoch >= epochs or stopped
+
 
 class ProgressReporter:
     """Tells the driver about steps, not too often, and about epochs.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..ml.transformer import TFTransformer
+from ..ml.trained_transformer import TrainedTransformer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -118,6 +118,6 @@ class TuneResult:
     best_params: dict[str, Any]
     best_value: float
     best_trial: int
-    best_transformer: TFTransformer = field(repr=False)
+    best_transformer: TrainedTransformer = field(repr=False)
     trials: pd.DataFrame = field(repr=False)
     study_dir: str

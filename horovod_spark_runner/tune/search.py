@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from ..data.prepare.datasets import Prepared, session_of
 from ..errors import HorovodSparkError, RunCancelledError, RunFailedError
 from ..launch.driver.console import Console
-from ..ml.transformer import TFTransformer
+from ..ml.transformers import transformer_class
 from ..run.attempts import Stopped
 from ..run.pipeline import train_ranks
 from ..run.request import check_request
 from ..spark.session import inheriting_thread
+from ..training.engine import engine_of
 from .directory import StudyDirectory
 from .page import StudyFacts
 from .reporting import PageWriter, study_facts
@@ -233,9 +234,10 @@ class Search:
             )
         found = lines[best.number]
         request = self._requests.base
-        model = TFTransformer.from_run(
+        build = self._requests.model_function(found.params)
+        model = transformer_class(engine_of(build)).from_run(
             found.run_dir,
-            model_fn=self._requests.model_function(found.params),
+            model_fn=build,
             transforms=request.data.transforms,
             prediction_col=request.prediction_col,
         )

@@ -17,9 +17,9 @@ from ..run.request import TrainingRequest
 from ..settings.data import DataOptions
 from ..settings.kinds import Kind, check_options
 from ..settings.launching import LaunchOptions, LaunchSettings, MpiOptions
+from ..settings.sync import Allreduce, check_sync
 from ..settings.table import Settings, kind_of
 from ..settings.training import (
-    Allreduce,
     CheckpointOptions,
     FitOptions,
     RestartOptions,
@@ -36,7 +36,6 @@ _OPTIONS: dict[str, type[Settings]] = {
     "checkpoints": CheckpointOptions,
     "restarts": RestartOptions,
     "launch": LaunchOptions,
-    "sync": Allreduce,
 }
 # A trial that its surroundings have cut short is tried once more.
 _RESTARTS = RestartOptions(max_restarts=1)
@@ -142,6 +141,7 @@ def trial_requests(
     checked: dict[str, Any] = {
         name: check_options(name, given.pop(name), cls) for name, cls in _OPTIONS.items()
     }
+    checked["sync"] = check_sync("sync", given.pop("sync"))
     callbacks = given.pop("callbacks")
     base = TrainingRequest(
         frame=df,
@@ -237,6 +237,11 @@ def check_param_names(names: Mapping[str, Any], training: Mapping[str, Any]) -> 
     for name in names:
         if name in training:
             raise InvalidInputError(f"{name!r} is in the space, and is given as {name}=… as well")
+        sync = check_sync("sync", training.get("sync"))
+        if name in _SEARCHED and not isinstance(sync, Allreduce) and _SEARCHED[name][0] == "sync":
+            raise InvalidInputError(
+                f"{name!r} in the space is a setting of Allreduce, and sync={sync} is given"
+            )
         if name not in _SEARCHED and (name in _TABLE or name in arguments):
             raise InvalidInputError(
                 f"{name!r} in the space is the name of a setting that cannot be searched; those "

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_spark_runner.report import numbers
+from horovod_spark_runner.report import appearance, numbers
 from horovod_spark_runner.report.axes import Scale, bounds, linear_ticks, log_ticks, spans_decades
 from horovod_spark_runner.report.bars import MOST_BARS, Bar, bar_chart
 from horovod_spark_runner.report.lines import Mark, Series, line_chart
@@ -267,6 +267,22 @@ def test_columns_are_as_high_as_what_they_stand_for() -> None:
     heights = [float(h) for h in re.findall(r'<rect [^>]*height="([\d.]+)"', chart)]
     assert heights[1] == pytest.approx(3 * heights[0], rel=0.01)
     assert heights[2] == pytest.approx(heights[0], rel=0.01)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_colours_stand_out_from_the_page() -> None:
+    for name in ("LIGHT", "DARK"):
+        card = re.search(r"--card:(#\w{6})", getattr(appearance, f"_INK_{name}"))
+        assert card
+        behind = luminance(card[1])
+        for colour in getattr(appearance, f"_{name}"):
+            low, high = sorted([luminance(colour), behind])
+            assert (high + 0.05) / (low + 0.05) >= 3, (name, colour)
 
 
 # -- to the eye --------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from ...errors import ModelError
 from ..logs import Logs
-from ..sync.synchroniser import Equality, Synchroniser
+from ..sync.synchroniser import Synchroniser
 from .collectives import Part, sum_over_ranks
 from .losses import alone, parts_of_a_whole
 from .metrics import StepMetrics
@@ -111,19 +111,21 @@ class GradientExchange:
         return metrics.finish(logs, share=self.share_logs)
 
     def _step(self, data: Nest, control: tf.Tensor, part: Part) -> StepResult:
-        self._part, self._control = part, control
+        together = self._synchroniser.meets_in_every_step
+        # Between meetings, a rank's step is that of a process of its own.
+        self._part, self._control = part if together else Part(1), control
         self._reduced = None
         self.scope.enter()
         metrics = StepMetrics(self._model, part)
-        statistics = _Statistics(self._model, part, self._synchroniser)
+        statistics = _Statistics(self._model, self._part, self._synchroniser)
         with (
-            parts_of_a_whole(part, self.scope),
+            parts_of_a_whole(self._part, self.scope),
             self._reducing_optimizers(),
             self._own_logs(metrics),
         ):
             logs = self._train_step(data)
             self._end_applying()
-        if self._reduced is None and self._synchroniser.equality is Equality.EVERY_STEP:
+        if self._reduced is None and together:
             # No gradients were applied, or in a graph of their own, whose tensors stay there.
             self._reduced = sum_over_ranks([control], "control")[0]
         statistics.average()

@@ -14,12 +14,13 @@ from ...rundir.directory import RunDirectory
 from ..changes import ModelChanges
 from ..epochs import Step
 from ..logs import Logs
+from ..model_inputs import ModelInputs
 from ..spec import TrainingSpec, WarmStart
 from ..state import Variable
 from ..sync.synchroniser import Synchroniser
 from ..trainee import Trainee
 from .architecture import describe_model
-from .artifact import ModelInputs, save_model
+from .artifact import save_model
 from .build import BuiltModel
 from .callbacks import Callbacks, check_callbacks, overrides
 from .changes import compare_models
