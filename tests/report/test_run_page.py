@@ -141,7 +141,10 @@ def test_what_a_run_lacks_is_left_out(tmp_path: Path) -> None:
     assert "not finished" in page
     assert "<svg" not in page
     nan, inf = float("nan"), float("inf")
-    values = [{"loss": nan, "word": "x", "list": [1.0, 2.0], "flag": True}, {"loss": inf}]
+    values: list[dict[str, object]] = [
+        {"loss": nan, "word": "x", "list": [1.0, 2.0], "flag": True},
+        {"loss": inf},
+    ]
     directory.write_metrics(values, [None, {"ranks": [0], "seconds": {}}])
     directory.add_call({"seconds": {"attempts": 3.0}, "error": "DataError: no", "ended": 1.0})
     directory.attempts.write_text("damaged")

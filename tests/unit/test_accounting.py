@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from horovod_spark_runner.training.accounting import (
 from horovod_spark_runner.training.progress import Progress, shares
 
 
-def table(ranks: int, **seconds: list[float]) -> np.ndarray:
+def table(ranks: int, **seconds: Sequence[float] | np.ndarray) -> np.ndarray:
     found = np.zeros((ranks, len(KINDS)))
     for kind, each in seconds.items():
         found[:, KINDS.index(kind)] = each
