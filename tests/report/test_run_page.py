@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -142,7 +141,7 @@ def test_what_a_run_lacks_is_left_out(tmp_path: Path) -> None:
     assert "not finished" in page
     assert "<svg" not in page
     nan, inf = float("nan"), float("inf")
-    values: list[Any] = [
+    values: list[dict[str, object]] = [
         {"loss": nan, "word": "x", "list": [1.0, 2.0], "flag": True},
         {"loss": inf},
     ]
