@@ -25,6 +25,7 @@ from .errors import (
     RunDirectoryError,
     RunFailedError,
     StalledError,
+    StorageError,
 )
 
 if TYPE_CHECKING:
@@ -34,32 +35,37 @@ if TYPE_CHECKING:
     from .export.pipeline import export_pipeline
     from .launch.driver.launch import RunResult
     from .launch.worker.reporting import report_progress
+    from .ml.torch_transformer import TorchTransformer
     from .ml.transformer import TFTransformer
     from .runner import HorovodRunner
     from .settings.data import DataOptions
     from .settings.launching import LaunchOptions, MpiOptions
+    from .settings.sync import Allreduce, DiLoCo, LocalSGD
     from .settings.tracking import MlflowOptions
-    from .settings.training import (
-        Allreduce,
-        CheckpointOptions,
-        InitialWeights,
-        RestartOptions,
-    )
+    from .settings.training import CheckpointOptions, InitialWeights, RestartOptions
+    from .training.torch.callbacks import EarlyStopping, TorchCallback
+    from .training.torch.torch_model import TorchModel
 
 _LAZY = {
-    "Allreduce": ".settings.training",
+    "Allreduce": ".settings.sync",
     "CheckpointOptions": ".settings.training",
     "DataOptions": ".settings.data",
     "Dataset": ".dataset",
+    "DiLoCo": ".settings.sync",
+    "EarlyStopping": ".training.torch.callbacks",
     "HorovodEstimator": ".estimator",
     "HorovodRunner": ".runner",
     "InitialWeights": ".settings.training",
     "LaunchOptions": ".settings.launching",
+    "LocalSGD": ".settings.sync",
     "MlflowOptions": ".settings.tracking",
     "MpiOptions": ".settings.launching",
     "RestartOptions": ".settings.training",
     "RunResult": ".launch.driver.launch",
     "TFTransformer": ".ml.transformer",
+    "TorchCallback": ".training.torch.callbacks",
+    "TorchModel": ".training.torch.torch_model",
+    "TorchTransformer": ".ml.torch_transformer",
     "export_pipeline": ".export.pipeline",
     "prepare_dataset": ".dataset",
     "report_progress": ".launch.worker.reporting",
@@ -73,6 +79,8 @@ __all__ = [
     "DataError",
     "DataOptions",
     "Dataset",
+    "DiLoCo",
+    "EarlyStopping",
     "EnvironmentProblem",
     "HorovodEstimator",
     "HorovodRunner",
@@ -81,6 +89,7 @@ __all__ = [
     "InvalidInputError",
     "LaunchError",
     "LaunchOptions",
+    "LocalSGD",
     "MlflowOptions",
     "ModelError",
     "MpiOptions",
@@ -94,7 +103,11 @@ __all__ = [
     "RunFailedError",
     "RunResult",
     "StalledError",
+    "StorageError",
     "TFTransformer",
+    "TorchCallback",
+    "TorchModel",
+    "TorchTransformer",
     "__version__",
     "export_pipeline",
     "prepare_dataset",

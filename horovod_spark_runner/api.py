@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .ml.transformer import TFTransformer
+from .ml.trained_transformer import TrainedTransformer
 from .run.pipeline import train_request
 from .run.request import Resume, TrainingRequest, check_request
 from .settings.data import DataOptions
 from .settings.kinds import ColumnNames, check_options
 from .settings.launching import LaunchOptions
+from .settings.sync import Sync, check_sync
 from .settings.tracking import MlflowOptions
 from .settings.training import (
-    Allreduce,
     CheckpointOptions,
     FitOptions,
     InitialWeights,
@@ -57,10 +57,10 @@ def run_training(
     checkpoints: CheckpointOptions | None = None,
     restarts: RestartOptions | None = None,
     launch: LaunchOptions | None = None,
-    sync: Allreduce | None = None,
+    sync: Sync | None = None,
     mlflow: MlflowOptions | None = None,
-) -> TFTransformer:
-    """Train a Keras model on a DataFrame with Horovod, and return it as a transformer.
+) -> TrainedTransformer:
+    """Train a model on a DataFrame with Horovod, and return it as a transformer.
 
     Args:
         df: the rows to train on, or the path or URL of Parquet files (a folder, or one file), which
@@ -137,12 +137,12 @@ def run_training(
             which are kept.
         restarts: see `RestartOptions`: going on after a failure by itself.
         launch: see `LaunchOptions`: how the ranks are started and watched, and how MPI moves data.
-        sync: how the ranks are kept one model; see `Allreduce`.
+        sync: how the ranks are kept one model: `Allreduce` (default), `LocalSGD` or `DiLoCo`.
         mlflow: see `MlflowOptions`: has the driver tell MLflow of the parameters, of every epoch's
             metrics and of the model; ``None`` (default) does not.
 
     Returns:
-        The trained model; `TFTransformer.summary` has its metrics.
+        The trained model, a `TFTransformer` or `TorchTransformer`; its ``summary`` has the metrics.
 
     Raises:
         DataError: columns, types or values cannot be trained on.
@@ -190,7 +190,7 @@ def run_training(
         checkpoints=check_options("checkpoints", checkpoints, CheckpointOptions),
         restarts=check_options("restarts", restarts, RestartOptions),
         launch=check_options("launch", launch, LaunchOptions),
-        sync=check_options("sync", sync, Allreduce),
+        sync=check_sync("sync", sync),
         mlflow=None if mlflow is None else check_options("mlflow", mlflow, MlflowOptions),
     )
     return train_request(check_request(request))

@@ -8,6 +8,7 @@
     │   ├── ModelError                          model_fn, or the model it returned
     │   └── RunDirectoryError                   the run directory, or what it holds
     ├── EnvironmentProblem                      something is not installed or not built right
+    ├── StorageError (also an OSError)          what was to be saved could not be written
     ├── NotEnoughSlotsError                     Spark cannot give the slots that were asked for
     └── RunFailedError                          a distributed run ended without a result
         ├── RankFailedError                     a rank raised, exited, was killed or lost
@@ -19,8 +20,9 @@
         └── PreemptedError                      a rank was asked to end (SIGTERM); all is saved
 
 Who can mend it is what separates the branches: the caller (``InvalidInputError``), whoever
-installs the cluster (``EnvironmentProblem``), whoever sizes it (``NotEnoughSlotsError``), or the
-author of the training code (``RankFailedError``). Every exception pickles, with its fields.
+installs the cluster (``EnvironmentProblem``), keeps its storage (``StorageError``) or sizes it
+(``NotEnoughSlotsError``), or the author of the training code (``RankFailedError``). Every exception
+pickles, with its fields.
 """
 
 from __future__ import annotations
@@ -53,6 +55,10 @@ class RunDirectoryError(InvalidInputError):
 
 class EnvironmentProblem(HorovodSparkError):
     """A program or package is missing, or is built in a way that cannot work."""
+
+
+class StorageError(HorovodSparkError, OSError):
+    """Storage failed while something was saved or exported; what was there before still is."""
 
 
 class NotEnoughSlotsError(HorovodSparkError):

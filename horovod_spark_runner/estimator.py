@@ -7,6 +7,7 @@ import functools
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -16,22 +17,23 @@ from pyspark.ml.util import MLReadable, MLWritable
 
 from .data.prepare.datasets import session_of
 from .data.prepare.schema import quote_all
-from .errors import InvalidInputError, brief
+from .errors import InvalidInputError, RunCancelledError, brief
 from .ml.estimator_files import EstimatorReader, EstimatorWriter
 from .ml.estimator_params import EstimatorParams
 from .ml.naming import check_added, surely_added
 from .ml.params import camel_case, check_own_params, prediction_settings
-from .ml.transformer import TFTransformer
+from .ml.trained_transformer import TrainedTransformer
+from .run.asker import Asker
 from .run.pipeline import train_request
 from .run.request import TrainingRequest, check_request
-from .run.several import train_several
+from .run.several import SharedFit, train_several
 from .settings.code import by_import_name, is_import_name, misfit
 from .settings.data import DataOptions
-from .settings.estimator import options
+from .settings.estimator import options, sync_of
 from .settings.kinds import ColumnNames
 from .settings.launching import LaunchOptions
 from .settings.tracking import MlflowOptions
-from .settings.training import Allreduce, CheckpointOptions, FitOptions, RestartOptions
+from .settings.training import CheckpointOptions, FitOptions, RestartOptions
 from .spark.session import is_case_sensitive, runs_on_this_machine
 from .storage.filesystem import Location
 from .training.columns import LABEL
@@ -44,7 +46,7 @@ ParamMap = Mapping[Any, Any]
 
 
 class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # type: ignore[misc]
-    """Trains a Keras model on a DataFrame with Horovod; its model is a `TFTransformer`.
+    """Trains a model on a DataFrame with Horovod; its model is a transformer of that framework.
 
     An estimator of Spark ML: it goes into a ``Pipeline``, a ``CrossValidator`` or a
     ``TrainValidationSplit``, also with ``parallelism`` above 1, and can be saved and loaded. Its
@@ -93,7 +95,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
                 of maps, for each of which a model is trained.
 
         Returns:
-            The `TFTransformer`, or a list of them.
+            The `TFTransformer` or `TorchTransformer`, or a list of them.
 
         Raises:
             DataError: columns, types or values cannot be trained on.
@@ -117,7 +119,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         self,
         dataset: DataFrame,
         paramMaps: Sequence[ParamMap],
-    ) -> Iterator[tuple[int, TFTransformer]]:
+    ) -> Iterator[tuple[int, TrainedTransformer]]:
         """Train a model for each map; the rows are prepared once where the maps allow it.
 
         Args:
@@ -145,8 +147,8 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             raise InvalidInputError(
                 "resumeFrom names one run directory for several maps; each fit needs its own"
             )
-        calls = train_several(requests, place.join("data"))
-        return _Fits([functools.partial(_model, *one) for one in zip(stages, calls, strict=True)])
+        asker = Asker()
+        return _Fits(stages, train_several(requests, place.join("data"), asker), asker)
 
     def write(self) -> EstimatorWriter:
         """Return the writer; ``write().overwrite().save(path)`` replaces what is there.
@@ -169,7 +171,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         """
         return EstimatorReader(cls)
 
-    def _fit(self, dataset: DataFrame) -> TFTransformer:
+    def _fit(self, dataset: DataFrame) -> TrainedTransformer:
         request = self._request(dataset)
         return _model(self, lambda: train_request(check_request(request)))
 
@@ -207,7 +209,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             checkpoints=options(CheckpointOptions, "checkpoints", value("checkpoints")),
             restarts=options(RestartOptions, "restarts", value("restarts")),
             launch=options(LaunchOptions, "launch", value("launch")),
-            sync=options(Allreduce, "sync", value("sync")),
+            sync=sync_of("sync", value("sync")),
             mlflow=None
             if value("mlflow") is None
             else options(MlflowOptions, "mlflow", value("mlflow")),
@@ -290,25 +292,43 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         return f"HorovodEstimator has no Param {name!r}{meant}"
 
 
-class _Fits(Iterator[tuple[int, TFTransformer]]):
+class _Fits(Iterator[tuple[int, TrainedTransformer]]):
     """Models that are trained when they are asked for, each once; safe for threads."""
 
-    def __init__(self, calls: Sequence[Callable[[], TFTransformer]]) -> None:
-        self._calls = enumerate(calls)
+    def __init__(
+        self, stages: Sequence[HorovodEstimator], fits: Sequence[SharedFit], asker: Asker
+    ) -> None:
+        self._waiting = deque(enumerate(zip(stages, fits, strict=True)))
+        self._left = len(fits)
         self._lock = threading.Lock()
+        self._asker = asker
 
-    def __next__(self) -> tuple[int, TFTransformer]:
+    def __next__(self) -> tuple[int, TrainedTransformer]:
         with self._lock:
-            number, call = next(self._calls)
-        return number, call()
+            try:
+                self._asker.look()
+            except RunCancelledError:
+                while self._waiting:
+                    self._waiting.pop()[1][1].abandon()
+                raise
+            if not self._waiting:
+                raise StopIteration
+            number, (stage, fit) = self._waiting.popleft()
+        try:
+            return number, _model(stage, fit)
+        finally:
+            with self._lock:
+                self._left -= 1
+                if not self._left:
+                    self._asker.forget()
 
 
-def _model(stage: HorovodEstimator, train: Callable[[], TFTransformer]) -> TFTransformer:
+def _model(stage: HorovodEstimator, train: Callable[[], TrainedTransformer]) -> TrainedTransformer:
     """Return the model that ``train`` gives, with the Params that it shares with ``stage``."""
     trained = train()
     # As Spark's own models do: a map of the estimator's Params holds for the model, too.
     trained._resetUid(stage.uid)
-    model: TFTransformer = stage._copyValues(trained)
+    model: TrainedTransformer = stage._copyValues(trained)
     return model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -11,6 +12,12 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def numbering() -> str:
+    """Return eight letters for where a process's number means it: a name space of one boot."""
+    space = f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
+    return hashlib.sha256(space.encode()).hexdigest()[:8]
+
+
 def process_start(pid: int) -> str | None:
     """Return when a process of this machine started, in clock ticks; ``None`` if it is gone.
 
@@ -18,6 +25,15 @@ def process_start(pid: int) -> str | None:
     """
     fields = _stat(pid)
     return None if fields is None or fields[0] == "Z" else fields[19]
+
+
+def is_stopped(pid: int) -> bool:
+    """Tell whether a process of this machine does nothing since SIGSTOP.
+
+    One that is traced stops again and again, and goes on.
+    """
+    fields = _stat(pid)
+    return fields is not None and fields[0] == "T"
 
 
 def resident_bytes(pid: int) -> int:

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
+import pickle
 import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 
 from .errors import InvalidInputError
+
+T = TypeVar("T")
 
 # Modules worth importing while Spark and mpirun still find each other, if the call names them.
 _HEAD_START = {
@@ -41,6 +45,38 @@ def dumps(value: Any) -> bytes:
     with _lock, _own_modules_by_value():
         data: bytes = cloudpickle.dumps(value, protocol=5)
     return data
+
+
+def dumps_without(value: Any, left_out: type[T]) -> tuple[bytes, list[T]]:
+    """Return ``value`` pickled for the workers, and what was left out of that.
+
+    Args:
+        value: what to pickle.
+        left_out: class of the objects that do not become part of the pickle.
+    """
+    apart: list[T] = []
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def persistent_id(self, part: Any) -> int | None:
+            if not isinstance(part, left_out):
+                return None
+            apart.append(part)
+            return len(apart) - 1
+
+    buffer = io.BytesIO()
+    with _lock, _own_modules_by_value():
+        Pickler(buffer, protocol=5).dump(value)
+    return buffer.getvalue(), apart
+
+
+def loads_with(data: bytes, left_out: Sequence[Any]) -> Any:
+    """Return what `dumps_without` pickled, given what it left out."""
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, number: int) -> Any:
+            return left_out[number]
+
+    return Unpickler(io.BytesIO(data)).load()
 
 
 @contextlib.contextmanager

@@ -6,6 +6,9 @@ set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${HSR_VENV:-$ROOT/.venv}"
 CONSTRAINTS="$ROOT/scripts/constraints.txt"
+# PyTorch's metadata and Petastorm's ask for different setuptools, so pip cannot choose it.
+TORCH=2.13.0
+TORCH_INDEX=https://download.pytorch.org/whl/cpu
 BUILD_HOROVOD="$ROOT/horovod_spark_runner/commands/build_horovod.py"
 OS_RELEASE="${OS_RELEASE:-/etc/os-release}"
 
@@ -98,6 +101,7 @@ tensorflow_package() {
 wanted_stamp() {
     {
         tensorflow_package
+        echo "torch $TORCH"
         cat "$ROOT/setup.cfg" "$BUILD_HOROVOD" "$CONSTRAINTS"
     } | cksum
 }
@@ -127,8 +131,28 @@ install_packages() {
     PYTHONWARNINGS=ignore "${pip[@]}" install "${constraints[@]}" \
         --editable "$ROOT[dev]" "$(tensorflow_package)" \
         2> >(grep -v '^WARNING: Location' >&2)
+    install_torch
     "$VENV/bin/python" "$BUILD_HOROVOD" ${HSR_GPU:+--gpu} >/dev/null
-    "${pip[@]}" check >&2 || say "pip check found the conflicts above"
+    # What torch's metadata say of setuptools is known.
+    "${pip[@]}" check 2>&1 | grep -v '^torch .* has requirement setuptools' >&2 || true
+}
+
+# PyTorch without CUDA, which takes gigabytes, where such a build can be had; for GPUs with it.
+install_torch() {
+    local pip=("$VENV/bin/python" -m pip --disable-pip-version-check --quiet) index=()
+    say "Installing PyTorch $TORCH"
+    # Asked first: pip would try an index that does not answer for minutes.
+    if "$VENV/bin/python" -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=5)' \
+        "$TORCH_INDEX/torch/" 2>/dev/null; then
+        index=(--extra-index-url "$TORCH_INDEX")
+    fi
+    if [ -z "${HSR_GPU:-}" ] && "${pip[@]}" install "${index[@]}" --no-deps "torch==$TORCH+cpu" 2>/dev/null; then
+        "${pip[@]}" install filelock fsspec jinja2 networkx sympy typing-extensions 2>/dev/null
+    else
+        # Whole, in a version whose metadata go with Petastorm's.
+        "${pip[@]}" install --constraint "$CONSTRAINTS" --editable "$ROOT[torch]" \
+            2> >(grep -v '^WARNING: Location' >&2)
+    fi
 }
 
 # The tests that need no Spark, one real training and what else is in the arguments.

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from horovod_spark_runner.launch.shared.processes import GUARD_NAME, READY_NAME
+
 MARK = "TEST_RUN_ID"
 NAMES = (
     "launch.worker.main",
@@ -25,7 +27,7 @@ NAMES = (
     "mpirun",
 )
 # What `leftovers` judges, and what TensorFlow deletes when the tests' own process ends.
-OTHERS = ("hsr-", "__autograph_generated_file")
+OTHERS = ("hsr-", "__autograph_generated_file", "torchinductor_")
 # Of a slot, and of an MPI whose temporary folder is nobody's.
 OURS = ("hsr-", "prte.", "ompi.", "pmix-")
 # These stay for the next run, as long as their executor does.
@@ -100,7 +102,8 @@ def inventory() -> frozenset[str]:
     for process in {*marked_processes(), *psutil.Process().children(recursive=True)} - allowed:
         with contextlib.suppress(psutil.NoSuchProcess):
             command = " ".join(process.cmdline())
-            if command and process.name() != "horovod-ready" and "resource_tracker" not in command:
+            waits = process.name() in (READY_NAME, GUARD_NAME)
+            if command and not waits and "resource_tracker" not in command:
                 found.append(f"process {process.pid} {process.name()}: {command[:200]}")
     ports = _session_ports()
     for connection in psutil.Process().net_connections("inet"):

@@ -14,7 +14,6 @@ from horovod_spark_runner.training.engine import Engine, check_format
 from horovod_spark_runner.training.hooks import Hooks
 from horovod_spark_runner.training.spec import ModelNames, ModelSource, OutputSpec
 from horovod_spark_runner.training.state import TrainingVariables
-from horovod_spark_runner.training.sync.synchroniser import Equality
 from horovod_spark_runner.training.trained_model import (
     WEIGHTS_FILE,
     Model,
@@ -262,45 +261,3 @@ class LineEvaluator:
 
 
 ENGINE: Engine = NumpyEngine()
-
-
-class Averaging:
-    """A way of synchronising: ranks step alone, and take the mean after every third step."""
-
-    equality = Equality.AT_MEETINGS
-
-    def __init__(self, options: Any, collectives: Any) -> None:
-        self.collectives = collectives
-        self.alone = self.meetings = 0
-
-    def meets_after(self, step: int) -> bool:
-        return step % 3 == 0
-
-    def gradients(
-        self, gradients: Sequence[Any], share: Any, name: str, along: Sequence[Any] = ()
-    ) -> tuple[list[Any], list[Any]]:
-        return list(gradients), []
-
-    def changes(self, changes: Sequence[Any], share: Any, name: str) -> list[Any]:
-        return list(changes)
-
-    def after_step(self, variables: Any, step: int) -> None:
-        from mpi4py import MPI
-
-        self.alone += MPI.COMM_WORLD.Get_rank() + 1
-        if self.meets_after(step):
-            self.meetings += 1
-            self.finish(variables)
-
-    def finish(self, variables: Any) -> None:
-        arrays = variables.capture()
-        *sums, ranks = self.collectives.sum([*arrays.values(), np.ones(1)], "mean")
-        variables.restore({n: s / ranks[0] for n, s in zip(arrays, sums, strict=True)})
-
-    def capture(self, rank: int) -> dict[str, np.ndarray]:
-        shared = {} if rank else {"shared/meetings": np.array(self.meetings)}
-        return {"alone": np.array(self.alone), **shared}
-
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self.alone = int(arrays.get("alone", 0))
-        self.meetings = int(arrays["shared/meetings"])

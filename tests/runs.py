@@ -10,8 +10,10 @@ import numpy as np
 
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.settings.training import Allreduce, CheckpointOptions, FitOptions
+from horovod_spark_runner.settings.sync import Allreduce
+from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
 from horovod_spark_runner.training.keras.saved import SavedModel
+from horovod_spark_runner.training.model_inputs import ModelInputs
 from horovod_spark_runner.training.spec import Binding, ModelSource, TrainingSpec
 
 
@@ -94,7 +96,7 @@ def blank(columns: Sequence[Column]) -> Any:
 
 def save_run(place: Path | str, model: Any, columns: Sequence[Column], **fields: Any) -> SavedModel:
     """Leave ``model`` in a run directory as a training does."""
-    from horovod_spark_runner.training.keras.artifact import ModelInputs, save_model
+    from horovod_spark_runner.training.keras.artifact import save_model
 
     directory = RunDirectory(str(place))
     inputs = ModelInputs.of_training(spec_of(columns, **fields))

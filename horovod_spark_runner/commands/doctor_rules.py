@@ -108,6 +108,12 @@ RULES = (
         "pip install 'setuptools<70', unless PyTorch, which asks for a newer one, is installed",
     ),
     Rule(
+        OK,
+        {"torch": ">=2.13", "setuptools": "<77.0.3"},
+        "PyTorch from 2.13 on asks for setuptools 77.0.3, so 'pip check' complains; trainings work",
+        "its metadata and Petastorm's, which ask for one before 70, cannot both be met",
+    ),
+    Rule(
         WARNING,
         {"pyspark": "<5", "pandas": ">=3"},
         "PySpark is not tested with pandas 3 and warns on every call",

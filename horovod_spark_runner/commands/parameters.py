@@ -13,15 +13,16 @@ from ..api import run_training
 from ..dataset import prepare_dataset
 from ..estimator import HorovodEstimator
 from ..ml.params import Converter
+from ..ml.torch_transformer import TorchTransformer
 from ..ml.transformer import TFTransformer
 from ..runner import HorovodRunner
 from ..settings.data import DataOptions
 from ..settings.launching import LaunchOptions, LaunchSettings, MpiOptions
 from ..settings.prediction import PredictionSettings
+from ..settings.sync import Allreduce, DiLoCo, LocalSGD
 from ..settings.table import Settings, default_of, kind_of, text_of
 from ..settings.tracking import MlflowOptions
 from ..settings.training import (
-    Allreduce,
     CheckpointOptions,
     FitOptions,
     InitialWeights,
@@ -36,6 +37,8 @@ OPTIONS: tuple[type[Settings], ...] = (
     RestartOptions,
     InitialWeights,
     Allreduce,
+    LocalSGD,
+    DiLoCo,
     LaunchOptions,
     MpiOptions,
     MlflowOptions,
@@ -67,7 +70,6 @@ def command(arguments: argparse.Namespace) -> int:
 
 def page() -> str:
     """Return docs/parameters.md."""
-    from_run = TFTransformer.from_run
     sections = [
         _section("run_training", run_training, _arguments(run_training)),
         *(_section(cls.__name__, cls, map(_line, dataclasses.fields(cls))) for cls in OPTIONS),
@@ -75,7 +77,10 @@ def page() -> str:
         _section("HorovodEstimator", HorovodEstimator, _params(HorovodEstimator())),
         _section("tune", tune, _arguments(tune)),
         _section("prepare_dataset", prepare_dataset, _arguments(prepare_dataset)),
-        _section("TFTransformer.from_run", from_run, _arguments(from_run)),
+        *(
+            _section(f"{cls.__name__}.from_run", cls.from_run, _arguments(cls.from_run))
+            for cls in (TFTransformer, TorchTransformer)
+        ),
     ]
     return "\n".join([_INTRODUCTION, *sections])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import Any
 from ..errors import RunDirectoryError
 from ..rundir.lock import read_lock, seems_held
 from ..storage.filesystem import Location
-from ..tune.call import study_module
+from ..tune.call import needing_optuna
 from ..tune.directory import StudyDirectory
 from ..tune.result import FINISHED, STATES, TrialLine, trial_line
 
@@ -55,7 +56,7 @@ def read_study(directory: StudyDirectory, now: float) -> StudySummary:
         raise RunDirectoryError(f"{directory.location} holds no study: it has no study.json")
     lock = read_lock(directory.lock.lock)
     alive = lock is not None and seems_held(lock, now)
-    study = study_module().Study(directory)
+    study = needing_optuna("study").Study(directory)
     best = study.best()
     return StudySummary(
         place=str(directory.location),
@@ -118,8 +119,18 @@ def _first(text: str) -> str:
     return text.partition("\n")[0]
 
 
+def _plain(value: Any) -> Any:
+    """Return what every reader of JSON takes: what is no number becomes ``null``."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
 def show_command(arguments: argparse.Namespace) -> int:
     """Show one study."""
     study = read_study(StudyDirectory(Location(arguments.study_dir)), time.time())
-    print(json.dumps(asdict(study), indent=1) if arguments.json else describe_study(study))
+    plain = _plain(asdict(study))
+    print(json.dumps(plain, indent=1) if arguments.json else describe_study(study))
     return 0

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..storage.sums import sealed, unsealed
 
-FORMAT = 5
+FORMAT = 6
 # `Column.dtype` of strings, which NumPy holds as Python objects.
 TEXT = "string"
 # What a string takes in memory, about: bytes.
@@ -117,6 +117,7 @@ class Manifest:
         row_order: checksum of their order in the files; ``""`` for files that were there before,
             of which ``checksum`` tells that, too.
         file_sizes: bytes of each file.
+        footers: checksum of each file's footer; none where that is not known.
         source: identity of the plan and input files it was made from; ``""`` if it has none.
         verified: whether its numbers, as they are stored, need no further check for NaN and
             infinity.
@@ -133,6 +134,7 @@ class Manifest:
     verified: bool = True
     allow_nan: bool = False
     row_order: str = ""
+    footers: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -167,5 +169,5 @@ class Manifest:
             raise ValueError("a dataset manifest of another format")
         columns = tuple(Column(**{**c, "shape": tuple(c["shape"])}) for c in fields.pop("columns"))
         groups = tuple(RowGroup(**group) for group in fields.pop("row_groups"))
-        files, sizes = tuple(fields.pop("files")), tuple(fields.pop("file_sizes"))
-        return cls(columns=columns, row_groups=groups, files=files, file_sizes=sizes, **fields)
+        fields |= {name: tuple(fields[name]) for name in ("files", "file_sizes", "footers")}
+        return cls(columns=columns, row_groups=groups, **fields)

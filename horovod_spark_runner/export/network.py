@@ -15,17 +15,22 @@ from ..ml.inference import SPARK_DTYPES, is_scalar, spark_type
 from ..ml.outputs import added_by
 from ..ml.params import prediction_settings
 from ..ml.predictions import PredictionModel
-from ..scoring.network import Network
+from ..scoring.network import MODEL_FILE, ONNX, Network
 from ..storage.filesystem import Location
-from ..training.engine import SAVED_MODEL, engine_named
+from ..training.engine import engine_named
 from .fitted import Fitted
 
 
-def network(fitted: Fitted) -> Network:
-    """Return a transformer with its network, written as a SavedModel; TensorFlow is imported.
+def network(fitted: Fitted, format: str) -> Network:
+    """Return a transformer with its network, written anew; its framework is imported.
+
+    Args:
+        fitted: the transformer.
+        format: ``"saved_model"`` or ``"onnx"``.
 
     Raises:
-        ModelError: a SavedModel cannot hold the network, or the scorer not what it takes.
+        ModelError: the format cannot hold the network, or the scorer not what it takes.
+        EnvironmentProblem: a package that the format needs is not installed.
     """
     transformer: PredictionModel = fitted.stage
     settings = prediction_settings(transformer)
@@ -49,11 +54,15 @@ def network(fitted: Fitted) -> Network:
     # Names of its own: the columns' may be none that TensorFlow takes.
     arguments = tuple(f"column{number}" for number in range(len(names)))
     engine = engine_named(recipe.engine)
-    engine.check_export(SAVED_MODEL, arguments, tuple(recipe.transforms), recipe.columns)
+    engine.check_export(format, arguments, tuple(recipe.transforms), recipe.columns)
     outputs = tuple(f"output{number}" for number in range(len(recipe.outputs)))
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "network")
-        engine.export(recipe, SAVED_MODEL, arguments, outputs, Location(place))
+        target = place
+        if format == ONNX:
+            place.mkdir()
+            target = place / MODEL_FILE
+        engine.export(recipe, format, arguments, outputs, Location(target))
         contents = _packed(place)
     return Network(
         inputs=names,
@@ -74,6 +83,7 @@ def network(fitted: Fitted) -> Network:
         ),
         handle_invalid=settings.handle_invalid,
         batch_size=settings.predict_batch_size,
+        format=format,
         contents=contents,
     )
 

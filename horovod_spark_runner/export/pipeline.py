@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInputError, ModelError
 from ..scoring.bundle import MAIN_FILE, Bundle, bundle_files
 from ..scoring.categories import StringIndexer
 from ..scoring.inputs import ARRAY, VECTOR, Input
-from ..scoring.network import Network
+from ..scoring.network import ONNX, SAVED_MODEL, Network
+from ..scoring.onnx_session import check_installed
 from ..scoring.stage import Stage
 from ..settings.kinds import check_choice
 from ..storage.filesystem import Location
-from ..storage.folders import check_free, write_aside
+from ..storage.folders import check_free, check_free_file, saving, write_aside
 from .fitted import Fitted, kind_of, vector_size
 from .readers import READERS
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _MODES = ("error", "overwrite")
+BUNDLE, SUFFIX = "bundle", ".onnx"
 
 
 def export_pipeline(
@@ -31,31 +33,46 @@ def export_pipeline(
     path: str | os.PathLike[str],
     frame: DataFrame,
     *,
+    format: str = "bundle",
+    network: str = "saved_model",
+    columns: Sequence[str] | None = None,
     mode: str = "error",
 ) -> None:
-    """Write a fitted pipeline such that `horovod_spark_runner.scoring` scores it without Spark.
+    """Write a fitted pipeline such that it is scored without Spark.
 
-    The files are data: JSON, NumPy's arrays, and a SavedModel for each network, for which
-    TensorFlow is imported by this call. Their sums tell damaged ones.
+    A ``"bundle"`` is a folder for `horovod_spark_runner.scoring`. Its files are data: JSON, NumPy's
+    arrays, and a SavedModel or an ONNX file for each network, for which TensorFlow is imported by
+    this call. Their sums tell damaged ones.
+
+    An ``"onnx"`` is one file, preparation and network, for onnxruntime in any language; it needs
+    the extra ``onnx``. Before it is written it is compared with the bundle on the first rows of
+    ``frame``.
 
     A stage whose results could differ from Spark's is refused by name, before anything is written.
 
     Args:
         pipeline_model: the fitted pipeline, or one fitted stage. Pipelines may be nested, and the
             best models of ``CrossValidator`` and ``TrainValidationSplit`` are taken.
-        path: the folder or URL to write.
+        path: the folder to write, or the file, whose name ends in ``.onnx``; or its URL.
         frame: a DataFrame as the pipeline takes it, such as the one it was fitted on: the types of
-            its columns are those that are scored. Its rows are not read, but for the size of
-            vectors that no stage has told.
+            its columns are those that are scored. For a bundle its rows are not read, but for the
+            size of vectors that no stage has told; for an ONNX file, 50 are.
+        format: ``"bundle"`` (default) or ``"onnx"``.
+        network: what networks in a bundle are: ``"saved_model"`` (default), which TensorFlow
+            calls, or ``"onnx"``, which onnxruntime does; of PyTorch modules ``"onnx"`` only. In
+            an ONNX file they are ONNX.
+        columns: the columns that an ONNX file gives; by default those that the last stage adds. A
+            scorer of a bundle gives any.
         mode: ``"error"`` (default) refuses a path that holds something, ``"overwrite"`` replaces
             an earlier export.
 
     Raises:
         ModelError: a stage cannot be exported; the message names it and says why.
+        EnvironmentProblem: a package that the format needs is not installed.
         RunDirectoryError: there is something at the path.
         InvalidInputError: an argument cannot be right.
         DataError: the DataFrame is not one that the pipeline takes.
-        OSError: storage fails.
+        StorageError: storage fails.
     """
     check_choice("mode", mode, _MODES)
     if not hasattr(frame, "schema") or not hasattr(pipeline_model, "transform"):
@@ -63,11 +80,37 @@ def export_pipeline(
             "export_pipeline takes a fitted pipeline and a DataFrame that it takes, got "
             f"{pipeline_model!r:.200} and {frame!r:.200}"
         )
+    check_choice("format", format, (BUNDLE, ONNX))
+    check_choice("network", network, (SAVED_MODEL, ONNX))
     location = Location(path)
-    check_free(location, mode, MAIN_FILE, "an exported pipeline")
-    stages = list(_read(_flat(pipeline_model), frame))
-    bundle = Bundle(tuple(_inputs(stages, frame)), tuple(stages))
-    _write(bundle, location)
+    if format == BUNDLE:
+        if columns is not None:
+            raise InvalidInputError(
+                "columns are chosen of an ONNX file (format='onnx'); a scorer gives any column of "
+                "a bundle"
+            )
+        check_free(location, mode, MAIN_FILE, "an exported pipeline")
+        bundle = _bundle(pipeline_model, frame, network)
+        with saving("the exported pipeline", location):
+            _write(bundle, location)
+        return
+    if not location.name.endswith(SUFFIX):
+        raise InvalidInputError(
+            f"an ONNX file is one file, whose name ends in {SUFFIX}; got {location}"
+        )
+    check_free_file(location, mode)
+    check_installed("onnx")
+    from .graph.file import pipeline_file
+
+    bundle = _bundle(pipeline_model, frame, ONNX)
+    held = pipeline_file(bundle, frame, columns)
+    with saving("the exported pipeline", location):
+        location.write_bytes(held)
+
+
+def _bundle(pipeline_model: Any, frame: DataFrame, network: str) -> Bundle:
+    stages = list(_read(_flat(pipeline_model), frame, network))
+    return Bundle(tuple(_inputs(stages, frame)), tuple(stages))
 
 
 def _flat(stage: Any) -> Iterator[Any]:
@@ -84,7 +127,7 @@ def _flat(stage: Any) -> Iterator[Any]:
         yield stage
 
 
-def _read(stages: Iterable[Any], frame: DataFrame) -> Iterator[Stage]:
+def _read(stages: Iterable[Any], frame: DataFrame, format: str) -> Iterator[Stage]:
     """Yield the scorer's stages; networks, which take longest, after all others are known."""
     from ..ml.predictions import PredictionModel
 
@@ -95,7 +138,7 @@ def _read(stages: Iterable[Any], frame: DataFrame) -> Iterator[Stage]:
         if isinstance(stage, PredictionModel):
             from .network import network
 
-            yield network(fitted)
+            yield network(fitted, format)
         else:
             made = READERS[type(stage).__name__](fitted)
             for name in inputs_of(made):

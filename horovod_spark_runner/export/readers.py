@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
 import numpy as np
 
 from ..scoring.categories import IndexToString, OneHotEncoder, StringIndexer
+from ..scoring.columns import DENSE_SIZE
 from ..scoring.inputs import VECTOR
 from ..scoring.murmur import place_of
 from ..scoring.stage import Stage
-from ..scoring.text import CountVectorizer, FeatureHasher, HashingTF, RegexTokenizer, Tokenizer
+from ..scoring.text import (
+    CountVectorizer,
+    FeatureHasher,
+    HashingTF,
+    NGram,
+    RegexTokenizer,
+    StopWordsRemover,
+    Tokenizer,
+)
 from ..scoring.values import Binarizer, Bucketizer, Imputer
 from ..scoring.vectors import (
-    PCA,
     Interaction,
     MinMaxScaler,
     Normalizer,
     PolynomialExpansion,
+    Projection,
     Scaler,
     VectorAssembler,
     VectorSlicer,
 )
-from .fitted import Fitted, as_text
+from .fitted import Fitted, as_text, vector_size
 
 _NO_NUMBERS = np.zeros(0)
 # Regular expressions that Java and Python read alike: classes and plain characters, repeated.
@@ -32,6 +42,8 @@ _ATOM = (
     r"|\[\^?(?:\\[sdwtnr.\-]|[^\\\[\]&^])+\])"
 )
 _PLAIN_PATTERN = re.compile(rf"(?:{_ATOM}[+*]?)+(?:\|(?:{_ATOM}[+*]?)+)*")
+# Languages whose i and j Java gives other lower cases.
+_OTHER_CASE = ("az", "lt", "tr")
 _PROBES = ("a", "spark", "Ünïcödé", "0123456789", "")
 
 
@@ -169,7 +181,18 @@ def idf(fitted: Fitted) -> Stage:
 
 
 def pca(fitted: Fitted) -> Stage:
-    return PCA(fitted.input, fitted.output, np.array(fitted.stage.pc.toArray(), np.float64))
+    return Projection(fitted.input, fitted.output, np.array(fitted.stage.pc.toArray(), np.float64))
+
+
+def dct(fitted: Fitted) -> Stage:
+    size = vector_size(fitted.before, fitted.field(fitted.input))
+    if not 0 < size <= DENSE_SIZE:
+        raise fitted.refused(f"vectors of {size} elements; up to {DENSE_SIZE} are transformed")
+    place = np.arange(size)
+    waves = np.cos(np.pi * (2 * place[:, None] + 1) * place / (2 * size)) * math.sqrt(2 / size)
+    waves[:, 0] /= math.sqrt(2)
+    matrix = waves.T if fitted.get("inverse") else waves
+    return Projection(fitted.input, fitted.output, np.ascontiguousarray(matrix))
 
 
 def polynomial_expansion(fitted: Fitted) -> Stage:
@@ -230,6 +253,22 @@ def regex_tokenizer(fitted: Fitted) -> Stage:
     )
 
 
+def stop_words_remover(fitted: Fitted) -> Stage:
+    inputs, outputs = fitted.pairs
+    sensitive, locale = fitted.get("caseSensitive"), str(fitted.get("locale"))
+    if not sensitive and locale.partition("_")[0] in _OTHER_CASE:
+        raise fitted.refused(
+            f"in its locale {locale!r} letters have other lower cases than elsewhere; set another"
+        )
+    words = as_text(fitted.get("stopWords"))
+    known = words if sensitive else tuple(dict.fromkeys(word.lower() for word in words))
+    return StopWordsRemover(inputs, outputs, known, sensitive)
+
+
+def ngram(fitted: Fitted) -> Stage:
+    return NGram(fitted.input, fitted.output, int(fitted.get("n")))
+
+
 def hashing_tf(fitted: Fitted) -> Stage:
     size = int(fitted.get("numFeatures"))
     if any(fitted.stage.indexOf(probe) != place_of(probe, size) for probe in _PROBES):
@@ -264,6 +303,7 @@ READERS: dict[str, Callable[[Fitted], Stage]] = {
     "Binarizer": binarizer,
     "Bucketizer": bucketizer,
     "CountVectorizerModel": count_vectorizer,
+    "DCT": dct,
     "ElementwiseProduct": elementwise_product,
     "FeatureHasher": feature_hasher,
     "HashingTF": hashing_tf,
@@ -273,6 +313,7 @@ READERS: dict[str, Callable[[Fitted], Stage]] = {
     "Interaction": interaction,
     "MaxAbsScalerModel": max_abs_scaler,
     "MinMaxScalerModel": min_max_scaler,
+    "NGram": ngram,
     "Normalizer": normalizer,
     "OneHotEncoderModel": one_hot_encoder,
     "PCAModel": pca,
@@ -280,6 +321,7 @@ READERS: dict[str, Callable[[Fitted], Stage]] = {
     "RegexTokenizer": regex_tokenizer,
     "RobustScalerModel": robust_scaler,
     "StandardScalerModel": standard_scaler,
+    "StopWordsRemover": stop_words_remover,
     "StringIndexerModel": string_indexer,
     "Tokenizer": tokenizer,
     "VectorAssembler": vector_assembler,

@@ -40,7 +40,7 @@ class EstimatorWriter(MLWriter):  # type: ignore[misc]
             RunDirectoryError: there is something at ``path``, and `overwrite` was not asked for.
             InvalidInputError: a Param holds what cannot be saved, ``path`` is none, or Spark reads
                 from other storage than this process writes to.
-            OSError: storage fails.
+            StorageError: storage fails.
         """
         stage, spark = self._stage, self.sparkSession
         values = {param.name: savable(param.name, v) for param, v in stage._paramMap.items()}

@@ -18,7 +18,7 @@ from ..data.read.arrow_to_numpy import column_to_numpy
 from ..data.read.decode import RowDecoder, UndecodableRow
 from ..errors import DataError, HorovodSparkError
 from ..settings.data import Transform
-from ..spark.python_worker import keep_to_task
+from ..spark.python_worker import keep_to_task, spare_from_collection
 from ..storage.arrays import Arrays, dump_arrays, load_arrays
 from ..training.engine import engine_named
 from ..training.evaluation import Evaluator, Question
@@ -185,9 +185,9 @@ class Evaluation:
 
     def _loaded(self) -> tuple[Evaluator, Mapping[str, Transform]]:
         global _kept
+        keep_to_task()
         key = hashlib.sha256(self.digest.encode() + self.question).hexdigest()
         if _kept is None or _kept[0] != key:
-            keep_to_task()
             recipe = self.load()
             question: Question = cloudpickle.loads(self.question)
             missing = [n for n in question.targets.transforms if n not in recipe.transforms]
@@ -198,6 +198,7 @@ class Evaluation:
                 )
             evaluator = engine_named(recipe.engine).evaluator(recipe, question)
             _kept = key, evaluator, recipe.transforms
+            spare_from_collection()
         return _kept[1], _kept[2]
 
 

@@ -8,13 +8,16 @@ from ..errors import InvalidInputError
 from ..settings.kinds import check_choice
 from ..settings.prediction import PredictionSettings
 from ..storage.filesystem import Location
-from ..storage.folders import check_free
-from ..training.engine import engine_named
+from ..storage.folders import check_free, check_free_file, saving
+from ..training.engine import KERAS_FILE, ONNX, TORCH_EXPORT, engine_named
 from ..training.keras.saved import GRAPH_FILE
 from .features import feature_names
 from .files import MODES
 from .naming import added_columns
 from .served import ServedModel
+
+# Formats that are one file, and how its name ends.
+SUFFIXES = {KERAS_FILE: ".keras", ONNX: ".onnx", TORCH_EXPORT: ".pt2"}
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class ExportRequest:
     """What is to be written, and where.
 
     Attributes:
-        target: the folder to write.
+        target: the folder or file to write.
         format: what to write.
         mode: what becomes of an export that is there.
         settings: how the transformer predicts: names of columns.
@@ -38,6 +41,11 @@ class ExportRequest:
 
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, MODES)
+        suffix = SUFFIXES.get(self.format, "")
+        if not self.target.name.endswith(suffix):
+            raise InvalidInputError(
+                f"a {self.format!r} is one file, whose name ends in {suffix}; got {self.target}"
+            )
         asked = [
             name
             for name in ("probability_col", "raw_prediction_col")
@@ -60,7 +68,7 @@ def export_model(model: ServedModel, request: ExportRequest) -> None:
         InvalidInputError: the settings do not fit the model, or there is no such format.
         ModelError: the format cannot hold the model.
         RunDirectoryError: there is something at the place.
-        OSError: storage fails.
+        StorageError: storage fails.
     """
     recipe = model.whole()
     settings = request.settings
@@ -68,5 +76,9 @@ def export_model(model: ServedModel, request: ExportRequest) -> None:
     columns = feature_names(settings, recipe.inputs, recipe.columns)
     engine.check_export(request.format, columns, tuple(recipe.transforms), recipe.columns)
     outputs = added_columns([one.name for one in recipe.outputs], settings.prediction_col)
-    check_free(request.target, request.mode, GRAPH_FILE, "an export")
-    engine.export(recipe, request.format, columns, outputs, request.target)
+    if request.format in SUFFIXES:
+        check_free_file(request.target, request.mode)
+    else:
+        check_free(request.target, request.mode, GRAPH_FILE, "an export")
+    with saving("the export", request.target):
+        engine.export(recipe, request.format, columns, outputs, request.target)

@@ -133,8 +133,8 @@ class Predictor:
         return array if valid is None else with_nulls(array, valid)
 
     def _model(self) -> Model:
+        keep_to_task()
         if self.digest not in _models:
-            keep_to_task()
             recipe = replace(self.load(), outputs=self.outputs)
             _models[self.digest] = _decoding(recipe, load_model(recipe))
             if len(_models) > _CACHE_SIZE:

@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
@@ -37,6 +37,8 @@ from .trained import read_finished_run
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+R = TypeVar("R", bound="StageReader")
+
 FORMAT = 1
 _OWN = "horovod_spark_runner"
 
@@ -45,20 +47,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class UserCode:
-    """What a stage may need besides its files; see `TFTransformer.from_run`."""
+    """What a stage may need besides its files; see ``from_run`` of its class."""
 
     custom_objects: Mapping[str, Any] | None = None
     model_fn: Callable[[], Any] | None = None
     transforms: Mapping[str, Transform] | None = None
 
 
-_given: ContextVar[UserCode | None] = ContextVar("given", default=None)
+# By the name of the class.
+_given: ContextVar[Mapping[str, UserCode] | None] = ContextVar("given", default=None)
 
 
 @contextlib.contextmanager
-def loading_with(code: UserCode) -> Iterator[None]:
-    """Let stages that are loaded inside, also as parts of pipelines, be given ``code``."""
-    token = _given.set(code)
+def loading_with(kind: str, code: UserCode) -> Iterator[None]:
+    """Let stages that are loaded inside, also as parts of pipelines, be given ``code``.
+
+    Args:
+        kind: the name of their class.
+        code: what they are given.
+    """
+    token = _given.set({**(_given.get() or {}), kind: code})
     try:
         yield
     finally:
@@ -93,7 +101,7 @@ class StageWriter(MLWriter):  # type: ignore[misc]
                 or the files the model was read from are gone.
             InvalidInputError: ``path`` is none, or Spark reads from other storage than this
                 process writes to.
-            OSError: storage fails.
+            StorageError: storage fails.
         """
         spark = self.sparkSession
         location = write_stage(
@@ -118,54 +126,42 @@ class StageWriter(MLWriter):  # type: ignore[misc]
     def _tell_needs(self, location: Location) -> None:
         """Warn of what loading will need besides the files, by loading it."""
         try:
-            loaded = read_finished_run(RunDirectory(location))
+            loaded = read_finished_run(RunDirectory(location), engine=self._stage.engine)
         except (RunDirectoryError, DataError) as error:
             logger.warning(
-                "%s is saved, but does not load by itself: %s. %s", location, error, _ADVICE
+                "%s is saved, but does not load by itself: %s. %s",
+                location,
+                error,
+                self._stage.loading_advice,
             )
             return
         if loaded.recipe.outputs != self._model.known.recipe.outputs:
             logger.warning(
                 "%s is saved, but what it gives is known from model_fn only: give it, "
-                "TFTransformer.read().modelFn(…).load(path)",
+                "%s.read().modelFn(…).load(path)",
                 location,
+                type(self._stage).__name__,
             )
-
-
-_ADVICE = (
-    "Of a saved transformer, that is TFTransformer.read().customObjects({…}).load(path), "
-    ".modelFn(…) or .transforms({…}); of one in a pipeline, with "
-    "TFTransformer.loading(custom_objects={…}): PipelineModel.load(path)"
-)
 
 
 class StageReader(MLReader):  # type: ignore[misc]
     """Loads a transformer; see `pyspark.ml.util.MLReader`.
 
     Args:
-        name: the class that is loaded.
-        make: makes one.
+        kind: the class that is loaded.
     """
 
-    def __init__(
-        self, name: str, make: Callable[[ServedModel, TrainingSummary | None], Any]
-    ) -> None:
+    def __init__(self, kind: Any) -> None:
         super().__init__()
-        self._name = name
-        self._make = make
-        self._code = vars(_given.get() or UserCode()).copy()
+        self._kind = kind
+        self._code = vars((_given.get() or {}).get(kind.__name__) or UserCode()).copy()
 
-    def customObjects(self, given: Mapping[str, Any]) -> StageReader:
-        """Give the model's own classes and functions, by name."""
-        self._code["custom_objects"] = given
-        return self
-
-    def modelFn(self, given: Callable[[], Any]) -> StageReader:
+    def modelFn(self: R, given: Callable[[], Any]) -> R:
         """Give the function that builds the model, which is then given its weights."""
         self._code["model_fn"] = given
         return self
 
-    def transforms(self, given: Mapping[str, Transform]) -> StageReader:
+    def transforms(self: R, given: Mapping[str, Transform]) -> R:
         """Give the functions that columns were trained with, by column."""
         self._code["transforms"] = given
         return self
@@ -183,13 +179,13 @@ class StageReader(MLReader):  # type: ignore[misc]
             InvalidInputError: an argument cannot be used.
         """
         location = location_of(self.sparkSession, path)
-        metadata = _read_metadata(location, self._name)
+        metadata = _read_metadata(location, f"{self._kind.__module__}.{self._kind.__name__}")
         own = metadata[_OWN]
         directory = RunDirectory(location)
         try:
-            model = read_finished_run(directory, **self._code)
+            model = read_finished_run(directory, engine=self._kind.engine, **self._code)
         except (RunDirectoryError, DataError) as error:
-            raise type(error)(f"{error}. {_ADVICE}") from error
+            raise type(error)(f"{error}. {self._kind.loading_advice}") from error
         if sum_of(directory.signature.read_bytes()) != own["signature"]:
             raise RunDirectoryError(
                 f"{location} holds the model of another transformer than its metadata are of: it "
@@ -198,12 +194,21 @@ class StageReader(MLReader):  # type: ignore[misc]
         try:
             known = own["summary"]
             summary = None if known is None else TrainingSummary.from_fields(known)
-            stage = self._make(ServedModel(model), summary)
+            stage = self._kind(ServedModel(model), summary=summary)
             stage._resetUid(metadata["uid"])
             DefaultParamsReader.getAndSetParams(stage, metadata)
         except (KeyError, ValueError, AttributeError, TypeError) as error:
             raise RunDirectoryError(f"{location} is of another version: {error!r}") from error
         return stage
+
+
+class KerasStageReader(StageReader):
+    """Loads a transformer of a Keras model."""
+
+    def customObjects(self, given: Mapping[str, Any]) -> KerasStageReader:
+        """Give the model's own classes and functions, by name."""
+        self._code["custom_objects"] = given
+        return self
 
 
 def _read_metadata(location: Location, name: str) -> dict[str, Any]:

@@ -72,6 +72,12 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
         ``metrics`` that are given, as what it was compiled with is not known; one of
         `from_saved_model` is refused.
 
+        A PyTorch model has its `TorchModel`'s loss and metrics, which ``run_training`` and
+        ``from_run(…, model_fn=…)`` know. Its ``metrics`` are ``"accuracy"``, ``"mae"`` and
+        ``"mse"``, and functions of outputs and labels that return one value per row, the mean over
+        the rows, or a pair of a sum and what it is divided by; a dictionary names them. They do not
+        weigh rows.
+
         Args:
             dataset: has the feature columns, and those the outputs are compared with.
             metrics: ``None`` (default) for the loss and metrics the model was compiled with. Else
@@ -163,14 +169,22 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
         bytes (PNG, JPEG, raw) as strings, and in a second signature, ``"decoded"``, as arrays.
         It gives the outputs, in the model's shapes, under the names of `transform`'s columns.
 
+        An ``"onnx"`` is one file with the same inputs and outputs, for onnxruntime and others;
+        encoded columns are arrays there. It needs the extra ``onnx``, and is compared with Keras
+        on rows that are made before it is written. A ``"keras"`` is Keras' own file, which takes
+        the model's inputs, and knows neither columns nor what is done to them; the user's own
+        classes are needed to load it.
+
         Args:
-            path: the folder or URL to write.
-            format: ``"saved_model"`` (default).
+            path: the folder to write, or the file, whose name ends in ``.onnx`` or ``.keras``; or
+                its URL.
+            format: ``"saved_model"`` (default), ``"onnx"`` or ``"keras"``.
             mode: ``"error"`` (default) refuses a path that holds something, ``"overwrite"``
                 replaces an earlier export.
 
         Raises:
             ModelError: the format cannot hold the model, or a column's transform; it says why.
+            EnvironmentProblem: a package that the format needs is not installed.
             RunDirectoryError: there is something at the path.
             InvalidInputError: a Param asks for columns that Spark makes of outputs, or another
                 argument cannot be right.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ModelError
 from ..rundir.directory import RunDirectory
 from ..spark.python_worker import ask_worker
+from ..storage.contents import Contents
 from ..training.engine import engine_named
 from ..training.trained_model import Recipe, copy_model, output_from
 from .features import feature_names
@@ -78,7 +79,7 @@ class ServedModel:
             OSError: storage fails.
         """
 
-        def held() -> Mapping[str, bytes]:
+        def held() -> Mapping[str, bytes | Contents]:
             recipe = self._shipped.recipe()
             return engine_named(recipe.engine).held(recipe.own)
 

@@ -1,35 +1,46 @@
-"""A model's recipe on its way to Spark's Python workers."""
+"""A model's recipe on its way to Spark's Python workers.
+
+The recipe is small but for the contents of files in it, such as weights, which travel apart from it
+in pieces, so that neither a process of Python nor one of Java holds a large model as one object.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-import cloudpickle
-
-from ..serialize import dumps
+from ..serialize import dumps_without, loads_with
 from ..spark.session import classic_context
+from ..storage.contents import SMALL_BYTES, Contents, FilePart, Piece
+from ..storage.sums import sum_of
 from ..training.trained_model import Recipe
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+# Bytes of a broadcast: what Spark's processes of Java hold of a model at once.
+_PIECE_BYTES = 2 * SMALL_BYTES
 
 
 class ShippedModel:
-    """A recipe as bytes, and its broadcast in the Spark context that used it last.
+    """A recipe as bytes, and its broadcasts in the Spark context that used it last.
 
-    It can be pickled and copied; a copy makes its own broadcast.
+    It can be pickled and copied; a copy makes its own broadcasts.
 
     Attributes:
         digest: identity of the model and its weights; workers keep a loaded model by it.
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        # Only bytes are kept, so that it can be pickled.
-        self._payload = dumps(recipe)
-        self.digest = hashlib.sha256(self._payload).hexdigest()
+        # Only bytes and contents are kept, so that it can be pickled.
+        self._recipe, self._contents = dumps_without(recipe, Contents)
+        told = [self._recipe, *(sum_of(one).encode() for one in self._contents)]
+        self.digest = hashlib.sha256(b"".join(told)).hexdigest()
         self._broadcast: _Broadcast | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -38,39 +49,110 @@ class ShippedModel:
 
     def recipe(self) -> Recipe:
         """Return the recipe with all its contents."""
-        recipe: Recipe = cloudpickle.loads(self._payload)
+        recipe: Recipe = loads_with(self._recipe, self._contents)
         return recipe
 
     def loader(self, spark: SparkSession) -> Load:
         """Return what unpacks the recipe on a worker of this session."""
         context = classic_context(spark)
         if context is None:
-            return Load(_Inline(self._payload))
+            return Load(_Inline(self._recipe), [[_Held(one)] for one in self._contents])
         if self._broadcast is None or self._broadcast.context() is not context:
-            self._broadcast = _Broadcast(weakref.ref(context), context.broadcast(self._payload))
-        return Load(self._broadcast.value)
+            self._broadcast = _Broadcast(
+                weakref.ref(context),
+                context.broadcast(self._recipe),
+                [_broadcast(context, one) for one in self._contents],
+            )
+        return Load(self._broadcast.recipe, self._broadcast.contents)
+
+
+class Value(Protocol):
+    """What Spark gives a worker: a broadcast, or what stands in for one."""
+
+    @property
+    def value(self) -> Any: ...
+
+
+class Sent(Protocol):
+    """A piece of contents on its way."""
+
+    def piece(self) -> Piece:
+        """Return it, on a worker."""
+        ...
 
 
 @dataclass(frozen=True)
 class Load:
-    """Unpacks the recipe on a worker, when it is needed for the first time."""
+    """Unpacks the recipe on a worker, when it is needed for the first time.
 
-    payload: Any
+    Attributes:
+        recipe: what `dumps_without` pickled.
+        contents: what that left out, each in pieces.
+    """
+
+    recipe: Value
+    contents: Sequence[Sequence[Sent]]
 
     def __call__(self) -> Recipe:
-        recipe: Recipe = cloudpickle.loads(self.payload.value)
+        contents = [Contents(*(sent.piece() for sent in one)) for one in self.contents]
+        recipe: Recipe = loads_with(self.recipe.value, contents)
         return recipe
 
 
 @dataclass(frozen=True)
 class _Broadcast:
-    """A payload on its way to the executors of one Spark context.
+    """A recipe on its way to the executors of one Spark context.
 
     Spark frees it once neither a transformer nor a DataFrame refers to it.
     """
 
     context: weakref.ReferenceType[Any]
-    value: Any = field(repr=False)
+    recipe: Any = field(repr=False)
+    contents: Sequence[Sequence[Sent]] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _SentPiece:
+    """A piece that Spark puts into a file on every executor.
+
+    Attributes:
+        sent: its broadcast.
+        begin: where in that file its bytes begin; ``None`` if only Spark can read it.
+        size: how many they are.
+    """
+
+    sent: Any = field(repr=False)
+    begin: int | None
+    size: int
+
+    def piece(self) -> Piece:
+        path = getattr(self.sent, "_path", None)
+        if path is None or self.begin is None:
+            whole: bytes = self.sent.value
+            return whole
+        return FilePart(path, self.begin, self.size)
+
+
+def _broadcast(context: SparkContext, contents: Contents) -> list[_SentPiece]:
+    sent = []
+    for part in contents.parts(_PIECE_BYTES):
+        data = bytes(part)
+        broadcast = context.broadcast(data)
+        path = None if _is_encrypted(context) else getattr(broadcast, "_path", None)
+        begin = None if path is None else _place_of(data, path)
+        sent.append(_SentPiece(broadcast, begin, len(data)))
+    return sent
+
+
+def _is_encrypted(context: SparkContext) -> bool:
+    return str(context.getConf().get("spark.io.encryption.enabled")) == "true"
+
+
+def _place_of(data: bytes, path: str) -> int | None:
+    """Return where a file that Spark has pickled an object of bytes into holds these bytes."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        begin = whole.find(data[:64])
+        return begin if whole[begin : begin + len(data)] == data else None
 
 
 @dataclass(frozen=True)
@@ -78,3 +160,13 @@ class _Inline:
     """Stands in for a broadcast on Spark Connect, which has none."""
 
     value: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Stands in for a piece on Spark Connect."""
+
+    contents: Contents = field(repr=False)
+
+    def piece(self) -> Piece:
+        return self.contents.read()

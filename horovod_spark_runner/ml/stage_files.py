@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import InvalidInputError, RunDirectoryError
 from ..spark.session import classic_context
 from ..storage.filesystem import Location
-from ..storage.folders import write_aside
+from ..storage.folders import saving, write_aside
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,8 +28,8 @@ def write_stage(
 ) -> Location:
     """Write a stage, and return where it is.
 
-    On local storage and HDFS a reader sees the old stage or the new one, for a moment none, never
-    a part; the old one is kept until the new one is in its place.
+    On local storage and HDFS a reader sees the old stage or the new one, on HDFS for a moment none,
+    never a part; the old one is kept until the new one is in its place.
 
     Args:
         spark: the session it is to be loaded in.
@@ -41,7 +41,7 @@ def write_stage(
         RunDirectoryError: there is something at ``path``, which is not to be replaced.
         InvalidInputError: ``path`` is none, or Spark reads from other storage than this process
             writes to.
-        OSError: storage fails.
+        StorageError: storage fails.
     """
     location = location_of(spark, path)
     if location.exists() and not (overwrite and location.is_folder):
@@ -50,10 +50,11 @@ def write_stage(
             f"{location} is there already; "
             + (advice if location.is_folder else "it is a file, not a folder")
         )
-    if location.renames_whole:
-        write_aside(location, write)
-    else:
-        write(location)
+    with saving("the stage", location):
+        if location.renames_whole:
+            write_aside(location, write)
+        else:
+            write(location)
     if "://" not in os.fspath(path) and classic_context(spark) is None:
         _check_seen(spark, path, location)
     return location

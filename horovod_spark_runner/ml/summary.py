@@ -20,10 +20,15 @@ class TrainingSummary:
         placement: where the ranks ran; empty for a model that was read from a run directory.
         timings: seconds per phase of the run, one after the other: ``prepare`` (checks),
             ``materialize``, ``attempts`` (earlier ones, and the pauses between), ``check``,
-            ``tasks``, ``rendezvous``, ``start``, ``function``, ``results`` (of the last attempt;
-            see `RunResult`) and ``load``; in all ``total``. Of ``function``, on rank 0: ``build``,
-            ``epochs``, ``save``; of ``epochs``, in training steps: ``train``. Besides, training
-            steps' ``samples_per_second``. Empty for a model that was read from a run directory.
+            ``slots``, ``tasks``, ``rendezvous``, ``start``, ``function``, ``results`` (of the last
+            attempt; see `RunResult`) and ``load``; in all ``total``. Of ``function``, on rank 0:
+            ``build``, ``epochs``, ``save``. Of ``epochs``, and summing up to it: ``first_step``,
+            ``data`` (waiting for the reader), ``compute``, ``exchange`` (with other ranks, and
+            waiting for them), or both as ``step`` where a framework does not tell them apart,
+            ``callbacks`` (and the loop itself), ``validation``, ``agree`` (on metrics and what is
+            next) and ``checkpoint``; what took no time is not there. Besides, ``train`` (the part
+            of ``epochs`` from the first step of an epoch to the last) and its
+            ``samples_per_second``. Empty for a model that was read from a run directory.
         attempts: the attempts the run took; empty for a model that was read from a run directory.
     """
 

@@ -14,13 +14,14 @@ from ..serialize import check_picklable
 from ..settings.data import Transform
 from ..settings.kinds import ColumnNames, check_count
 from ..training.engine import engine_named, engine_of
-from ..training.spec import KERAS, ModelSource, bind_columns, check_model_fn, check_objects
+from ..training.spec import KERAS, TORCH, ModelSource, bind_columns, check_model_fn, check_objects
 from ..training.trained_model import (
-    WITH_MODEL_FN,
     Recipe,
     StoredModel,
     read_model,
+    transformer_of,
     with_checkpoint,
+    with_model_fn,
 )
 
 
@@ -67,19 +68,21 @@ def read_trained_model(
     return _trained(model, replace(recipe, own=own))
 
 
-def adopt_keras_model(
+def adopt_model(
+    engine: str,
     model: Any,
     feature_cols: ColumnNames | None,
     custom_objects: Mapping[str, Any] | None = None,
     signature: str = "",
 ) -> TrainedModel:
-    """Return a Keras model, or a SavedModel, that was trained elsewhere.
+    """Return a model that was trained elsewhere.
 
     Args:
-        model: the model, or the path or URL of its ``.keras`` file or SavedModel.
+        engine: the engine that makes it again.
+        model: the model, or the path or URL of its file.
         feature_cols: the columns of its inputs.
         custom_objects: the model's own classes and functions by name.
-        signature: what is called of a SavedModel; ``""`` for a Keras model.
+        signature: see `Engine.adopt`; its files suffice then.
 
     Raises:
         ModelError: it cannot be predicted with.
@@ -89,15 +92,17 @@ def adopt_keras_model(
     inputs = None if feature_cols is None else bind_columns(feature_cols, "feature_cols")
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(folder)
-        saved = engine_named(KERAS).adopt(directory, model, inputs, objects, signature)
+        saved = engine_named(engine).adopt(directory, model, inputs, objects, signature)
         if signature:
-            return read_finished_run(directory)
-        return read_trained_model(directory, ModelSource(custom_objects=objects), saved, {})
+            return read_finished_run(directory, engine=engine)
+        source = ModelSource(custom_objects=objects, engine=engine)
+        return read_trained_model(directory, source, saved, {})
 
 
 def read_finished_run(
     directory: RunDirectory,
     *,
+    engine: str = KERAS,
     custom_objects: Mapping[str, Any] | None = None,
     model_fn: Callable[[], Any] | None = None,
     transforms: Mapping[str, Transform] | None = None,
@@ -107,6 +112,7 @@ def read_finished_run(
 
     Args:
         directory: the run directory.
+        engine: the engine whose models are wanted, unless ``model_fn`` says another.
         custom_objects: the model's own classes and functions by name.
         model_fn: builds the model, if it is to be built and given its weights.
         transforms: the functions its columns were trained with.
@@ -139,12 +145,17 @@ def read_finished_run(
             f"the model in {directory.location} was trained with transforms of column "
             f"{quote_all(missing)}; functions are not kept in storage: give them, transforms={{…}}"
         )
-    engine = engine_of(model_fn)
+    wanted, engine = transformer_of(engine), engine_of(model_fn, engine)
+    if signature.engine in (KERAS, TORCH) and wanted != transformer_of(signature.engine):
+        raise RunDirectoryError(
+            f"the model in {directory.location} is none of {wanted}'s, it was trained by the "
+            f"engine {signature.engine!r}: {transformer_of(signature.engine)} reads it"
+        )
     if engine != signature.engine:
         raise RunDirectoryError(
             f"the model in {directory.location} was trained by the engine {signature.engine!r}, "
             "and nothing that storage names is imported; give the function that builds it, which "
-            f"says that engine: {WITH_MODEL_FN}"
+            f"says that engine: {with_model_fn(engine)}"
         )
     recipe = _recipe(model, engine, transforms)
     if signature.outputs is None and model_fn is None:
@@ -164,9 +175,9 @@ def check_callable(model: TrainedModel) -> None:
     if not model.recipe.outputs:
         raise ModelError(
             f"the model in {model.place} cannot predict: {model.problem}. Its weights are in "
-            "model/weights.npz, in the order of model.weights (numpy.load and "
-            "model.set_weights). To predict with it, give its class a call(), and the function "
-            f"that builds it: {WITH_MODEL_FN}"
+            "model/weights.npz, in the order of the names in model/signature.json (numpy.load). To "
+            "predict with it, give its class what is called, call() in Keras and forward() in "
+            f"PyTorch, and the function that builds it: {with_model_fn(model.recipe.engine)}"
         )
 
 

@@ -7,10 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pyspark.ml.util import MLReadable, MLWritable
-
 from ..errors import InvalidInputError, brief
-from ..rundir.directory import RunDirectory
 from ..settings.data import Transform
 from ..settings.kinds import ColumnNames, check_place
 from ..settings.prediction import (
@@ -20,15 +17,14 @@ from ..settings.prediction import (
     PredictionCol,
     PredictionSettings,
 )
-from ..storage.filesystem import Location
-from .persistence import StageReader, StageWriter, UserCode, loading_with
-from .predictions import PredictionModel
+from ..training.spec import KERAS
+from .persistence import KerasStageReader, UserCode, loading_with
 from .served import ServedModel
-from .summary import TrainingSummary
-from .trained import adopt_keras_model, read_finished_run
+from .trained import adopt_model
+from .trained_transformer import TrainedTransformer
 
 
-class TFTransformer(PredictionModel, MLReadable, MLWritable):  # type: ignore[misc]
+class TFTransformer(TrainedTransformer):
     """Adds a trained Keras model's predictions to a DataFrame; all other columns stay.
 
     A model of Spark ML: its settings are Params, with getters and setters, and hold for
@@ -38,22 +34,14 @@ class TFTransformer(PredictionModel, MLReadable, MLWritable):  # type: ignore[mi
 
     A transformer can be pickled and copied, also by threads, and used in a new Spark session;
     copies share the model.
-
-    Args:
-        model: the model, on the driver.
-        summary: what is told of its training.
-        settings: how it predicts.
     """
 
-    def __init__(
-        self,
-        model: ServedModel,
-        *,
-        summary: TrainingSummary | None = None,
-        settings: PredictionSettings | None = None,
-    ) -> None:
-        super().__init__(model, settings)
-        self._summary = summary
+    engine = KERAS
+    loading_advice = (
+        "Of a saved transformer, that is TFTransformer.read().customObjects({…}).load(path), "
+        ".modelFn(…) or .transforms({…}); of one in a pipeline, with "
+        "TFTransformer.loading(custom_objects={…}): PipelineModel.load(path)"
+    )
 
     @classmethod
     def from_run(
@@ -108,16 +96,14 @@ class TFTransformer(PredictionModel, MLReadable, MLWritable):  # type: ignore[mi
             handle_invalid=handle_invalid,
             predict_batch_size=predict_batch_size,
         )
-        directory = RunDirectory(Location(run_dir))
-        model = read_finished_run(
-            directory,
+        return cls._of_run(
+            run_dir,
+            settings,
             custom_objects=custom_objects,
             model_fn=model_fn,
             transforms=transforms,
             checkpoint=checkpoint,
         )
-        summary = TrainingSummary(str(directory.location), directory.read_metrics())
-        return cls(ServedModel(model), summary=summary, settings=settings)
 
     @classmethod
     def from_keras(
@@ -143,7 +129,7 @@ class TFTransformer(PredictionModel, MLReadable, MLWritable):  # type: ignore[mi
             ModelError: it is no such model, columns do not fit it, or it cannot be called.
             InvalidInputError: another argument cannot be right.
         """
-        return cls(ServedModel(adopt_keras_model(model, feature_cols, custom_objects)))
+        return cls(ServedModel(adopt_model(cls.engine, model, feature_cols, custom_objects)))
 
     @classmethod
     def from_saved_model(
@@ -172,52 +158,11 @@ class TFTransformer(PredictionModel, MLReadable, MLWritable):  # type: ignore[mi
         check_place("path", path)
         if not isinstance(signature, str) or not signature:
             raise InvalidInputError(f"signature must be a name, got {brief(signature)}")
-        return cls(ServedModel(adopt_keras_model(path, feature_cols, signature=signature)))
-
-    @property
-    def output_names(self) -> list[str]:
-        """The names of the model's outputs, in its order."""
-        return [output.name for output in self._model.known.recipe.outputs]
-
-    @property
-    def summary(self) -> TrainingSummary:
-        """What is told of the model's training.
-
-        Raises:
-            InvalidInputError: it comes from no training of this package's.
-        """
-        if self._summary is None:
-            raise InvalidInputError(
-                "there is no summary: the model comes from no training of this package's"
-            )
-        return self._summary
-
-    @property
-    def hasSummary(self) -> bool:
-        """Whether there is a `summary`."""
-        return self._summary is not None
-
-    def getModel(self) -> Any:
-        """Return the Keras model, with its weights, on the driver; it is not compiled.
-
-        TensorFlow is imported by this call.
-
-        Raises:
-            ModelError: ``model_fn`` builds another model than was trained.
-        """
-        return self._model.model()
-
-    def write(self) -> StageWriter:
-        """Return what saves this transformer: ``write().overwrite().save(path)``.
-
-        Raises:
-            RunDirectoryError: from its ``save``: there is something at the path, or the files the
-                model was read from are gone.
-        """
-        return StageWriter(self, self._model, self._summary)
+        model = adopt_model(cls.engine, path, feature_cols, signature=signature)
+        return cls(ServedModel(model))
 
     @classmethod
-    def read(cls) -> StageReader:
+    def read(cls) -> KerasStageReader:
         """Return what loads a transformer: ``read().load(path)``.
 
         Code of the user's that it needs is given by ``customObjects``, ``modelFn`` and
@@ -227,10 +172,11 @@ class TFTransformer(PredictionModel, MLReadable, MLWritable):  # type: ignore[mi
             RunDirectoryError: from its ``load``: there is no transformer, it is damaged, of a newer
                 format, or needs code of the user's; the message names it.
         """
-        return StageReader(f"{cls.__module__}.{cls.__name__}", _made)
+        return KerasStageReader(cls)
 
-    @staticmethod
+    @classmethod
     def loading(
+        cls,
         *,
         custom_objects: Mapping[str, Any] | None = None,
         model_fn: Callable[[], Any] | None = None,
@@ -248,8 +194,4 @@ class TFTransformer(PredictionModel, MLReadable, MLWritable):  # type: ignore[mi
         Raises:
             InvalidInputError: from the loading: an argument cannot be used.
         """
-        return loading_with(UserCode(custom_objects, model_fn, transforms))
-
-
-def _made(model: ServedModel, summary: TrainingSummary | None) -> TFTransformer:
-    return TFTransformer(model, summary=summary)
+        return loading_with(cls.__name__, UserCode(custom_objects, model_fn, transforms))

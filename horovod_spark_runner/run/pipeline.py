@@ -7,8 +7,9 @@ import logging
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..data.manifest import Manifest
@@ -16,19 +17,24 @@ from ..data.prepare.datasets import Prepared, prepared, session_of
 from ..data.read.classes import absent_classes
 from ..errors import CheckpointError, DataError
 from ..launch.driver.console import Console
+from ..launch.driver.launch import RunResult
 from ..launch.driver.launcher import chosen_launcher
 from ..ml.naming import added_columns
 from ..ml.served import ServedModel
 from ..ml.summary import TrainingSummary
 from ..ml.trained import read_trained_model
-from ..ml.transformer import TFTransformer
+from ..ml.trained_transformer import TrainedTransformer
+from ..ml.transformers import transformer_class
+from ..rundir.attempt import Attempt
 from ..rundir.lock import RunLock
 from ..settings.prediction import PredictionSettings
+from ..spark.session import master_of
 from ..storage.filesystem import Location
 from ..training.changes import check_same_data
 from ..training.entry import modules_for
-from ..training.spec import TrainingSpec
-from .attempts import Attempts, Follower
+from ..training.spec import TrainingReport, TrainingSpec
+from .attempts import Attempts, Follower, Stopped
+from .record import CallRecord, versions
 from .request import CheckedRequest
 from .saved_model import check_saved_model
 from .tracking import begin_tracking
@@ -49,12 +55,74 @@ def prepare_data(checked: CheckedRequest, own: Location) -> AbstractContextManag
     )
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A training that has come to its end, with its model in the run directory.
+
+    Attributes:
+        report: what rank 0 tells of it.
+        result: what the launch tells of it.
+        attempts: those it took.
+        began: when it began, on the monotonic clock.
+        materialized: when its rows were there.
+        ended: when it ended.
+    """
+
+    report: TrainingReport
+    result: RunResult
+    attempts: Sequence[Attempt]
+    began: float
+    materialized: float
+    ended: float
+
+
 def train_request(
     checked: CheckedRequest,
     prepare: Callable[[], AbstractContextManager[Prepared]] | None = None,
     follower: Follower | None = None,
-) -> TFTransformer:
+) -> TrainedTransformer:
     """Materialize the data, train on all ranks and return the transformer.
+
+    Args:
+        checked: what to train.
+        prepare: prepares the data, where that is not for this request alone.
+        follower: follows the training, and may end it.
+    """
+    trained = train_ranks(checked, prepare, follower)
+    request, directory = checked.request, checked.directory
+    report, result = trained.report, trained.result
+    transforms = request.data.transforms
+    model = ServedModel(read_trained_model(directory, checked.source, report.saved, transforms))
+    ended = time.monotonic()
+    launching = trained.ended - trained.materialized
+    timings = {
+        **result.timings,
+        **report.timings,
+        "prepare": checked.seconds,
+        "materialize": trained.materialized - trained.began,
+        "attempts": max(0.0, launching - result.timings["total"]),
+        "load": ended - trained.ended,
+        "total": checked.seconds + ended - trained.began,
+        "train": report.train_seconds,
+        "samples_per_second": report.samples_per_second,
+    }
+    summary = TrainingSummary(
+        run_dir=str(directory.location),
+        history=result.result.history,
+        placement=result.placement,
+        timings=timings,
+        attempts=tuple(trained.attempts),
+    )
+    settings = PredictionSettings(prediction_col=request.prediction_col)
+    return transformer_class(checked.source.engine)(model, summary=summary, settings=settings)
+
+
+def train_ranks(
+    checked: CheckedRequest,
+    prepare: Callable[[], AbstractContextManager[Prepared]] | None = None,
+    follower: Follower | None = None,
+) -> Trained:
+    """Materialize the data and train on all ranks.
 
     Args:
         checked: what to train.
@@ -93,6 +161,9 @@ def train_request(
             found=checked.found,
             followers=[one for one in (tracking, follower) if one is not None],
         )
+        seconds = {"prepare": checked.seconds, "materialize": materialized - began}
+        facts = {"workers": checked.workers, "master": master_of(spark), "versions": versions()}
+        record = CallRecord(directory, seconds, facts)
         try:
             result = attempts.run(
                 lambda checkpoint, token: _training_spec(checked, data, run_id, checkpoint, token),
@@ -100,35 +171,15 @@ def train_request(
             )
         except BaseException as error:
             if tracking is not None:
-                tracking.fail(error)
+                tracking.fail(error, stopped=isinstance(error, Stopped))
+            record.fail(error)
             raise
-    trained = time.monotonic()
-    report = result.result
+        trained = time.monotonic()
+        report: TrainingReport = result.result
+        record.finish(result, report.accounts)
     if tracking is not None:
         tracking.finish(report.history)
-    transforms = request.data.transforms
-    model = ServedModel(read_trained_model(directory, checked.source, report.saved, transforms))
-    ended = time.monotonic()
-    timings = {
-        **result.timings,
-        **report.timings,
-        "prepare": checked.seconds,
-        "materialize": materialized - began,
-        "attempts": max(0.0, trained - materialized - result.timings["total"]),
-        "load": ended - trained,
-        "total": checked.seconds + ended - began,
-        "train": report.train_seconds,
-        "samples_per_second": report.samples_per_second,
-    }
-    summary = TrainingSummary(
-        run_dir=str(directory.location),
-        history=report.history,
-        placement=result.placement,
-        timings=timings,
-        attempts=tuple(attempts.done),
-    )
-    settings = PredictionSettings(prediction_col=request.prediction_col)
-    return TFTransformer(model, summary=summary, settings=settings)
+    return Trained(report, result, tuple(attempts.done), began, materialized, trained)
 
 
 def _begin_record(checked: CheckedRequest, rows: int) -> str:
@@ -179,6 +230,7 @@ def _training_spec(
         name_outputs=functools.partial(added_columns, given=request.prediction_col)
         if request.checkpoints.saved_model
         else None,
+        final_metrics=request.params is not None,
     )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -25,10 +23,10 @@ from ..settings.data import DataOptions
 from ..settings.kinds import ColumnNames, check_choice, check_place
 from ..settings.launching import LaunchOptions, LaunchSettings
 from ..settings.prediction import PredictionCol, PredictionSettings, check_prediction_col
+from ..settings.sync import Sync, recorded_sync
 from ..settings.table import derive
 from ..settings.tracking import MlflowOptions
 from ..settings.training import (
-    Allreduce,
     CheckpointOptions,
     FitOptions,
     InitialWeights,
@@ -38,13 +36,14 @@ from ..settings.training import (
 from ..spark.capacity import Allotment, check_slots
 from ..spark.encryption import check_encryption
 from ..spark.memory import check_memory_limit
-from ..spark.session import is_case_sensitive, runs_on_this_machine
+from ..spark.session import is_case_sensitive
 from ..storage.filesystem import Location
 from ..training.changes import settings_to_go_on_with
 from ..training.columns import by_convention, by_name, recorded_columns
 from ..training.engine import engine_named, engine_of
 from ..training.spec import FEATURES, Binding, ModelSource, WarmStart, bind_columns
 from ..training.warm_start import read_warm_start
+from .default_place import default_place
 from .names import names_of_model
 from .saved_model import check_saved_model
 from .tracking import check_tracking
@@ -55,10 +54,6 @@ if TYPE_CHECKING:
 Resume = Literal["auto", "never", "required"]
 
 logger = logging.getLogger(__name__)
-
-# Default run directories of this process: several threads may begin a run in one second.
-_named: set[str] = set()
-_naming = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -85,8 +80,10 @@ class TrainingRequest:
     checkpoints: CheckpointOptions
     restarts: RestartOptions
     launch: LaunchOptions
-    sync: Allreduce
+    sync: Sync
     mlflow: MlflowOptions | None = None
+    # The parameters of a trial of a search; `run_training` has none.
+    params: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.run_dir == "":
@@ -175,9 +172,11 @@ class CheckedRequest:
     @property
     def settings(self) -> dict[str, Any]:
         """What checkpoints and the run directory record of the request."""
+        params = self.request.params
         return {
+            **({} if params is None else {"params": dict(params)}),
             "fit": asdict(self.fit),
-            "sync": asdict(self.request.sync),
+            "sync": recorded_sync(self.request.sync),
             "num_workers": self.workers,
             "checkpoints": asdict(self.request.checkpoints),
             "feature_cols": recorded_columns(self.inputs),
@@ -204,7 +203,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     engine.check_callbacks(request.callbacks)
     given = _given_columns(request)
     bound = None if given is None else _check_columns(request, *given)
-    directory = RunDirectory(Location(request.run_dir or _default_run_dir(spark)))
+    directory = RunDirectory(Location(request.run_dir or default_place(spark, "run_dir", "runs")))
     launching = _launching(request, directory)
     allotment = _check_spark(spark, launching, request.restarts)
     tracking = None if request.mlflow is None else check_tracking(request.mlflow)
@@ -256,7 +255,7 @@ def _beginning(
     """Return the options that hold, weights to begin with, and what to record of those."""
     asked = _origin(request.initial_weights)
     if checkpoint is not None:
-        data, sync = _recorded_data(request), asdict(request.sync)
+        data, sync = _recorded_data(request), recorded_sync(request.sync)
         fit, begun_with, warnings = settings_to_go_on_with(
             checkpoint, request.fit, workers, asked, data, sync
         )
@@ -346,20 +345,6 @@ def _recorded_data(request: TrainingRequest) -> dict[str, Any]:
         "dtypes": {name: str(dtype) for name, dtype in options.dtypes.items()},
         "transforms": sorted(options.transforms),
     }
-
-
-def _default_run_dir(spark: Any) -> str:
-    if not runs_on_this_machine(spark):
-        raise InvalidInputError(
-            "run_dir is needed on a cluster: a folder or URL that the driver and all executors "
-            "can write to"
-        )
-    now = str(Path("runs", time.strftime("%Y%m%d-%H%M%S")))
-    with _naming:
-        names = (now if number == 1 else f"{now}-{number}" for number in itertools.count(1))
-        name = next(name for name in names if name not in _named)
-        _named.add(name)
-    return name
 
 
 def find_checkpoint(directory: RunDirectory, resume: str) -> FoundCheckpoint:

@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ..data.prepare.datasets import Prepared
 from ..data.prepare.folds import prepared_folds
 from ..data.prepare.shared import SharedData
-from ..ml.transformer import TFTransformer
+from ..ml.trained_transformer import TrainedTransformer
 from ..settings.data import WINDOW_BYTES, DataOptions
 from ..storage.filesystem import Location
+from .attempts import Follower
 from .pipeline import prepare_data, train_request
 from .request import CheckedRequest, TrainingRequest, check_request
 
 
-def train_several(
-    requests: Sequence[TrainingRequest], own: Location
-) -> list[Callable[[], TFTransformer]]:
-    """Check all requests, and return a function for each that trains it.
+@dataclass(frozen=True)
+class SharedFit:
+    """One of several trainings that share their rows; called once, or abandoned."""
 
-    The functions may be called by several threads. Those whose rows are prepared in the same way
+    checked: CheckedRequest
+    shared: SharedData
+    follower: Follower
+
+    def __call__(self) -> TrainedTransformer:
+        use = partial(self.shared.use, _key(self.checked))
+        return train_request(self.checked, use, self.follower)
+
+    def abandon(self) -> None:
+        """Do without it: the rows go with the last that is called."""
+        self.shared.leave()
+
+
+def train_several(
+    requests: Sequence[TrainingRequest], own: Location, follower: Follower
+) -> list[SharedFit]:
+    """Check all requests, and return what trains each of them.
+
+    They may be called by several threads. Those whose rows are prepared in the same way
     read the same datasets, which the first of them writes and which go, unless they are to be kept,
     with the last; also if they differ in the column that says which rows are for validation.
 
     Args:
         requests: what to train.
         own: folder for the datasets if there is no cache directory.
+        follower: follows each training, and may end it.
 
     Raises:
         InvalidInputError: a request cannot be carried out.
@@ -42,15 +61,14 @@ def train_several(
             groups.append([checked])
         else:
             alike.append(checked)
-    calls: dict[int, Callable[[], TFTransformer]] = {}
+    fits: dict[int, SharedFit] = {}
     for number, group in enumerate(groups):
         # Each in a folder of its own: what a killed writer left in one is deleted by the next.
         folder = own if len(groups) == 1 else own.join(str(number))
         shared = SharedData(partial(_prepare, group, folder), len(group))
         for checked in group:
-            use = partial(shared.use, _key(checked))
-            calls[id(checked.request)] = partial(train_request, checked, use)
-    return [calls[id(request)] for request in requests]
+            fits[id(checked.request)] = SharedFit(checked, shared, follower)
+    return [fits[id(request)] for request in requests]
 
 
 def _share(one: CheckedRequest, other: CheckedRequest) -> bool:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from ..errors import EnvironmentProblem, HorovodSparkError, InvalidInputError, RunCancelledError
@@ -26,6 +26,7 @@ from ..launch.shared.messages import Progress
 from ..rundir.directory import RunDirectory
 from ..settings.tracking import MlflowOptions
 from ..storage.filesystem import Location
+from ..storage.urls import without_secrets
 from ..training.logs import numbers
 
 T = TypeVar("T")
@@ -262,9 +263,16 @@ class Tracking:
             self._work.put(self._log_model)
         self._end("FINISHED")
 
-    def fail(self, error: BaseException) -> None:
-        """Say how the training ended."""
-        killed = isinstance(error, (KeyboardInterrupt, RunCancelledError))
+    def fail(self, error: BaseException, *, stopped: bool = False) -> None:
+        """Say how the training ended.
+
+        Args:
+            error: what ended it.
+            stopped: whether that is what asked for the training, such as a search that prunes it.
+        """
+        killed = stopped or isinstance(error, (KeyboardInterrupt, RunCancelledError))
+        if stopped:
+            self._work.put(lambda: self._client.set_tag(self.run_id, "stopped", str(error)))
         self._end("KILLED" if killed else "FAILED", FAIL_SECONDS)
 
     def _end(self, status: str, seconds: float = END_SECONDS) -> None:
@@ -287,18 +295,6 @@ class Tracking:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     folder.join(file.name).copy_to(Location(path), len)
                 self._client.log_artifacts(self.run_id, place, folder.name)
-
-
-def without_secrets(text: str) -> str:
-    """Return ``text`` without the user, password and query of a URL, if it is one."""
-    if "://" not in text:
-        return text
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        return text.partition("://")[0] + "://…"
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 def _told(error: Exception, options: MlflowOptions) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias, TypeVar
@@ -22,10 +21,12 @@ import numpy as np
 
 from ..errors import RunDirectoryError
 from ..settings.training import CheckpointOptions
-from ..storage.arrays import Arrays, dump_arrays, load_arrays
+from ..storage.arrays import Arrays, load_arrays, write_arrays
+from ..storage.contents import Contents, Sink
 from ..storage.filesystem import Location
+from ..storage.folders import write_aside
 from ..storage.patience import patiently
-from ..storage.sums import read_checked, sealed, sum_of, unsealed
+from ..storage.sums import contents_checked, sealed, sum_checked, unsealed, write_summed
 from .directory import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -98,15 +99,8 @@ def save_checkpoint(
     """
     folder = directory.checkpoint(info.step)
     if folder.renames_whole:
-        aside = directory.checkpoints.join(f".{folder.name}.{uuid.uuid4().hex[:8]}")
-        try:
-            _write(aside, info, files)
-            # The same step is saved twice when the end of its epoch follows: the later one counts.
-            folder.delete_folder()
-            aside.move_to(folder)
-        except BaseException:
-            _delete_quietly(aside)
-            raise
+        # The same step is saved twice when the end of its epoch follows: the later one counts.
+        write_aside(folder, lambda aside: _write(aside, info, files))
     else:
         if folder.exists():
             folder.delete_folder()  # its manifest goes first or with it: never a mixture
@@ -118,12 +112,15 @@ def _write(folder: Location, info: CheckpointInfo, files: Mapping[str, Arrays]) 
     folder.make_folder()
     sums = {}
     for name, arrays in files.items():
-        data = dump_arrays(arrays)
-        sums[name] = sum_of(data)
-        folder.join(name).write_unseen(data)
+        fill = functools.partial(_write_all, arrays)
+        sums[name] = write_summed(folder.join(name).write_unseen_by, fill)
     facts = {item.name: getattr(info, item.name) for item in fields(info)}
     text = json.dumps({"format": FORMAT, "sums": sums, **facts})
     folder.join(MANIFEST_FILE).write_unseen(sealed(text).encode())
+
+
+def _write_all(arrays: Arrays, sink: Sink) -> None:
+    write_arrays(sink, arrays.items())
 
 
 def _delete_quietly(folder: Location) -> None:
@@ -199,7 +196,7 @@ def verify_checkpoint(folder: Location) -> CheckpointInfo:
     """
     info, sums = _read_manifest(folder)
     for name in sums:
-        read_checked(folder, name, sums)
+        sum_checked(folder, name, sums)
     return info
 
 
@@ -211,10 +208,10 @@ def load_checkpoint(folder: Location) -> tuple[CheckpointInfo, dict[str, dict[st
         OSError: the storage fails.
     """
     info, sums = _read_manifest(folder)
-    return info, {name: load_arrays(read_checked(folder, name, sums)) for name in sums}
+    return info, {name: load_arrays(contents_checked(folder, name, sums)) for name in sums}
 
 
-def read_file(folder: Location, name: str) -> tuple[CheckpointInfo, bytes]:
+def read_file(folder: Location, name: str) -> tuple[CheckpointInfo, Contents]:
     """Return a checkpoint: what it is, and one of its files, whose sum was checked.
 
     Raises:
@@ -222,7 +219,7 @@ def read_file(folder: Location, name: str) -> tuple[CheckpointInfo, bytes]:
         OSError: the storage fails.
     """
     info, sums = _read_manifest(folder)
-    return info, read_checked(folder, name, sums)
+    return info, contents_checked(folder, name, sums)
 
 
 def newest_checkpoint(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..errors import CheckpointError
@@ -13,7 +13,7 @@ from ..settings.training import CheckpointOptions
 from ..storage.arrays import Arrays
 from ..storage.patience import patiently
 from .checkpoint import CheckpointInfo, prune_checkpoints, save_checkpoint
-from .directory import RunDirectory
+from .directory import Account, RunDirectory
 from .lock import check_held
 
 logger = logging.getLogger(__name__)
@@ -48,17 +48,25 @@ class CheckpointWriter:
         """Whether a checkpoint is being written."""
         return self._pending is not None and not self._pending.done()
 
-    def submit(self, info: CheckpointInfo, files: Mapping[str, Arrays]) -> None:
+    def submit(
+        self,
+        info: CheckpointInfo,
+        files: Mapping[str, Arrays],
+        accounts: Sequence[Account] = (),
+    ) -> None:
         """Write a checkpoint in the background; waits for the one before.
 
-        The arrays must not change any more.
+        Args:
+            info: what it is of.
+            files: its arrays, by file; they must not change any more.
+            accounts: see `RunDirectory.write_metrics`.
 
         Raises:
             CheckpointError: the one before could not be written, and errors are to be raised.
             RunDirectoryError: another run has taken the run directory over.
         """
         self.wait()
-        self._pending = self._pool.submit(self._write, info, files)
+        self._pending = self._pool.submit(self._write, info, files, accounts)
 
     def poll(self) -> None:
         """Raise what went wrong meanwhile, as `submit` does; never waits."""
@@ -81,9 +89,11 @@ class CheckpointWriter:
         """Let what is being written come to its end: also when the training has failed."""
         self._pool.shutdown(wait=True)
 
-    def _write(self, info: CheckpointInfo, files: Mapping[str, Arrays]) -> None:
+    def _write(
+        self, info: CheckpointInfo, files: Mapping[str, Arrays], accounts: Sequence[Account]
+    ) -> None:
         patiently(
-            functools.partial(self._write_once, info, files),
+            functools.partial(self._write_once, info, files, accounts),
             f"the checkpoint of step {info.step} could not be written to "
             f"{self._directory.checkpoints}",
             "Those before are untouched; once the storage takes files again, the same call goes on "
@@ -91,8 +101,10 @@ class CheckpointWriter:
             self._pause,
         )
 
-    def _write_once(self, info: CheckpointInfo, files: Mapping[str, Arrays]) -> None:
+    def _write_once(
+        self, info: CheckpointInfo, files: Mapping[str, Arrays], accounts: Sequence[Account]
+    ) -> None:
         check_held(self._directory, self._token)
         save_checkpoint(self._directory, info, files)
-        self._directory.write_metrics(info.history)
+        self._directory.write_metrics(info.history, accounts)
         prune_checkpoints(self._directory, info.step, self._options)

@@ -11,7 +11,9 @@
         data/                       materialized rows, while they are needed
         logs/rank-00000.log         all output of each rank
         checkpoints/step-00000042/  variables.npz, ranks.npz, checkpoint.json (written last)
-        metrics.jsonl               one line per epoch
+        metrics.jsonl               one line per epoch, with where its time went
+        calls.jsonl                 one line per call: where its time went, its ranks, its versions
+        report.html                 what there is to see of the run, as one page
         mlflow.json                 identity of the run in MLflow, if it is told of the training
         events/train, validation    event files, for TensorBoard
         model/                      model.keras, weights.npz, sample.npz, signature.json (the last)
@@ -24,15 +26,20 @@ import contextlib
 import json
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, TypeAlias
 
 from ..errors import RunDirectoryError
 from ..storage.filesystem import Location
 
+# Where the time of an epoch went, as JSON; ``None`` where that is not known.
+Account: TypeAlias = "Mapping[str, Any] | None"
+_ACCOUNT = "accounting"
 _STEP = re.compile(r"step-(\d{8,})")
 # What `Location.write_bytes` writes aside. The lock is left out: its holder writes it all the time.
 _ASIDE = re.compile(r"\.(?!lock\.).+\.[0-9a-f]{8}")
+_LOCK_ASIDE = re.compile(r"\.lock\.json\.[0-9a-f]{8}")
 
 
 class RunDirectory:
@@ -80,6 +87,14 @@ class RunDirectory:
     @property
     def metrics(self) -> Location:
         return self.location.join("metrics.jsonl")
+
+    @property
+    def calls(self) -> Location:
+        return self.location.join("calls.jsonl")
+
+    @property
+    def report(self) -> Location:
+        return self.location.join("report.html")
 
     @property
     def events(self) -> Location:
@@ -147,6 +162,13 @@ class RunDirectory:
                     if _ASIDE.fullmatch(left.name):
                         left.delete_folder() if left.is_folder else left.delete_file()
 
+    def sweep_locks(self) -> None:
+        """Delete what writers of the lock that were killed have left; no one else may write it."""
+        with contextlib.suppress(OSError):
+            for left in self.location.list():
+                if _LOCK_ASIDE.fullmatch(left.name):
+                    left.delete_file()
+
     def mlflow_run(self) -> str | None:
         """Return the identity of the run in MLflow; ``None`` if none is known."""
         try:
@@ -162,9 +184,20 @@ class RunDirectory:
     def write_config(self, settings: dict[str, Any]) -> None:
         self.config.write_text(json.dumps(settings, indent=1))
 
-    def write_metrics(self, epochs: Iterable[Mapping[str, object]]) -> None:
-        """Write the metrics of all epochs so far, one JSON object per line."""
-        lines = (json.dumps({"epoch": number, **logs}) for number, logs in enumerate(epochs))
+    def write_metrics(
+        self, epochs: Sequence[Mapping[str, object]], accounts: Sequence[Account] = ()
+    ) -> None:
+        """Write the metrics of all epochs so far, one JSON object per line.
+
+        Args:
+            epochs: the metrics of each.
+            accounts: where the time of each went: ``accounting`` of its line, unless a metric is
+                called that.
+        """
+        lines = []
+        for number, (logs, account) in enumerate(zip_longest(epochs, accounts[: len(epochs)])):
+            told = {} if account is None else {_ACCOUNT: account}
+            lines.append(json.dumps({"epoch": number, **told, **logs}))
         self.metrics.write_text("".join(f"{line}\n" for line in lines))
 
     def read_metrics(self) -> list[dict[str, float]]:
@@ -175,11 +208,25 @@ class RunDirectory:
         """
         try:
             epochs = [json.loads(line) for line in self.metrics.read_text().splitlines()]
-            return [{k: v for k, v in epoch.items() if k != "epoch"} for epoch in epochs]
+            return [
+                {k: v for k, v in epoch.items() if k != "epoch" and not _is_account(k, v)}
+                for epoch in epochs
+            ]
         except FileNotFoundError:
             return []
         except (ValueError, AttributeError) as error:
             raise RunDirectoryError(f"{self.metrics} is damaged: {error}") from error
+
+    def read_accounts(self, epochs: int) -> list[Account]:
+        """Return where the time of each of the first so many epochs went, where that is known."""
+        found: list[Account] = []
+        try:
+            for line in self.metrics.read_text().splitlines()[:epochs]:
+                account = json.loads(line).get(_ACCOUNT)
+                found.append(account if _is_account(_ACCOUNT, account) else None)
+        except (OSError, ValueError, AttributeError):  # a record for people
+            pass
+        return found + [None] * (epochs - len(found))
 
     def write_attempts(self, attempts: Sequence[Mapping[str, Any]]) -> None:
         """Write what is known of all attempts of the run, one JSON object per line."""
@@ -187,7 +234,24 @@ class RunDirectory:
 
     def read_attempts(self) -> list[dict[str, Any]]:
         """Return what `write_attempts` wrote; nothing if it is not there or damaged."""
-        try:
-            return [json.loads(line) for line in self.attempts.read_text().splitlines()]
-        except (OSError, ValueError):
-            return []
+        return _read_lines(self.attempts)
+
+    def add_call(self, call: Mapping[str, Any]) -> None:
+        """Add what is known of a call that has ended."""
+        lines = [json.dumps(one) for one in (*self.read_calls(), call)]
+        self.calls.write_text("".join(f"{line}\n" for line in lines))
+
+    def read_calls(self) -> list[dict[str, Any]]:
+        """Return what `add_call` has added; nothing if it is not there or damaged."""
+        return _read_lines(self.calls)
+
+
+def _read_lines(file: Location) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in file.read_text().splitlines()]
+    except (OSError, ValueError):
+        return []
+
+
+def _is_account(name: str, value: object) -> bool:
+    return name == _ACCOUNT and isinstance(value, dict)  # no metric is one

@@ -103,6 +103,8 @@ class RunLock:
                     return False
                 logger.warning("%s is stale (%s) and is taken over", self._place, reason)
             self._place.write_text(self._record())
+            if alone:
+                self._directory.sweep_locks()
         if not alone:
             self._confirm()
         return True
@@ -224,11 +226,13 @@ def _open_locked(path: str) -> IO[str]:
 
 
 def read_lock(place: Location) -> dict[str, Any] | None:
-    """Return the contents of a lock; empty if unreadable, ``None`` if there is none."""
+    """Return the contents of a lock; empty if it is damaged, ``None`` if there is none."""
     try:
-        found = json.loads(place.read_text())
+        data = place.read_bytes()
     except FileNotFoundError:
         return None
+    try:
+        found = json.loads(data)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
@@ -243,12 +247,15 @@ def check_held(directory: RunDirectory, token: str) -> None:
     """Check that the run directory's lock is still the one of ``token``.
 
     Raises:
-        RunDirectoryError: another run has it.
+        RunDirectoryError: another run has it, or it is damaged.
+        InvalidInputError: nothing leads from this process to the storage.
         OSError: it cannot be read; the storage may be away.
     """
     found = read_lock(directory.lock)
     if found is None:
         raise FileNotFoundError(f"{directory.lock} is gone")
+    if not found:
+        raise RunDirectoryError(f"{directory.lock} is damaged; this run writes no more")
     if found.get("token") != token:
         raise RunDirectoryError(
             f"run_dir {directory.location} was taken over by another run; this one writes no more"

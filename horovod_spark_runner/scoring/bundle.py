@@ -27,14 +27,22 @@ from .categories import IndexToString, OneHotEncoder, StringIndexer
 from .inputs import Input
 from .network import Network
 from .stage import Stage, from_stored, to_stored
-from .text import CountVectorizer, FeatureHasher, HashingTF, RegexTokenizer, Tokenizer
+from .text import (
+    CountVectorizer,
+    FeatureHasher,
+    HashingTF,
+    NGram,
+    RegexTokenizer,
+    StopWordsRemover,
+    Tokenizer,
+)
 from .values import Binarizer, Bucketizer, Imputer
 from .vectors import (
-    PCA,
     Interaction,
     MinMaxScaler,
     Normalizer,
     PolynomialExpansion,
+    Projection,
     Scaler,
     VectorAssembler,
     VectorSlicer,
@@ -54,13 +62,15 @@ KINDS: dict[str, type[Stage]] = {
         IndexToString,
         Interaction,
         MinMaxScaler,
+        NGram,
         Network,
         Normalizer,
         OneHotEncoder,
-        PCA,
+        Projection,
         PolynomialExpansion,
         RegexTokenizer,
         Scaler,
+        StopWordsRemover,
         StringIndexer,
         Tokenizer,
         VectorAssembler,

@@ -37,11 +37,16 @@ def column_of_plain(values: np.ndarray, output: Output) -> Column:
     """Return an output as it is: a number per row, or all its numbers in one row of an array."""
     rows = values.reshape(len(values), math.prod(values.shape[1:]))
     if output.dtype == "string":
-        texts = [[text.decode() for text in row] for row in rows.tolist()]
+        texts = [[_text(text) for text in row] for row in rows.tolist()]
         return Words([row[0] for row in texts]) if output.scalar else Words(texts, lists=True)
     if output.scalar:
         return Numbers(rows[:, 0].astype(output.dtype))
     return Vectors(rows.shape[1], rows.astype(output.dtype))
+
+
+def _text(value: bytes | str) -> str:
+    """Return text, which TensorFlow gives as bytes."""
+    return value if isinstance(value, str) else value.decode()
 
 
 def column_of_scores(values: np.ndarray, output: Output) -> Column:

@@ -1,4 +1,4 @@
-"""The network of an exported pipeline: a SavedModel, called by TensorFlow."""
+"""The network of an exported pipeline: a SavedModel for TensorFlow, or an ONNX file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import math
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -17,9 +17,15 @@ from ..errors import EnvironmentProblem
 from ..quiet import quiet_imports
 from .classes import PLAIN, Output, column_of_plain, column_of_scores
 from .columns import Batch, Column, Mask, Numbers, Vectors, Words
+from .onnx_session import OnnxSession
 from .stage import ERROR, SKIP
 
+# What a network may be.
+SAVED_MODEL, ONNX = "saved_model", "onnx"
+# The file in the archive that an ONNX network is.
+MODEL_FILE = "model.onnx"
 _SIGNATURE = "serving_default"
+Call = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -28,15 +34,16 @@ class Network:
 
     Attributes:
         inputs: columns that feed it.
-        arguments: what the SavedModel calls each of them.
+        arguments: what the network calls each of them.
         dtypes: NumPy's type of each, as the model was trained; ``"string"`` for text.
         shapes: shape of one row's value of each.
-        outputs: what the SavedModel calls its outputs.
+        outputs: what the network calls its outputs.
         added: the columns to add, each with the output it is made of, and how.
         handle_invalid: what becomes of rows with null, or values that do not fit: ``"error"``,
             ``"skip"`` the row, or ``"keep"`` it with null.
         batch_size: rows per call.
-        contents: the SavedModel's files, as one archive.
+        format: ``"saved_model"`` or ``"onnx"``.
+        contents: the network's files, as one archive.
     """
 
     inputs: tuple[str, ...]
@@ -47,6 +54,7 @@ class Network:
     added: tuple[tuple[str, int, str, bool, bool, str], ...]
     handle_invalid: str
     batch_size: int
+    format: str
     contents: bytes = field(repr=False)
 
     @property
@@ -54,8 +62,14 @@ class Network:
         return tuple(name for name, *_ in self.added)
 
     @cached_property
-    def _loaded(self) -> tuple[Any, Any]:
-        """The function from tensors to tensors, and TensorFlow."""
+    def _call(self) -> Call:
+        """The function from arrays to arrays, by name."""
+        if self.format == SAVED_MODEL:
+            return self._tensorflow()
+        with zipfile.ZipFile(io.BytesIO(self.contents)) as archive:
+            return OnnxSession(archive.read(MODEL_FILE))
+
+    def _tensorflow(self) -> Call:
         try:
             with quiet_imports():
                 import tensorflow as tf
@@ -68,7 +82,14 @@ class Network:
             with zipfile.ZipFile(io.BytesIO(self.contents)) as archive:
                 archive.extractall(folder)
             loaded = tf.saved_model.load(folder)
-        return loaded, tf  # the function alone does not hold the variables
+
+        def call(given: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+            # Also the loaded model is kept: the function alone does not hold the variables.
+            function = loaded.signatures[_SIGNATURE]
+            found = function(**{name: tf.constant(array) for name, array in given.items()})
+            return {name: tensor.numpy() for name, tensor in found.items()}
+
+        return call
 
     def __call__(self, batch: Batch) -> None:
         valid: Mask = None
@@ -97,19 +118,17 @@ class Network:
 
     def _predict(self, batch: Batch) -> list[np.ndarray]:
         """Return the outputs for all rows."""
-        loaded, tf = self._loaded
-        call = loaded.signatures[_SIGNATURE]
         given = {
             argument: _argument(batch, name, dtype, shape)
             for argument, name, dtype, shape in zip(
                 self.arguments, self.inputs, self.dtypes, self.shapes, strict=True
             )
         }
-        parts: list[Mapping[str, Any]] = []
+        parts = []
         for begin in range(0, max(len(batch), 1), self.batch_size):
-            piece = {n: tf.constant(v[begin : begin + self.batch_size]) for n, v in given.items()}
-            parts.append(call(**piece))
-        return [np.concatenate([part[name].numpy() for part in parts]) for name in self.outputs]
+            piece = {n: v[begin : begin + self.batch_size] for n, v in given.items()}
+            parts.append(self._call(piece))
+        return [np.concatenate([part[name] for part in parts]) for name in self.outputs]
 
 
 def _fitting(batch: Batch, name: str, dtype: str, width: int) -> Mask:

@@ -94,6 +94,69 @@ def _split(pattern: re.Pattern[str], text: str) -> list[str]:
 
 
 @dataclass(frozen=True)
+class StopWordsRemover:
+    """Lists of words without some; see `pyspark.ml.feature.StopWordsRemover`.
+
+    Attributes:
+        inputs: columns of lists of words.
+        outputs: the columns to add.
+        words: what is left out; in lower case unless ``case_sensitive``.
+        case_sensitive: whether upper and lower case count.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    words: tuple[str, ...]
+    case_sensitive: bool
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        return self.outputs
+
+    @cached_property
+    def _stops(self) -> frozenset[str]:
+        return frozenset(self.words)
+
+    def __call__(self, batch: Batch) -> None:
+        for name, output in zip(self.inputs, self.outputs, strict=True):
+            lists = batch.words(name, lists=True)
+            batch.check(name, lists.valid, "it must be a list of words")
+            left = [[word for word in words if self._stays(word)] for words in lists.data]
+            batch.columns[output] = Words(left, lists=True)
+
+    def _stays(self, word: str) -> bool:
+        return (word if self.case_sensitive else word.lower()) not in self._stops
+
+
+@dataclass(frozen=True)
+class NGram:
+    """Words that follow each other, joined by blanks; see `pyspark.ml.feature.NGram`.
+
+    Attributes:
+        input: column of lists of words.
+        output: the column to add.
+        count: how many words each has.
+    """
+
+    input: str
+    output: str
+    count: int
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        return (self.output,)
+
+    def __call__(self, batch: Batch) -> None:
+        lists = batch.words(self.input, lists=True)
+        batch.check(self.input, lists.valid, "it must be a list of words")
+        batch.columns[self.output] = Words([self._joined(one) for one in lists.data], lists=True)
+
+    def _joined(self, words: Sequence[str]) -> list[str]:
+        starts = range(len(words) - self.count + 1)
+        return [" ".join(words[start : start + self.count]) for start in starts]
+
+
+@dataclass(frozen=True)
 class HashingTF:
     """How often words come, by their hashes; see `pyspark.ml.feature.HashingTF`.
 

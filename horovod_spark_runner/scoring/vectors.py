@@ -200,13 +200,13 @@ class Normalizer:
 
 
 @dataclass(frozen=True)
-class PCA:
-    """Vectors in terms of principal components; see `pyspark.ml.feature.PCAModel`.
+class Projection:
+    """Vectors times a matrix: Spark's PCA and DCT.
 
     Attributes:
         input: column of vectors.
         output: the column to add.
-        components: one per column.
+        components: what each element of the result is made with, one per column.
     """
 
     input: str

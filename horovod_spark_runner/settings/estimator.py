@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
@@ -14,9 +14,10 @@ from .code import by_import_name, is_import_name
 from .data import DataOptions
 from .kinds import PLACE, TEXT, ColumnNames, Kind, check_columns, optional
 from .launching import LaunchOptions, MpiOptions
-from .table import Settings, default_of, from_table, setting
+from .sync import WAY, Sync, check_sync, class_of_way, way_of
+from .table import Settings, default_of, from_table, setting, text_of
 from .tracking import MlflowOptions
-from .training import Allreduce, CheckpointOptions, RestartOptions
+from .training import CheckpointOptions, RestartOptions
 
 BY_NAME = 'given as itself or by its name, ``"package.module:name"``, which can be saved'
 
@@ -140,6 +141,37 @@ def _plain(name: str, given: Any, checked: Any) -> Any:
     if isinstance(checked, Mapping):
         return {**given, **{key: _plain(name, given, one) for key, one in checked.items()}}
     return list(checked) if isinstance(checked, tuple) else checked
+
+
+def _check_way(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        way = check_sync(name, value)
+        return {WAY: way_of(way), **_given(name, way, type(way))}
+    sync_of(name, value)
+    return dict(value)
+
+
+_SYNC: Kind[Mapping[str, Any]] = Kind(
+    "dictionary of a way of synchronising and its settings", _check_way
+)
+
+
+def sync_of(name: str, given: Mapping[str, Any]) -> Sync:
+    """Return the way of synchronising that a dictionary says.
+
+    Args:
+        name: the Param, for messages.
+        given: settings, and which way they are of as ``way``.
+
+    Raises:
+        InvalidInputError: there is no such way or setting, or a setting cannot be right.
+    """
+    cls = class_of_way(name, given)
+    own = _given(name, {one: value for one, value in given.items() if one != WAY}, cls)
+    for one in fields(cls):
+        if one.name not in own and default_of(one) is MISSING:
+            raise InvalidInputError(f"{name}={brief(given)} lacks {one.name!r}: {text_of(one)}")
+    return cls(**own)
 
 
 def options(cls: type[Settings], name: str, given: Mapping[str, Any]) -> Any:
@@ -266,7 +298,12 @@ class EstimatorSettings(Settings):
     launch: Mapping[str, Any] = setting(
         {}, _settings_of(LaunchOptions), "see `LaunchOptions`, likewise.", shown=False
     )
-    sync: Mapping[str, Any] = setting({}, _settings_of(Allreduce), "see `Allreduce`, likewise.")
+    sync: Mapping[str, Any] = setting(
+        {},
+        _SYNC,
+        'see `Allreduce`, likewise; ``{"way": "local_sgd"}`` and ``{"way": "diloco"}``, with '
+        "their settings, are `LocalSGD` and `DiLoCo`.",
+    )
     mlflow: Mapping[str, Any] | None = setting(
         None,
         optional(_settings_of(MlflowOptions)),

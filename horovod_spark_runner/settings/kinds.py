@@ -202,13 +202,14 @@ def number(unit: str = "") -> Kind[float]:
     return Kind(words, lambda name, value: check_number(name, value, unit=unit), "toFloat", float)
 
 
-def number_above_zero(unit: str) -> Kind[float]:
+def number_above_zero(unit: str = "") -> Kind[float]:
     """Return the kind of numbers above 0 that count ``unit``."""
+    words = f"number of {unit}, above 0" if unit else "number above 0"
 
     def check(name: str, value: object) -> float:
         return _check_above_zero(name, value, unit=unit)
 
-    return Kind(f"number of {unit}, above 0", check, "toFloat", float)
+    return Kind(words, check, "toFloat", float)
 
 
 def choice(*choices: str) -> Kind[Any]:

@@ -25,7 +25,6 @@ from .kinds import (
 from .table import Settings, from_table, required, setting
 
 BestMode = Literal["min", "max"]
-Compression = Literal["none", "fp16"]
 LrScaling = Literal["none", "linear", "sqrt"]
 OnCheckpointError = Literal["raise", "warn"]
 # A whole number as JSON writes it.
@@ -144,18 +143,6 @@ class FitOptions(Settings):
         if isinstance(self.validation_freq, int):
             return (epoch + 1) % self.validation_freq == 0
         return epoch + 1 in self.validation_freq
-
-
-@from_table
-@dataclass(frozen=True, kw_only=True)
-class Allreduce(Settings):
-    """What ranks exchange after every step: their gradients, which are added up."""
-
-    compression: Compression = setting(
-        "none",
-        choice(*get_args(Compression)),
-        '``"fp16"`` halves what is sent of float32 gradients; ``"none"`` (default).',
-    )
 
 
 @from_table

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from ..errors import EnvironmentProblem
 from .session import use_own_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# The GPUs that a framework of this process was, or will be, imported with: it keeps to them.
+_devices: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,13 @@ def ask_worker(spark: SparkSession, ask: Callable[[], str]) -> str:
 
 
 def keep_to_task() -> None:
-    """Keep a framework to this task's cores and devices; before it is imported."""
+    """Keep a framework to this task's cores and devices; at the beginning of each task.
+
+    Raises:
+        EnvironmentProblem: an earlier task of this process had other GPUs, and a framework keeps to
+            those it has found first.
+    """
+    global _devices
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -53,7 +64,21 @@ def keep_to_task() -> None:
     # Workers may share a GPU, whose memory the first one would take whole.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     gpus = context.resources().get("gpu") if context is not None else None
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses) if gpus is not None else ""
+    addresses = gpus.addresses if gpus is not None else []
+    if _devices is None:
+        _devices = frozenset(addresses)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(addresses)
+    elif _devices != frozenset(addresses):
+        raise EnvironmentProblem(
+            f"this task has {_in_words(addresses)}, and this Python worker of Spark's has computed "
+            f"on {_in_words(_devices)} for an earlier one, to which TensorFlow keeps: give each "
+            "executor one GPU (spark.executor.resource.gpu.amount=1), or set "
+            "spark.python.worker.reuse=false"
+        )
+
+
+def _in_words(addresses: Collection[str]) -> str:
+    return f"GPU {', '.join(sorted(addresses))}" if addresses else "no GPU"
 
 
 def spare_from_collection() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_DESCRIPTION = "spark.job.description"
 
 
 def active_session() -> SparkSession:
@@ -35,6 +38,24 @@ def is_stopped(spark: SparkSession) -> bool:
         return java is None or bool(java.sc().isStopped())
     except Exception:  # the JVM is gone, which is worth another message
         return False
+
+
+@contextlib.contextmanager
+def described(spark: SparkSession, text: str) -> Iterator[None]:
+    """Let the jobs that this thread starts inside say in Spark's UI what they are.
+
+    What the caller has said of its own jobs comes first. Spark Connect has no descriptions.
+    """
+    context = classic_context(spark)
+    if context is None:
+        yield
+        return
+    before = context.getLocalProperty(_DESCRIPTION)
+    context.setLocalProperty(_DESCRIPTION, f"{before}: {text}" if before else text)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, before)
 
 
 def inheriting_thread(

@@ -8,31 +8,35 @@ failure of it is: see `horovod_spark_runner.storage.patience`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import os
 import posixpath
-import re
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ..errors import EnvironmentProblem, InvalidInputError
+from .contents import PART_BYTES, Contents, Sink, spooled
+from .paths import (
+    HDFS_SCHEMES,
+    check_not_half_a_url,
+    path_of_url,
+    what_is_lacking,
+    with_home,
+)
 from .patience import Headway, answered
 from .trouble import WRITES
 
 T = TypeVar("T")
-HDFS_SCHEMES = ("hdfs", "viewfs")
-# Bytes that are read or written before headway is told of.
-PART_BYTES = 16 * 1024 * 1024
-_HALF_A_URL = re.compile(
-    r"(s3a?|s3n|gs|gcs|hdfs|viewfs|abfss?|wasbs?|az|adl|oss|dbfs|https?):/(?!/)(.*)", re.DOTALL
-)
+# Linux's: paths are relative to the working directory, and both files stay.
+_HERE, _RENAME_EXCHANGE = -100, 2
 
 
 @dataclass(frozen=True)
@@ -54,21 +58,6 @@ def _file_stat(info: pafs.FileInfo, name: str) -> FileStat:
     return FileStat(name, info.size, info.mtime_ns or 0)
 
 
-def _check_not_half_a_url(text: str) -> None:
-    """Refuse what is meant as a URL, and would be a local folder named like ``s3:``."""
-    found = _HALF_A_URL.match(text)
-    if found is None:
-        return
-    scheme, path = found.groups()
-    if scheme == "dbfs":
-        hint = f"on Databricks that is /dbfs/{path} to all processes"
-    elif scheme in HDFS_SCHEMES:
-        hint = f"write {scheme}:///{path}, or {scheme}://NAMENODE/{path}"
-    else:
-        hint = f"write {scheme}://{path} as text: pathlib takes one of the slashes away"
-    raise InvalidInputError(f"{text!r} is neither a path nor a whole URL; {hint}")
-
-
 class Location:
     """A file or folder in local or shared storage.
 
@@ -83,12 +72,12 @@ class Location:
         text = os.fspath(place) if isinstance(place, (str, os.PathLike)) else None
         if not text or not isinstance(text, str):
             raise InvalidInputError(f"a place in storage must be a path or URL, got {place!r}")
-        _check_not_half_a_url(text)
+        check_not_half_a_url(text)
         scheme = urlsplit(text).scheme if "://" in text or text.startswith("file:") else ""
         self._scheme = "" if scheme == "file" else scheme
         if scheme == "file":
-            text = _path_of_url(text)
-        self._text = text if self._scheme else os.path.abspath(_with_home(text))
+            text = path_of_url(text)
+        self._text = text if self._scheme else os.path.abspath(with_home(text))
         # The location this one was joined to, and by what; they share a client.
         self._above: tuple[Location, tuple[str, ...]] | None = None
 
@@ -133,7 +122,10 @@ class Location:
             # Names are given as they are; pyarrow takes them escaped.
             filesystem, path = pafs.FileSystem.from_uri(f"{scheme}://{authority}/{quote(path)}")
         except (pa.ArrowInvalid, OSError, ValueError) as error:
-            raise InvalidInputError(f"{self._text}: storage cannot be reached: {error}") from error
+            raise InvalidInputError(
+                f"{self._text}: storage cannot be reached from {os.uname().nodename}: {error}"
+                f"{what_is_lacking(scheme)}"
+            ) from error
         return filesystem, path
 
     @property
@@ -210,6 +202,16 @@ class Location:
         """Rename this file or folder (atomic on local and HDFS storage)."""
         self._ask(lambda filesystem, path: filesystem.move(path, target._resolved[1]))
 
+    def exchange_with(self, other: Location) -> bool:
+        """Let this folder and another, both local, change places in one step.
+
+        Returns:
+            Whether it was done: not every file system can.
+        """
+        if not (self.is_local and other.is_local):
+            return False
+        return answered(lambda _: _exchange(self._text, other._text), self._text)
+
     def open_input(self) -> pa.NativeFile:
         return self._ask(lambda filesystem, path: filesystem.open_input_file(path))
 
@@ -228,19 +230,40 @@ class Location:
     def read_text(self) -> str:
         return self.read_bytes().decode("utf-8")
 
-    def write_bytes(self, data: bytes | memoryview) -> None:
+    def spool(self, seen: Callable[[bytes], Any]) -> Contents:
+        """Return what this file holds: in memory if it is little, else in a mapped copy.
+
+        Args:
+            seen: is called with each part as it is read.
+        """
+        return answered(
+            lambda headway: spooled(lambda file: self._pour(headway, file.write, seen)), self._text
+        )
+
+    def scan(self, seen: Callable[[bytes], Any]) -> None:
+        """Read this file, a part at a time, each of which ``seen`` is called with."""
+        answered(lambda headway: self._pour(headway, seen), self._text)
+
+    def write_bytes(self, data: bytes | memoryview | Contents) -> None:
+        """Write a whole file; see `write_by`."""
+        self.write_by(lambda sink: sink.write_all(data))
+
+    def write_by(self, write: Callable[[Sink], object]) -> None:
         """Write a whole file, so that a reader sees the old one or the new one, never a part.
 
         Local and HDFS files are written aside and renamed; object stores show an object only
         when it is complete. A local file has reached the disk when this returns.
+
+        Args:
+            write: writes its contents, one after the other.
         """
         if not self.renames_whole:
-            self.write_unseen(data)
+            self.write_unseen_by(write)
             return
         folder, _, name = self._text.rpartition("/")
         aside = Location(f"{folder}/.{name}.{uuid.uuid4().hex[:8]}")
         try:
-            aside.write_unseen(data)
+            aside.write_unseen_by(write)
             aside.move_to(self)
         except BaseException:
             # On a full disk what could be written must not stay and keep it full.
@@ -257,19 +280,19 @@ class Location:
         with open(self._text, "ab") as stream:
             stream.write(data)
 
-    def write_unseen(self, data: bytes | memoryview) -> None:
+    def write_unseen(self, data: bytes | memoryview | Contents) -> None:
         """Write a whole file that nobody looks for yet; a local one has then reached the disk."""
-        answered(lambda headway: self._write(memoryview(data).cast("B"), headway), self._text)
+        self.write_unseen_by(lambda sink: sink.write_all(data))
 
-    def _write(self, data: memoryview, headway: Headway) -> None:
+    def write_unseen_by(self, write: Callable[[Sink], object]) -> None:
+        """Write a whole file that nobody looks for yet; see `write_by`."""
+        answered(lambda headway: self._write(write, headway), self._text)
+
+    def _write(self, write: Callable[[Sink], object], headway: Headway) -> None:
         WRITES.check(self._text)
         with self.open_output() as stream:
-            for begin in range(0, len(data), PART_BYTES):
-                stream.write(data[begin : begin + PART_BYTES])
-                headway.made()
-            if self.is_local:
-                stream.flush()
-                os.fsync(stream.fileno())
+            write(Sink(stream, headway.made))
+            self._reach_disk(stream)
 
     def write_new(self, data: bytes) -> bool:
         """Write a local file if there is none; return whether there was none.
@@ -302,38 +325,31 @@ class Location:
         answered(lambda headway: self._copy(target, seen, headway), self._text)
 
     def _copy(self, target: Location, seen: Callable[[bytes], Any], headway: Headway) -> None:
+        with target.open_output() as stream:
+            self._pour(headway, stream.write, seen)
+            target._reach_disk(stream)
+
+    def _pour(self, headway: Headway, *takers: Callable[[bytes], Any]) -> None:
         filesystem, path = self._resolved
-        with filesystem.open_input_stream(path) as source, target.open_output() as stream:
+        with filesystem.open_input_stream(path) as source:
             while part := source.read(PART_BYTES):
-                stream.write(part)
-                seen(part)
+                for take in takers:
+                    take(part)
                 headway.made()
-            if target.is_local:
-                stream.flush()
-                os.fsync(stream.fileno())
+
+    def _reach_disk(self, stream: Any) -> None:
+        if self.is_local:
+            stream.flush()
+            os.fsync(stream.fileno())
 
     def write_text(self, text: str) -> None:
         self.write_bytes(text.encode("utf-8"))
 
 
-def _path_of_url(url: str) -> str:
-    host, path = urlsplit(url).netloc, urlsplit(url).path
-    if host not in ("", "localhost"):
-        raise InvalidInputError(
-            f"{url} names the host {host!r}; a file on this one is file:///path, with three slashes"
-        )
-    return unquote(path)
-
-
-def _with_home(path: str) -> str:
-    """Return ``path`` with ``~`` and ``~user`` replaced by that user's home."""
-    found = os.path.expanduser(path)
-    if path.startswith("~") and found == path:
-        user = path.partition("/")[0]
-        raise InvalidInputError(
-            f"{path}: {user} is no user's home; a folder of that name is ./{user}"
-        )
-    return found
+def _exchange(one: str, other: str) -> bool:
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    places = (_HERE, os.fsencode(one), _HERE, os.fsencode(other))
+    return rename is not None and rename(*places, _RENAME_EXCHANGE) == 0
 
 
 def _connect_hdfs(scheme: str, authority: str) -> pafs.FileSystem:

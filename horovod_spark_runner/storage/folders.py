@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from ..errors import RunDirectoryError
+from ..errors import RunDirectoryError, StorageError
 from .filesystem import Location
 
 
@@ -34,6 +34,48 @@ def check_free(target: Location, mode: str, mark: str, kind: str) -> None:
         )
 
 
+@contextlib.contextmanager
+def saving(kind: str, target: Location) -> Iterator[None]:
+    """Say what was to be written where, if storage fails inside.
+
+    Args:
+        kind: what is written, for messages.
+        target: its place.
+
+    Raises:
+        StorageError: storage fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        left = (
+            "what was there before, if anything, is untouched"
+            if target.renames_whole
+            else "what is there now may be incomplete, and is then refused when it is read"
+        )
+        raise StorageError(f"{kind} could not be written to {target}: {error}; {left}") from error
+
+
+def check_free_file(target: Location, mode: str) -> None:
+    """Check that a file may be written.
+
+    Args:
+        target: the file.
+        mode: ``"error"`` refuses what is there, ``"overwrite"`` only a folder.
+
+    Raises:
+        RunDirectoryError: it may not.
+    """
+    if not target.exists():
+        return
+    if mode == "error":
+        raise RunDirectoryError(
+            f"{target} is there already; mode='overwrite' replaces an earlier export"
+        )
+    if target.is_folder:
+        raise RunDirectoryError(f"{target} is a folder, which no file replaces; give another path")
+
+
 def write_aside(target: Location, write: Callable[[Location], object]) -> None:
     """Write a folder beside its place, and move it there; only where storage can rename.
 
@@ -57,6 +99,9 @@ def write_aside(target: Location, write: Callable[[Location], object]) -> None:
 def replace_folder(location: Location, new: Location) -> None:
     """Move a folder to where another may be, which is removed afterwards.
 
+    On local storage the two change places in one step, where the kernel and the file system can;
+    elsewhere there is none for a moment.
+
     Args:
         location: where it goes.
         new: the folder, beside it.
@@ -64,6 +109,9 @@ def replace_folder(location: Location, new: Location) -> None:
     Raises:
         OSError: it cannot be moved; what was at ``location`` is there again.
     """
+    if location.exists() and new.exchange_with(location):
+        new.delete_folder()
+        return
     old = new.parent.join(f"{new.name}.old")
     replaced = location.exists()
     if replaced:

@@ -7,14 +7,19 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from .contents import Contents, Sink
+
 if TYPE_CHECKING:  # it needs pyarrow, and what reads exported pipelines does not
     from .filesystem import Location
 
 _BEGIN = '{"sha256": "%s", "content": '
 
 
-def sum_of(data: bytes | memoryview) -> str:
-    return hashlib.sha256(data).hexdigest()
+def sum_of(data: bytes | memoryview | Contents) -> str:
+    found = hashlib.sha256()
+    for part in data.parts() if isinstance(data, Contents) else (data,):
+        found.update(part)
+    return found.hexdigest()
 
 
 def sealed(text: str) -> str:
@@ -53,14 +58,61 @@ def copy_checked(source: Location, target: Location, wanted: str) -> None:
         raise ValueError(f"{source.name} is damaged: its SHA-256 is not the one recorded")
 
 
-def read_checked(folder: Location, name: str, sums: Mapping[str, str]) -> bytes:
-    """Return the contents of the file ``name``, whose sum is among ``sums``.
+def write_summed(
+    write: Callable[[Callable[[Sink], None]], None], fill: Callable[[Sink], object]
+) -> str:
+    """Return the sum of what ``fill`` writes into the file that ``write`` makes.
+
+    Args:
+        write: `Location.write_by` or `Location.write_unseen_by` of the file.
+        fill: writes the contents.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    found = hashlib.sha256()
+
+    def summing(sink: Sink) -> None:
+        sink.seen = found.update
+        fill(sink)
+
+    write(summing)
+    return found.hexdigest()
+
+
+def contents_checked(folder: Location, name: str, sums: Mapping[str, str]) -> Contents:
+    """Return the contents of the file ``name``, whose sum is among ``sums``; large ones mapped.
+
+    They stay what they are whatever becomes of the file.
+
+    Raises:
+        ValueError: it is missing or damaged.
+        OSError: it cannot be read, or the folder for temporary files has no room for it.
+    """
+    found = hashlib.sha256()
+    try:
+        wanted = sums[name]
+        contents = folder.join(name).spool(found.update)
+    except (FileNotFoundError, KeyError) as error:
+        raise ValueError(f"{name} is missing") from error
+    _check_sum(name, found.hexdigest(), wanted)
+    return contents
+
+
+def sum_checked(folder: Location, name: str, sums: Mapping[str, str]) -> None:
+    """Check the file ``name``, whose sum is among ``sums``, without holding it in memory.
 
     Raises:
         ValueError: it is missing or damaged.
         OSError: it cannot be read.
     """
-    return checked(name, lambda: folder.join(name).read_bytes(), sums)
+    found = hashlib.sha256()
+    try:
+        wanted = sums[name]
+        folder.join(name).scan(found.update)
+    except (FileNotFoundError, KeyError) as error:
+        raise ValueError(f"{name} is missing") from error
+    _check_sum(name, found.hexdigest(), wanted)
 
 
 def checked(name: str, read: Callable[[], bytes], sums: Mapping[str, str]) -> bytes:
@@ -74,6 +126,10 @@ def checked(name: str, read: Callable[[], bytes], sums: Mapping[str, str]) -> by
         data, wanted = read(), sums[name]
     except (FileNotFoundError, KeyError) as error:
         raise ValueError(f"{name} is missing") from error
-    if sum_of(data) != wanted:
-        raise ValueError(f"{name} is damaged: its SHA-256 is not the one recorded")
+    _check_sum(name, sum_of(data), wanted)
     return data
+
+
+def _check_sum(name: str, found: str, wanted: str) -> None:
+    if found != wanted:
+        raise ValueError(f"{name} is damaged: its SHA-256 is not the one recorded")

@@ -7,10 +7,12 @@ asked for in between is asked for until then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from mpi4py import MPI
+
+from ..errors import ModelError
 
 # What a rank may ask of all ranks at a step, in this order.
 STOP, SAVE, PREEMPT = range(3)
@@ -51,3 +53,20 @@ class Agreement:
         """Tell whether any rank asks to stop, and whether any was asked to end soon."""
         agreed = self._world.allreduce(int(bool(stop)) | int(end) << 1, op=MPI.BOR)
         return bool(agreed & 1), bool(agreed & 2)
+
+
+def raise_together(world: MPI.Comm, check: Callable[[], object]) -> None:
+    """Run a check on rank 0; all ranks, which must all call this, raise what it finds.
+
+    Raises:
+        ModelError: what the check raises.
+    """
+    error: ModelError | None = None
+    if world.Get_rank() == 0:
+        try:
+            check()
+        except ModelError as raised:
+            error = raised
+    error = world.bcast(error)
+    if error is not None:
+        raise error

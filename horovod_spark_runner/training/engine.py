@@ -3,7 +3,8 @@
 An engine is the object ``ENGINE`` of a module, and is found by that module's dotted name, which
 travels to the ranks in `ModelSource.engine`. The driver imports the module, too: it must import
 its framework at use only. A model's function says its engine by an attribute ``horovod_engine``
-with that name; without one, it is Keras'.
+with that name, or by a class that has this attribute and stands in its return annotation or in its
+code, as `TorchModel` does; without one, it is Keras'.
 
 On a rank, `Engine.trainee` gives a `Trainee`, which is where most of the work is: a step on a batch
 whose gradients go through the synchroniser, metrics as sums that can be merged, and the variables
@@ -20,8 +21,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..data.manifest import Column
 from ..errors import InvalidInputError
 from ..rundir.directory import RunDirectory
+from ..storage.contents import Contents
 from ..storage.filesystem import Location
 from .evaluation import Evaluator, Question
+from .said_engine import said_engine
 from .spec import KERAS, Binding, ModelNames, ModelSource, TrainingSpec
 from .sync.synchroniser import Collectives, Synchroniser
 from .trained_model import Model, Recipe, StoredModel
@@ -31,8 +34,8 @@ if TYPE_CHECKING:
 
     from .trainee import Trainee
 
-# The format that TensorFlow's programs read.
-SAVED_MODEL = "saved_model"
+# What models are exported to: TensorFlow's format, Keras' own, and the one of many runtimes.
+SAVED_MODEL, KERAS_FILE, ONNX, TORCH_EXPORT = "saved_model", "keras", "onnx", "torch_export"
 
 
 class Engine(Protocol):
@@ -112,8 +115,8 @@ class Engine(Protocol):
             model: the model, or the path or URL of its file.
             inputs: the columns of its inputs; ``None`` for the names by convention.
             custom_objects: the user's own classes and functions by name.
-            signature: what to call of a format that offers several things to call; ``""`` for the
-                engine's own format.
+            signature: what to call of a format that offers several things to call, or the name of
+                a format; ``""`` for the engine's own.
 
         Returns:
             What `Trainee.save` does.
@@ -161,7 +164,7 @@ class Engine(Protocol):
         """
         ...
 
-    def held(self, parts: Any) -> Mapping[str, bytes]:
+    def held(self, parts: Any) -> Mapping[str, bytes | Contents]:
         """Return the files, by name, that `Recipe.own` holds.
 
         They suffice to make the model again from storage; none if what it was made from does not.
@@ -204,11 +207,12 @@ class Engine(Protocol):
             format: what to export to.
             columns: what the feature columns are called there, in their order.
             outputs: what its outputs are called there, in their order.
-            target: the place, a folder that is replaced.
+            target: the place, a folder or file that is replaced.
 
         Raises:
             ModelError: the format cannot hold the model.
             InvalidInputError: there is no such format.
+            EnvironmentProblem: a package that the format needs is not installed.
             OSError: storage fails.
         """
         ...
@@ -246,13 +250,19 @@ class Engine(Protocol):
         ...
 
 
-def engine_of(model: object) -> str:
+def engine_of(model: object, default: str = KERAS) -> str:
     """Return the name of the engine for ``run_training``'s ``model_fn``.
+
+    Args:
+        model: what makes the model.
+        default: the engine where nothing tells another.
 
     Raises:
         InvalidInputError: its ``horovod_engine`` is no name.
     """
-    name = getattr(model, "horovod_engine", KERAS)
+    name = getattr(model, "horovod_engine", None)
+    if name is None:
+        name = said_engine(model) or default
     if not isinstance(name, str):
         raise InvalidInputError(
             f"horovod_engine must be the dotted name of an engine's module, got {name!r}"

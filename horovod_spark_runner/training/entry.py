@@ -5,6 +5,13 @@ from __future__ import annotations
 from .engine import engine_named
 from .spec import TrainingReport, TrainingSpec
 
+# Besides the engine's: what reads rows, the loop, and what writes its event files.
+_MODULES = (
+    "pyarrow.parquet",
+    "horovod_spark_runner.training.loop",
+    "tensorboard.summary.writer.record_writer",
+)
+
 
 def modules_for(engine: str) -> tuple[str, ...]:
     """Return what a rank imports while Spark and mpirun still find each other.
@@ -13,7 +20,7 @@ def modules_for(engine: str) -> tuple[str, ...]:
         engine: the dotted name of the engine.
     """
     own = engine_named(engine).modules
-    return (*own, "pyarrow.parquet", "horovod_spark_runner.training.loop")
+    return (*own, *_MODULES)
 
 
 def train_rank(spec: TrainingSpec) -> TrainingReport:

@@ -112,3 +112,9 @@ class Epochs:
             window_bytes=self._window_bytes,
             shuffle=self._fit.shuffle and self._training,
         )
+
+
+def execution(number: int, steps: int, length: int) -> tuple[bool, bool, int]:
+    """Tell whether a step begins and ends an execution of so many steps, and its last step."""
+    end = number - number % length + length - 1
+    return number % length == 0, number in (end, steps - 1), end

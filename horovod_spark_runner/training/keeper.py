@@ -21,14 +21,14 @@ from ..rundir.checkpoint import (
     newest_readable,
 )
 from ..rundir.checkpoint_writer import CheckpointWriter
-from ..rundir.directory import RunDirectory
+from ..rundir.directory import Account, RunDirectory
 from ..storage.arrays import Arrays
 from ..storage.filesystem import Location
 from .hooks import Hooks
 from .progress import Progress
 from .rank_state import RankState, capture_rank, join_states, split_states, state_for
 from .spec import TrainingSpec
-from .sync.synchroniser import Synchroniser, equal_after
+from .sync.synchroniser import Synchroniser
 from .trainee import Trainee
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ class Keeper:
         spec: the training.
         world: communicator of all ranks.
         trainee: the built model.
-        synchroniser: says whether all ranks hold the same model, which is then kept once, or each
-            keeps its own.
+        synchroniser: says what is alike on all ranks, which is kept once; each keeps the rest.
     """
 
     def __init__(
@@ -172,8 +171,16 @@ class Keeper:
             return False
         return time.monotonic() - self._last >= 60 * minutes
 
-    def save(self, progress: Progress, hooks: Hooks, state: dict[str, Any]) -> None:
-        """Take a checkpoint; every rank must call it at the same step.
+    def save(
+        self, progress: Progress, hooks: Hooks, state: dict[str, Any], accounts: Sequence[Account]
+    ) -> None:
+        """Take a checkpoint; every rank must call it at the same step, where all have met.
+
+        Args:
+            progress: how far the training has come.
+            hooks: what keeps a state of its own.
+            state: of the training, as JSON.
+            accounts: where the time of whole epochs went; see `RunDirectory.write_metrics`.
 
         Raises:
             CheckpointError: an earlier one could not be written.
@@ -184,7 +191,6 @@ class Keeper:
             self._synchroniser,
             rank=self._rank,
             in_epoch=progress.epoch_step > 0,
-            equal=equal_after(self._synchroniser, progress.step),
         )
         states = self._world.gather(own)
         self._last = time.monotonic()
@@ -207,7 +213,8 @@ class Keeper:
         )
         self._writer.wait()  # until the snapshot taken before is written
         self._snapshot = self._variables.capture(self._snapshot)
-        self._writer.submit(info, {VARIABLES_FILE: self._snapshot, RANKS_FILE: join_states(states)})
+        files = {VARIABLES_FILE: self._snapshot, RANKS_FILE: join_states(states)}
+        self._writer.submit(info, files, tuple(accounts))
 
     def check_metric(self, logs: dict[str, float]) -> None:
         """Check, after a first step, that there will be a metric to tell the best by.

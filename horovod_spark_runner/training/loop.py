@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,31 +15,25 @@ from mpi4py import MPI
 
 from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
-from ..errors import ModelError
 from ..launch.worker.reporting import report_progress
 from ..rundir.directory import RunDirectory
-from ..settings.training import Allreduce
-from .agreement import PREEMPT, SAVE, STOP, Agreement
-from .divergence import check_ranks_agree
+from .accounting import Accounts, Clock, Kind, phases
+from .agreement import PREEMPT, SAVE, STOP, Agreement, raise_together
+from .divergence import changed_since, check_ranks_agree, checksums
 from .engine import engine_named
-from .epochs import Epochs, Step
+from .epochs import Epochs, Step, execution
 from .event_files import EventFiles
 from .keeper import Keeper
 from .learning_rate import LearningRate
 from .logs import Logs, numbers, plain
 from .preemption import PreemptionWatch
-from .progress import PhaseWatch, Progress, ProgressReporter
+from .progress import Progress, ProgressReporter
 from .rank_state import restore_rank
 from .spec import TrainingReport, TrainingSpec
-from .state import broadcast
-from .sync.allreduce import AllreduceSynchroniser
-from .sync.synchroniser import Collectives, Synchroniser, equal_after
+from .state import broadcast, kept
+from .sync.synchroniser import Synchroniser
 from .trainee import Trainee
-
-# Makes a way of synchronising from its settings and the framework's collectives.
-Way = Callable[[Any, Collectives], Synchroniser]
-# By the class of the settings that `run_training` takes as ``sync``.
-WAYS: dict[type, Way] = {Allreduce: AllreduceSynchroniser}
+from .ways import WAYS, Way
 
 
 def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
@@ -48,7 +41,7 @@ def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
 
     Args:
         spec: what to train.
-        way: makes the way of synchronising; by default that of `WAYS` for ``spec.sync``.
+        way: makes the way of synchronising; by default that of ``spec.sync``.
 
     Raises:
         ModelError: the model cannot be trained on these columns.
@@ -57,15 +50,14 @@ def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
         RanksDivergedError: a callback or train_step made the ranks' models differ.
         EnvironmentProblem: an environment variable changes the framework.
     """
-    phases = PhaseWatch()
+    clock = Clock()
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
-    make = way or WAYS[type(spec.sync)]
-    synchroniser = make(spec.sync, engine.collectives())
+    synchroniser = (way or WAYS[type(spec.sync)])(spec.sync, engine.collectives())
     with PreemptionWatch() as watch:
         world = MPI.COMM_WORLD
         trainee = engine.trainee(spec, world, synchroniser)
-        training = Training(spec, world, trainee, synchroniser, watch, phases)
+        training = Training(spec, world, trainee, synchroniser, watch, clock)
         training.prepare()
         try:
             return training.run()
@@ -82,7 +74,7 @@ class Training:
         trainee: the model on this rank.
         synchroniser: what the model was built with.
         watch: notes the request to end soon.
-        phases: notes where the time goes.
+        clock: notes where the time goes.
     """
 
     def __init__(
@@ -92,7 +84,7 @@ class Training:
         trainee: Trainee,
         synchroniser: Synchroniser,
         watch: PreemptionWatch,
-        phases: PhaseWatch,
+        clock: Clock,
     ) -> None:
         self._spec = spec
         self._world = world
@@ -101,7 +93,8 @@ class Training:
         self._sync = synchroniser
         self._agreement = Agreement(world)
         self._watch = watch
-        self._phases = phases
+        self._clock = clock
+        self._accounts = Accounts(world, clock, trainee.exchange_seconds)
         self._rank, self._size = world.Get_rank(), world.Get_size()
         self._readers: list[DatasetReader] = []
         self._epochs = self._read(spec.train)
@@ -113,15 +106,15 @@ class Training:
             self._events = EventFiles(RunDirectory(spec.run_dir), spec.lock_token)
         self._progress = Progress()
         self._rates: dict[str, float] = {}
-        self._reporter = ProgressReporter(self._rank, spec.fit.epochs)
+        self._reporter = ProgressReporter(self._rank, spec.fit.epochs, self._accounts)
         self._preempted = False
         self._checked = False
+        self._save_due = False
 
     def _read(self, data: Manifest, *, training: bool = True) -> Epochs:
         spec = self._spec
         # The window may take as much, so a dataset that fits into it can just as well be kept.
-        keep = spec.window_bytes
-        reader = DatasetReader(data, self._trainee.columns, spec.transforms, keep)
+        reader = DatasetReader(data, self._trainee.columns, spec.transforms, spec.window_bytes)
         self._readers.append(reader)
         return Epochs(
             reader,
@@ -145,6 +138,9 @@ class Training:
             info = self._restored[0]
             state = info.state
             history = [dict(logs) for logs in info.history]
+            if self._rank == 0:
+                directory = RunDirectory(self._spec.run_dir)
+                self._accounts.epochs = directory.read_accounts(len(history))
             self._progress = Progress(
                 info.step, info.epoch, info.epoch_step, history, state.get("stopped_at")
             )
@@ -179,26 +175,28 @@ class Training:
 
     def run(self) -> TrainingReport:
         """Train the epochs that are left and save the model."""
-        self._phases.end("build")
+        self._clock.to(Kind.CALLBACKS)
         self._hooks.stop_training = False
         resumed_in_epoch = self._begin()
+        self._sync.begin(self._variables)
         logs: Logs | None = None
-        while not self._finished:
+        while not self._progress.is_finished(self._spec.fit.epochs):
             logs = self._run_epoch(begun=resumed_in_epoch)
             resumed_in_epoch = False
             if self._preempted:
                 self._keeper.finish()
-                return self._report("epochs")
-        self._phases.end("epochs")
+                return self._report()
+        self._clock.to(Kind.SAVE)
+        before = checksums(self._variables) if self._spec.final_metrics else None
         self._trainee.finish()
         self._hooks.train_end(logs)
-        self._sync.finish(self._variables)
-        check_ranks_agree(self._variables, self._world, "at the end of the training")
+        self._check_agreement("at the end of the training")
         self._keeper.finish()
-        saved = None
-        if self._rank == 0:
-            saved = self._trainee.save(RunDirectory(self._spec.run_dir))
-        return replace(self._report("save"), saved=saved)
+        final = None
+        if before is not None and changed_since(before, self._variables, self._world):
+            final = plain(self._evaluate())
+        saved = self._trainee.save(RunDirectory(self._spec.run_dir)) if self._rank == 0 else None
+        return replace(self._report(), saved=saved, final=final)
 
     def _begin(self) -> bool:
         """Begin the training, or go on with it; return whether within an epoch."""
@@ -227,23 +225,16 @@ class Training:
         restore_rank(own, self._trainee, self._hooks, self._sync)
         return info.epoch_step > 0
 
-    @property
-    def _finished(self) -> bool:
-        epochs = self._spec.fit.epochs
-        # A run that a callback ended early is over, until more epochs are asked for.
-        stopped_at = self._progress.stopped_at
-        return self._progress.epoch >= epochs or (stopped_at is not None and epochs <= stopped_at)
-
-    def _report(self, last_phase: str) -> TrainingReport:
+    def _report(self) -> TrainingReport:
         rows = self._world.allreduce(self._progress.rows)
         seconds = self._progress.seconds
-        self._phases.end(last_phase)
         return TrainingReport(
             history=self._progress.history,
             samples_per_second=rows / seconds if seconds else 0.0,
             train_seconds=seconds,
             preempted_at=self._progress.step if self._preempted else None,
-            timings=self._phases.seconds,
+            timings=phases(self._accounts.seconds()),
+            accounts=self._accounts.totals(),
         )
 
     def _begin_epoch(self) -> None:
@@ -256,33 +247,43 @@ class Training:
             self._begin_epoch()
         time_before, rows_before = time.monotonic(), progress.rows
         last: tuple[Logs | None, float] = ({}, 1.0)
+        self._clock.to(Kind.DATA)
         with contextlib.closing(
             self._epochs.steps_from(progress.epoch, progress.epoch_step, progress.step)
         ) as reading:
             for step in reading:
+                self._clock.to(Kind.CALLBACKS)
                 logs, leave = self._run_step(step)
+                self._clock.to(Kind.DATA)
                 last = logs, step.fraction
                 if leave:
                     break
+        self._clock.to(Kind.EXCHANGE)
+        if not self._preempted:
+            self._sync.meet(self._variables)
+        self._clock.to(Kind.AGREE)
         seconds = time.monotonic() - time_before
         progress.seconds += seconds
         if self._preempted:
             return {}
         results = self._trainee.results("train", *last)
         if self._validation is not None and self._spec.fit.validates(progress.epoch):
-            results.update(self._evaluate(self._validation))
-        logs = self._hooks.epoch_end(progress.epoch, results)
+            with self._clock.during(Kind.VALIDATION):
+                results.update(self._evaluate())
+        with self._clock.during(Kind.CALLBACKS):
+            logs = self._hooks.epoch_end(progress.epoch, results)
         self._agree()
         self._check_agreement(f"at the end of epoch {progress.epoch + 1}")
         progress.history.append(plain(logs))
         progress.epoch += 1
         progress.epoch_step = 0
-        rate = self._world.allreduce(progress.rows - rows_before) / max(seconds, 1e-9)
+        rate = self._accounts.end_epoch(progress.rows - rows_before, seconds, self._rates)
         self._reporter.epoch(progress, steps, rate)
         if self._events is not None:
             facts = {**self._rates, "samples_per_second": rate}
             self._events.epoch(progress.epoch - 1, progress.history[-1], facts)
         self._save()
+        self._clock.to(Kind.CALLBACKS)
         return results
 
     def _run_step(self, step: Step) -> tuple[Logs | None, bool]:
@@ -290,27 +291,35 @@ class Training:
         progress, steps = self._progress, self._epochs.steps
         self._keeper.poll()
         self._rate.before_step(progress.epoch + step.number / steps)
-        begins, ends, end = self._execution(step.number, steps)
+        begins, ends, end = execution(step.number, steps, self._trainee.steps_per_execution)
         if begins and self._hooks.watch_begin:
             self._hooks.train_step_begin(step.number)
         asked = (self._hooks.stop_training, self._keeper.clock_is_due(), self._watch.requested)
+        self._clock.to(Kind.STEP if self._checked else Kind.FIRST_STEP)
         if not self._checked and self._size > 1:
-            self._probe(step)
-        logs, requests = self._trainee.train_step(step, asked, step.number == steps - 1)
+            raise_together(self._world, lambda: self._trainee.probe(step))
+        # Without rows of its own, a rank takes part in a step of all, and lets one of its own be.
+        idle = not step.batch.rows and not self._sync.meets_in_every_step
+        with kept(self._variables) if idle else contextlib.nullcontext():
+            logs, requests = self._trainee.train_step(step, asked, step.number == steps - 1)
+        self._clock.to(Kind.CALLBACKS)
         ends_watched = ends and self._hooks.watch_end
         if step.number == steps - 1 or ends_watched:
             self._note_rates()  # callbacks may set others from here on
         progress.rows += step.batch.rows
         progress.step += 1
         progress.epoch_step = step.number + 1
+        met = True
         if requests is None:  # the step is this rank's alone
-            self._sync.after_step(self._variables, progress.step)
-            requests = self._agreement.after_step(asked, self._sync.meets_after(progress.step))
+            self._clock.to(Kind.EXCHANGE)
+            met = self._sync.after_step(self._variables, progress.step, step.batch.rows)
+            requests = self._agreement.after_step(asked, met)
+            self._clock.to(Kind.CALLBACKS)
         if not self._checked:
-            self._check_first(logs)
+            self._check_first(logs, met)
         if ends_watched:
             self._hooks.train_step_end(end, logs)
-        self._reporter.step(progress, steps, logs)
+        self._reporter.step(progress, steps, logs, step.rows)
         stop = requests[STOP]
         # Callbacks may look at their own clock: what one rank decides, all do.
         if ends_watched and not stop:
@@ -322,48 +331,35 @@ class Training:
             return logs, True
         last = progress.epoch_step == steps  # the epoch's end and its own checkpoint follow
         self._preempted = bool(requests[PREEMPT]) and not last
-        due = requests[SAVE] or self._keeper.wants(progress.step)
-        if self._preempted or (due and not last):
+        self._save_due |= bool(requests[SAVE]) or self._keeper.wants(progress.step)
+        if self._preempted or (self._save_due and met and not last):
             self._save()
         return logs, self._preempted
 
     def _note_rates(self) -> None:
-        if self._events is not None:
+        if self._rank == 0:
             self._rates = self._trainee.learning_rates()
 
-    def _execution(self, number: int, steps: int) -> tuple[bool, bool, int]:
-        """Tell whether a step begins and ends an execution, and its last step."""
-        length = self._trainee.steps_per_execution
-        end = number - number % length + length - 1
-        return number % length == 0, number in (end, steps - 1), end
-
-    def _check_first(self, logs: Logs | None) -> None:
+    def _check_first(self, logs: Logs | None, met: bool) -> None:
         """Check, after the first step, what only then can be told."""
         self._checked = True
+        self._accounts.first_step_ended()
         self._keeper.check_metric(numbers(plain(logs)))
-        self._check_agreement("after the first step")
+        if met:
+            self._check_agreement("after the first step")
 
-    def _probe(self, step: Step) -> None:
-        """Check, on rank 0, what the user wrote; all ranks raise what it finds."""
-        error: ModelError | None = None
-        if self._rank == 0:
-            try:
-                self._trainee.probe(step)
-            except ModelError as raised:
-                error = raised
-        error = self._world.bcast(error)
-        if error is not None:
-            raise error
-
-    def _evaluate(self, epochs: Epochs) -> dict[str, object]:
-        hooks = self._hooks
+    def _evaluate(self) -> dict[str, object]:
+        epochs, hooks = self._validation, self._hooks
+        if epochs is None:
+            return {}
         hooks.stop_evaluating = False
         hooks.test_begin()
         self._trainee.reset_metrics()
+        length = self._trainee.steps_per_execution
         last: tuple[Logs | None, float] = ({}, 1.0)
         with contextlib.closing(epochs.steps_from(0)) as reading:
             for step in reading:
-                begins, ends, end = self._execution(step.number, epochs.steps)
+                begins, ends, end = execution(step.number, epochs.steps, length)
                 if begins and hooks.watch_test:
                     hooks.test_step_begin(step.number)
                 logs = self._trainee.test_step(step, step.number == epochs.steps - 1)
@@ -378,8 +374,8 @@ class Training:
         return {f"val_{name}": value for name, value in results.items()}
 
     def _check_agreement(self, when: str) -> None:
-        if equal_after(self._sync, self._progress.step):
-            check_ranks_agree(self._variables, self._world, when)
+        with self._clock.during(Kind.AGREE):
+            check_ranks_agree(self._variables, self._world, when, self._sync.alike)
 
     def _agree(self) -> None:
         """Agree with all ranks whether to stop, and whether one was asked to end soon."""
@@ -392,5 +388,7 @@ class Training:
         self._progress.stopped_at = self._spec.fit.epochs if stop else None
 
     def _save(self) -> None:
+        self._save_due = False
         state = {"learning_rate": self._rate.state, "stopped_at": self._progress.stopped_at}
-        self._keeper.save(self._progress, self._hooks, state)
+        with self._clock.during(Kind.CHECKPOINT):
+            self._keeper.save(self._progress, self._hooks, state, self._accounts.epochs)

@@ -1,16 +1,20 @@
-"""How far a training has come, and telling the driver."""
+"""How far a training has come, what it waits for, and telling the driver."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..launch.shared.messages import Progress as ProgressReport
 from ..launch.worker.reporting import send
 from ..rundir.checkpoint import LogValue
+from .accounting import Accounts, Kind, mean_seconds
 from .logs import Logs, numbers, plain
 
 PROGRESS_SECONDS = 0.2
+# What a rank waits for.
+WAITS = (Kind.DATA, Kind.EXCHANGE, Kind.CHECKPOINT)
 
 
 @dataclass
@@ -35,6 +39,12 @@ class Progress:
     rows: int = 0
     seconds: float = 0.0
 
+    def is_finished(self, epochs: int) -> bool:
+        """Tell whether a run that is to have so many epochs is over."""
+        # One that a callback ended early is, until more epochs are asked for.
+        stopped = self.stopped_at is not None and epochs <= self.stopped_at
+        return self.epoch >= epochs or stopped
+
 
 class ProgressReporter:
     """Tells the driver about steps, not too often, and about epochs.
@@ -42,25 +52,40 @@ class ProgressReporter:
     Args:
         rank: only rank 0 tells.
         epochs: epochs the run is to have.
+        accounts: where this rank's time goes.
     """
 
-    def __init__(self, rank: int, epochs: int) -> None:
+    def __init__(self, rank: int, epochs: int, accounts: Accounts) -> None:
         self._silent = rank != 0
         self._epochs = epochs
+        self._accounts = accounts
+        self._began: tuple[float, int] | None = None
         self._last = 0.0
+        self._rows = 0
+        self._spent: dict[str, float] = {}
 
-    def step(self, progress: Progress, steps: int, logs: Logs | None) -> None:
-        """Tell of a step of an epoch of ``steps``, unless the epoch's own report follows."""
+    def step(self, progress: Progress, steps: int, logs: Logs | None, rows: int) -> None:
+        """Tell of a step of an epoch of ``steps``, unless the epoch's own report follows.
+
+        Args:
+            progress: how far the training has come.
+            steps: steps of an epoch.
+            logs: those of the step.
+            rows: rows of its global batch.
+        """
         now = time.monotonic()
+        self._rows += rows
+        if self._began is None:  # after the first step, which takes a time of its own
+            self._began = now, progress.step
         if now - self._last >= PROGRESS_SECONDS and progress.epoch_step < steps:
-            self._last = now
-            self._send(progress.epoch, progress, progress.epoch_step, steps, numbers(plain(logs)))
+            rate = self._rows / (now - self._last) if self._spent else None
+            told = numbers(plain(logs))
+            self._send(progress.epoch, progress, progress.epoch_step, steps, told, now, rate)
 
     def epoch(self, progress: Progress, steps: int, rate: float) -> None:
         """Tell of the epoch just completed, at ``rate`` samples per second."""
-        self._last = time.monotonic()
-        logs = numbers(progress.history[-1])
-        self._send(progress.epoch - 1, progress, steps, steps, logs, rate)
+        logs, now = numbers(progress.history[-1]), time.monotonic()
+        self._send(progress.epoch - 1, progress, steps, steps, logs, now, rate)
 
     def _send(
         self,
@@ -69,30 +94,43 @@ class ProgressReporter:
         step: int,
         steps: int,
         logs: dict[str, float],
-        rate: float | None = None,
+        now: float,
+        rate: float | None,
     ) -> None:
-        if not self._silent:
-            send(
-                ProgressReport(
-                    epoch=epoch,
-                    epochs=self._epochs,
-                    step=step,
-                    steps=steps,
-                    run_step=progress.step,
-                    metrics=logs,
-                    samples_per_second=rate,
-                )
+        if self._silent:
+            return
+        spent = self._accounts.seconds()
+        if step == steps:
+            waits = shares(mean_seconds(self._accounts.epochs[-1]))
+        else:
+            waits = shares({kind: spent[kind] - before for kind, before in self._spent.items()})
+        self._last, self._rows, self._spent = now, 0, spent
+        send(
+            ProgressReport(
+                epoch=epoch,
+                epochs=self._epochs,
+                step=step,
+                steps=steps,
+                run_step=progress.step,
+                metrics=logs,
+                samples_per_second=rate,
+                seconds_left=self._left(progress, steps, now),
+                waits=waits,
             )
+        )
+
+    def _left(self, progress: Progress, steps: int, now: float) -> float | None:
+        """Return how long the rest of the run will take, at the pace since the first step."""
+        if self._began is None or progress.step <= self._began[1]:
+            return None
+        began, first = self._began
+        done = progress.epoch * steps + progress.epoch_step
+        rest = max(0, self._epochs * steps - done)
+        return (now - began) / (progress.step - first) * rest
 
 
-class PhaseWatch:
-    """Notes the seconds of phases that follow each other, from now on."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-        self.seconds: dict[str, float] = {}
-
-    def end(self, phase: str) -> None:
-        """Take note that ``phase`` has ended."""
-        now = time.monotonic()
-        self.seconds[phase], self._last = now - self._last, now
+def shares(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return which part of ``seconds``, given by kind, was spent waiting, by what for."""
+    total = sum(seconds.values())
+    waited = {kind: seconds[kind] for kind in WAITS if seconds.get(kind, 0.0) > 0}
+    return {kind: round(part / total, 4) for kind, part in waited.items()}

@@ -13,7 +13,7 @@ from ..storage.arrays import Arrays
 from .hooks import Hooks
 from .random_state import capture_random, restore_random
 from .state import Variable, separate_seed
-from .sync.synchroniser import Synchroniser
+from .sync.synchroniser import Alike, Synchroniser
 from .trainee import Trainee
 
 # Bytes of the largest array of a callback that every rank keeps for itself.
@@ -28,8 +28,8 @@ class RankState:
         values: what is JSON: ``random``, ``callbacks`` and, within an epoch, the names of
             ``metrics``.
         arrays: ``seed/…``, ``metric/…``, ``random/…``, ``sync/…`` (what the way of synchronising
-            keeps), ``variable/…`` (where ranks hold other models) and ``callback/…`` (large ones of
-            rank 0 only).
+            keeps), ``variable/…`` (what is not as on rank 0) and ``callback/…`` (large ones of rank
+            0 only).
     """
 
     values: dict[str, Any]
@@ -48,7 +48,6 @@ def capture_rank(
     *,
     rank: int,
     in_epoch: bool,
-    equal: bool,
 ) -> RankState:
     """Return a copy of this rank's state.
 
@@ -58,7 +57,6 @@ def capture_rank(
         synchroniser: its way of synchronising.
         rank: its number.
         in_epoch: whether an epoch is not over: the sums of metrics count within one only.
-        equal: whether all ranks hold the same model.
     """
     random_values, random_arrays = capture_random(trainee.generators())
     callback_values, callback_arrays = hooks.capture()
@@ -67,7 +65,7 @@ def capture_rank(
         "metric": numbered(trainee.metric_variables()) if in_epoch else {},
         "random": random_arrays,
         "sync": synchroniser.capture(rank),
-        "variable": {} if equal else trainee.variables.capture(),
+        "variable": {} if rank == 0 else _own_variables(trainee, synchroniser),
         # Large ones (best weights) are the same on all ranks.
         "callback": {
             name: array
@@ -83,6 +81,14 @@ def capture_rank(
     return RankState(values, arrays)
 
 
+def _own_variables(trainee: Trainee, synchroniser: Synchroniser) -> Arrays:
+    """Return what is not as on rank 0: optimizers, where ranks share weights only."""
+    if synchroniser.alike is Alike.EVERYTHING:
+        return {}
+    captured = trainee.variables.capture()
+    return {name: array for name, array in captured.items() if not name.startswith("model/")}
+
+
 def restore_rank(
     state: RankState, trainee: Trainee, hooks: Hooks, synchroniser: Synchroniser
 ) -> None:
@@ -93,9 +99,10 @@ def restore_rank(
     """
     hooks.restore(state.values["callbacks"], state.group("callback"))
     variables = state.group("variable")
-    if variables:
-        trainee.variables.restore(variables)
-        trainee.variables_were_set()
+    if synchroniser.alike is not Alike.EVERYTHING:
+        named = trainee.variables.named
+        for name, value in variables.items():
+            named[name].assign(value)
     assign(trainee.variables.seeds, state.group("seed"))
     metrics = state.group("metric")
     if metrics:

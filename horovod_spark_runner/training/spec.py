@@ -12,10 +12,13 @@ from ..rundir.checkpoint import LogValue
 from ..settings.code import misfit
 from ..settings.data import Transform
 from ..settings.kinds import ColumnNames, check_columns
-from ..settings.training import Allreduce, CheckpointOptions, FitOptions
+from ..settings.sync import Sync
+from ..settings.training import CheckpointOptions, FitOptions
 
 # The engine of Keras models.
 KERAS = "horovod_spark_runner.training.keras.engine"
+# That of PyTorch modules.
+TORCH = "horovod_spark_runner.training.torch.engine"
 # What Spark ML calls the column that feeds a model.
 FEATURES = "features"
 
@@ -144,8 +147,8 @@ class WarmStart:
 
     Attributes:
         origin: where they come from, for messages.
-        kind: ``"arrays"`` (an ``.npz`` of a run), ``"keras"`` (a ``.keras`` file) or
-            ``"saved_model"``.
+        kind: ``"arrays"`` (an ``.npz`` of a run), ``"keras"`` (a ``.keras`` file),
+            ``"saved_model"`` or ``"state_dict"`` (a file of PyTorch's).
         files: contents by path.
         paths: paths of the weights in an ``.npz``, in its order; empty if they are not known.
         skip_mismatch: whether to take over only what is there and fits.
@@ -185,6 +188,8 @@ class TrainingSpec:
         settings: what to record in checkpoints.
         name_outputs: gives the names of the outputs of a SavedModel, which is to be written, too,
             for those of the model's; ``None`` writes none.
+        final_metrics: whether to evaluate the model once more if callbacks or the optimizer change
+            it after the last epoch (false).
     """
 
     model: ModelSource
@@ -192,7 +197,7 @@ class TrainingSpec:
     outputs: Binding
     weight: str | None
     fit: FitOptions
-    sync: Allreduce
+    sync: Sync
     window_bytes: int
     train: Manifest
     validation: Manifest | None
@@ -207,6 +212,7 @@ class TrainingSpec:
     settings: dict[str, Any]
     transforms: Mapping[str, Transform] = field(default_factory=dict)
     name_outputs: Callable[[Sequence[str]], Sequence[str]] | None = None
+    final_metrics: bool = False
 
     @property
     def engine(self) -> str:
@@ -263,7 +269,12 @@ class TrainingReport:
             a training that came to its end.
         saved: how to make the trained model again, as its engine says; only rank 0 knows.
         timings: seconds of rank 0 per phase, one after the other: ``build`` (of the model, and
-            whatever comes before the first step), ``epochs``, ``save``.
+            whatever comes before the first step), ``epochs``, ``save``. Of ``epochs``, by what it
+            was spent on: see `horovod_spark_runner.training.accounting`.
+        accounts: where the time of all ranks went, as
+            `horovod_spark_runner.training.accounting.record` tells it; only rank 0 knows.
+        final: metrics of the validation rows, of the model as it was saved, if that was asked for
+            and the training's end has changed it after the last epoch; nothing without such rows.
     """
 
     history: list[dict[str, LogValue]]
@@ -272,3 +283,5 @@ class TrainingReport:
     preempted_at: int | None = None
     saved: Any = None
     timings: dict[str, float] = field(default_factory=dict)
+    accounts: dict[str, Any] = field(default_factory=dict)
+    final: dict[str, LogValue] | None = None

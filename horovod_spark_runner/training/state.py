@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -99,6 +100,10 @@ class TrainingVariables(ABC):
         One that is built in its first step only would else have nothing to restore values to.
         """
 
+    def is_trained(self, variable: Variable) -> bool:
+        """Tell whether an optimizer changes it."""
+        return bool(getattr(variable, "trainable", True))
+
     def is_rate(self, variable: Variable) -> bool:
         """Tell whether others differ between ranks because this one does, such as a rate."""
         return False
@@ -111,7 +116,8 @@ class TrainingVariables(ABC):
         )
 
     @property
-    def _named(self) -> dict[str, Variable]:
+    def named(self) -> dict[str, Variable]:
+        """The shared variables, by group and number: ``model/00000``."""
         return {
             f"{group}/{number:05d}": variable
             for group, variables in self.groups.items()
@@ -121,14 +127,14 @@ class TrainingVariables(ABC):
     @property
     def shared(self) -> list[Variable]:
         """The variables that have one value on all ranks."""
-        return list(self._named.values())
+        return list(self.named.values())
 
     def describe(self) -> list[Described]:
         """Return what tells every variable from another, as JSON."""
         seeds = {f"seed/{number:05d}": variable for number, variable in enumerate(self.seeds)}
         return [
             Described(name, variable.path, list(variable.shape), str(variable.dtype))
-            for name, variable in {**self._named, **seeds}.items()
+            for name, variable in {**self.named, **seeds}.items()
         ]
 
     def capture(self, arrays: Arrays | None = None) -> Arrays:
@@ -138,7 +144,7 @@ class TrainingVariables(ABC):
             arrays: what an earlier call returned and nobody needs any more; it is filled again,
                 because memory that the system has to provide first costs more than the copy.
         """
-        values = {name: self.view(variable) for name, variable in self._named.items()}
+        values = {name: self.view(variable) for name, variable in self.named.items()}
         if arrays is None or arrays.keys() != values.keys():
             return {name: np.array(value) for name, value in values.items()}
         for name, value in values.items():
@@ -147,7 +153,7 @@ class TrainingVariables(ABC):
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take over what `capture` returned."""
-        for name, variable in self._named.items():
+        for name, variable in self.named.items():
             variable.assign(arrays[name])
 
     def check_same(
@@ -185,6 +191,19 @@ class TrainingVariables(ABC):
         """Give the random layers of this rank a stream of their own."""
         for variable in self.seeds:
             variable.assign(separate_seed(variable.numpy(), rank))
+
+
+@contextlib.contextmanager
+def kept(variables: TrainingVariables) -> Iterator[None]:
+    """Let shared variables come out of a step as they were.
+
+    All but whole numbers: the steps that an optimizer counts are those of all ranks.
+    """
+    before = {n: v for n, v in variables.capture().items() if v.dtype.kind not in "iub"}
+    yield
+    named = variables.named
+    for name, value in before.items():
+        named[name].assign(value)
 
 
 def broadcast(variables: TrainingVariables, world: MPI.Comm) -> None:

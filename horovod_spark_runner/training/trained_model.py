@@ -18,14 +18,23 @@ from ..errors import RunDirectoryError
 from ..rundir.checkpoint import VARIABLES_FILE, read_file
 from ..rundir.directory import RunDirectory
 from ..settings.data import Transform
-from ..storage.arrays import dump_arrays, load_arrays
-from ..storage.sums import copy_checked, read_checked, sealed, sum_of, unsealed
-from .spec import KERAS, Binding, OutputSpec
+from ..storage.arrays import ArraysFile, write_arrays
+from ..storage.contents import Contents, Sink, spooled
+from ..storage.sums import contents_checked, copy_checked, sealed, sum_of, unsealed, write_summed
+from .spec import KERAS, TORCH, Binding, OutputSpec
 
 # The bare weights, arrays named by their number: what any engine writes.
 WEIGHTS_FILE = "weights.npz"
-# What to call where a model cannot be made again from storage alone.
-WITH_MODEL_FN = "TFTransformer.from_run(run_dir, model_fn=…)"
+
+
+def transformer_of(engine: str) -> str:
+    """Return the name of the public class that holds an engine's models."""
+    return "TorchTransformer" if engine == TORCH else "TFTransformer"
+
+
+def with_model_fn(engine: str) -> str:
+    """Return what to call where an engine's model cannot be made again from storage alone."""
+    return f"{transformer_of(engine)}.from_run(run_dir, model_fn=…)"
 
 
 @dataclass(frozen=True)
@@ -164,9 +173,17 @@ class ModelWriter:
         self._sums: dict[str, str] = {}
         directory.model.make_folder()
 
-    def write(self, name: str, data: bytes | memoryview) -> None:
-        self._sums[name] = sum_of(data)
-        self._directory.model.join(name).write_bytes(data)
+    def write(self, name: str, data: bytes | memoryview | Contents) -> None:
+        self.write_by(name, lambda sink: sink.write_all(data))
+
+    def write_by(self, name: str, fill: Callable[[Sink], object]) -> None:
+        """Write a file that is too large to be held in memory.
+
+        Args:
+            name: of the file.
+            fill: writes its contents.
+        """
+        self._sums[name] = write_summed(self._directory.model.join(name).write_by, fill)
 
     def copy(self, model: StoredModel, name: str) -> None:
         """Copy a file of another model.
@@ -212,10 +229,14 @@ class StoredModel:
     directory: RunDirectory
     signature: Signature
     sums: Mapping[str, str]
-    weights: bytes | None = field(default=None, repr=False)
+    weights: Contents | None = field(default=None, repr=False)
 
     def read(self, name: str) -> bytes:
-        """Return the contents of a file.
+        """Return the bytes of a file; see `contents`."""
+        return self.contents(name).read()
+
+    def contents(self, name: str) -> Contents:
+        """Return the contents of a file, which stay what they are whatever becomes of it.
 
         Raises:
             RunDirectoryError: it is missing or damaged.
@@ -223,7 +244,7 @@ class StoredModel:
         if name == WEIGHTS_FILE and self.weights is not None:
             return self.weights
         try:
-            return read_checked(self.directory.model, name, self.sums)
+            return contents_checked(self.directory.model, name, self.sums)
         except ValueError as error:
             raise RunDirectoryError(f"the model in {self.directory.location}: {error}") from error
 
@@ -263,8 +284,7 @@ def _checkpoint_hint(directory: RunDirectory) -> str:
         return ""
     return (
         f": it is a checkpoint of the run in {run.location}; its weights are those of "
-        f"TFTransformer.from_run({str(run.location)!r}, checkpoint={steps[0]}) once that run is "
-        "finished"
+        f"from_run({str(run.location)!r}, checkpoint={steps[0]}) once that run is finished"
     )
 
 
@@ -293,15 +313,19 @@ def with_checkpoint(model: StoredModel, step: int) -> StoredModel:
         raise RunDirectoryError(
             f"checkpoint={step}: {folder} is of another run or model than {directory.model}"
         )
-    arrays = load_arrays(data)
-    weights = {f"{number:05d}": arrays[name] for number, name in enumerate(own)}
+    arrays = ArraysFile(data)
+    weights = spooled(
+        lambda file: write_arrays(
+            file, ((f"{number:05d}", arrays.read(name)) for number, name in enumerate(own))
+        )
+    )
     signature = replace(model.signature, reweighted=True)
     # What is kept of what the model gave is of its last weights.
-    return replace(model, signature=signature, weights=bytes(dump_arrays(weights)))
+    return replace(model, signature=signature, weights=weights)
 
 
 def copy_model(
-    model: StoredModel, target: RunDirectory, held: Callable[[], Mapping[str, bytes]]
+    model: StoredModel, target: RunDirectory, held: Callable[[], Mapping[str, bytes | Contents]]
 ) -> None:
     """Write the files of a trained model to another directory.
 
@@ -316,7 +340,7 @@ def copy_model(
         OSError: storage fails.
     """
     writer = ModelWriter(target)
-    in_memory: Mapping[str, bytes] | None = None
+    in_memory: Mapping[str, bytes | Contents] | None = None
     for name, wanted in model.sums.items():
         try:
             writer.copy(model, name)

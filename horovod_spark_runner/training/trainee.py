@@ -125,6 +125,14 @@ class Trainee(ABC):
         """
         return ModelChanges(other_model(then, now), record=dict(now))
 
+    def exchange_seconds(self) -> float | None:
+        """Return the seconds that all steps so far have spent exchanging, and waiting for others.
+
+        ``None`` where they cannot be told from those spent computing: then accounts hold both as
+        one.
+        """
+        return None
+
     def learning_rates(self) -> dict[str, float]:
         """Return the learning rates of the step that was trained last, by names to show them."""
         return {}

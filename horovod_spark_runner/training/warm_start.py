@@ -1,7 +1,6 @@
-"""Weights to begin with, as the driver finds them: of another run, a Keras file, a SavedModel.
+"""Weights to begin with, as the driver finds them: of another run, a file or a SavedModel.
 
-The files are sent along as they are; `horovod_spark_runner.training.keras.initial_weights` puts the
-values into the model.
+The files are sent along as they are; the engine's `initial_weights` puts the values into the model.
 """
 
 from __future__ import annotations
@@ -13,11 +12,13 @@ from ..errors import ModelError
 from ..rundir.checkpoint import VARIABLES_FILE, CheckpointInfo, newest_readable, read_file
 from ..rundir.directory import RunDirectory
 from ..settings.training import InitialWeights
+from ..storage.contents import Contents
 from ..storage.filesystem import Location
 from .spec import WarmStart
 from .trained_model import WEIGHTS_FILE, read_model
 
 ARRAYS, KERAS, SAVED_MODEL = "arrays", "keras", "saved_model"
+STATE_DICT = "state_dict"
 _GRAPH_FILE = "saved_model.pb"
 
 
@@ -48,6 +49,8 @@ def _read(location: Location) -> WarmStart:
     text = str(location)
     if location.name.endswith((".keras", ".weights.h5")):
         return WarmStart(text, KERAS, {location.name: location.read_bytes()})
+    if location.name.endswith((".pt", ".pth")):
+        return WarmStart(text, STATE_DICT, {location.name: location.read_bytes()})
     if location.join(_GRAPH_FILE).exists():
         return WarmStart(text, SAVED_MODEL, _read_folder(location, ""))
     read = functools.partial(read_file, name=VARIABLES_FILE)
@@ -62,14 +65,14 @@ def _read(location: Location) -> WarmStart:
     if newest is None:
         raise ModelError(
             f"initial_weights={text!r} is no run directory with a model or checkpoint, .keras or "
-            ".weights.h5 file, or SavedModel"
+            ".weights.h5 file, SavedModel, or .pt or .pth file of a state_dict"
         )
     return _of_checkpoint(*newest)
 
 
-def _of_checkpoint(folder: Location, info: CheckpointInfo, data: bytes) -> WarmStart:
+def _of_checkpoint(folder: Location, info: CheckpointInfo, data: Contents) -> WarmStart:
     paths = tuple(path for name, path, *_ in info.variables if name.startswith("model/"))
-    return WarmStart(str(folder), ARRAYS, {VARIABLES_FILE: data}, paths)
+    return WarmStart(str(folder), ARRAYS, {VARIABLES_FILE: data.read()}, paths)
 
 
 def _read_folder(folder: Location, below: str) -> dict[str, bytes]:

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..data.prepare.datasets import session_of
 from ..errors import EnvironmentProblem, InvalidInputError, RunDirectoryError
 from ..launch.driver.console import Console
+from ..run.default_place import default_place
 from ..run.pipeline import prepare_data
 from ..run.request import CheckedRequest, Resume, check_request
 from ..rundir.lock import RunLock
 from ..settings.kinds import check_choice, check_count, check_flag
-from ..spark.session import runs_on_this_machine
 from ..storage.filesystem import Location
 from .directory import StudyDirectory, begin_or_check, check_same
 from .result import TuneResult
 from .search import Search
 from .space import Space, check_space, describe_space, suggest
-from .trial_request import TrialRequests, check_names, check_param_names, trial_requests
+from .trial_request import TrialRequests, check_names, checked_params, trial_requests
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
     from pyspark.sql import DataFrame
 
-    from .study import PrunerName, SamplerName
+    from .samplers import PrunerName, SamplerName
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +78,14 @@ def tune(
             given to ``model_fn``: ``batch_size``, ``epochs``, ``steps_per_epoch``,
             ``class_weight``, ``shuffle``, ``lr_scaling``, ``warmup_epochs``, ``compression`` and
             ``window_bytes``.
-        metric: the metric to search by (``"val_loss"``), as it is after a trial's last epoch.
+        metric: the metric to search by (``"val_loss"``), as the model of a trial has it: after the
+            last epoch, or evaluated once more if callbacks have changed the model after it.
         direction: whether ``"min"`` or ``"max"`` is best; has to be given, but for losses.
         max_trials: trials of the whole study (20), those of earlier calls included.
         parallel: trials at once; by default, and at most, as many as Spark has slots for.
         workers_per_trial: ranks of a trial (1).
-        sampler: what chooses parameters: ``"tpe"`` (default), ``"random"``, or a sampler of
+        sampler: what chooses parameters: ``"tpe"`` (default), ``"random"``, ``"grid"`` (every
+            combination of ``choice`` and ``integer`` once, then the search ends), or a sampler of
             optuna's, which is used as it is, with its own seed.
         pruner: what ends trials early that do worse than others after as many epochs:
             ``"median"`` (once five have finished), ``"asha"`` (successive halving),
@@ -113,14 +116,15 @@ def tune(
         RunFailedError: all trials have failed.
         RunCancelledError: a Spark job of the search was cancelled.
     """
-    studies = study_module()
+    studies, samplers = needing_optuna("study"), needing_optuna("samplers")
     space = check_space(space)
     check_names(space, training)
     best_is = _check_metric(metric, direction, training)
     max_trials = check_count("max_trials", max_trials)
     check_choice("resume", resume, get_args(Resume))
-    studies.check_sampler(sampler)
-    directory = StudyDirectory(Location(study_dir or _default_study_dir(session_of(df))))
+    samplers.check_sampler(sampler, space)
+    place = study_dir or default_place(session_of(df), "study_dir", "studies")
+    directory = StudyDirectory(Location(place))
     requests = trial_requests(
         df,
         model_fn,
@@ -129,7 +133,7 @@ def tune(
         seed=seed,
         study_dir=directory.location,
     )
-    made_pruner = studies.make_pruner(pruner, _epochs(space, requests))
+    made_pruner = samplers.make_pruner(pruner, _epochs(space, requests))
     console = Console(directory.location.name, quiet=not check_flag("stream_logs", stream_logs))
     _check_resume(resume, directory)
     checked = check_request(requests.base)
@@ -146,9 +150,8 @@ def tune(
         with prepare_data(checked, directory.lock.data) as data:
             begin_or_check(directory, {**wanted, "rows": data.train.fingerprint})
             directory.mend_journal()
-            study = studies.Study(
-                directory, best_is, sampler, made_pruner, seed=seed, side_by_side=at_once > 1
-            )
+            choosing = partial(samplers.sampler_for, sampler, space, seed, side_by_side=at_once > 1)
+            study = studies.Study(directory, best_is, choosing, made_pruner)
             search = Search(
                 study=study,
                 directory=directory,
@@ -163,27 +166,24 @@ def tune(
             return search.result()
 
 
-def study_module() -> Any:
-    """Return the module that needs optuna.
+def needing_optuna(name: str) -> Any:
+    """Return the module of this folder called so, which needs optuna.
 
     Raises:
         EnvironmentProblem: it is not installed.
     """
     try:
-        from . import study
+        return importlib.import_module(f".{name}", __package__)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "optuna":
             raise
         raise EnvironmentProblem(
             "tune needs optuna, which is not installed: pip install 'horovod_spark_runner[tune]'"
         ) from error
-    return study
 
 
 def _chosen(space: Space, trial: Trial, training: Mapping[str, Any]) -> dict[str, Any]:
-    params = suggest(space, trial)
-    check_param_names(params, training)
-    return params
+    return checked_params(suggest(space, trial), training)
 
 
 def _check_metric(metric: Any, direction: Any, training: Mapping[str, Any]) -> str:
@@ -209,15 +209,6 @@ def _check_metric(metric: Any, direction: Any, training: Mapping[str, Any]) -> s
             )
         return "min"
     return check_choice("direction", direction, ("min", "max"))
-
-
-def _default_study_dir(spark: Any) -> str:
-    if not runs_on_this_machine(spark):
-        raise InvalidInputError(
-            "study_dir is needed on a cluster: a folder that the driver and all executors can "
-            "write to"
-        )
-    return str(Path("studies", time.strftime("%Y%m%d-%H%M%S")))
 
 
 def _epochs(space: Space, requests: TrialRequests) -> int | None:

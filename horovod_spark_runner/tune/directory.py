@@ -5,6 +5,7 @@
     STUDY_DIR/
         study.json              what is searched, written once
         journal.log             optuna's journal of the trials
+        report.html             a page that shows them, written anew while a search goes on
         lock.json, .lock        who is searching here, while a search goes on
         data/                   materialized rows, until the search is complete
         trials/trial-00003/     a run directory for each trial
@@ -48,6 +49,10 @@ class StudyDirectory:
     @property
     def journal(self) -> Location:
         return self.location.join("journal.log")
+
+    @property
+    def report(self) -> Location:
+        return self.location.join("report.html")
 
     @property
     def lock(self) -> RunDirectory:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..ml.transformer import TFTransformer
+from ..ml.trained_transformer import TrainedTransformer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +35,7 @@ class TrialLine:
         value: its metric; of a pruned one, that of its last epoch; ``None`` if there is none.
         epochs: epochs that were reported.
         seconds: what it took; ``None`` if it has not ended.
+        fit_seconds: what its epochs took of that; ``None`` if it has not finished.
         params: its parameters.
         error: why it failed; empty if it has not.
         run_dir: its run directory.
@@ -45,6 +46,7 @@ class TrialLine:
     value: float | None
     epochs: int
     seconds: float | None
+    fit_seconds: float | None
     params: Mapping[str, Any]
     error: str
     run_dir: str
@@ -73,6 +75,7 @@ def trial_line(trial: FrozenTrial, directory: StudyDirectory, *, searching: bool
         value=last if trial.value is None else trial.value,
         epochs=max(reported, default=0),
         seconds=None if trial.duration is None else trial.duration.total_seconds(),
+        fit_seconds=trial.user_attrs.get("fit_seconds"),
         params=trial.user_attrs.get("params", trial.params),
         error=trial.user_attrs.get("error", ""),
         run_dir=str(directory.trial(trial.number).location),
@@ -90,7 +93,8 @@ def trial_table(lines: Sequence[TrialLine]) -> pd.DataFrame:
         params = plain.pop("params")
         rows.append({**plain, **{f"params.{name}": params.get(name) for name in names}})
     params_columns = [f"params.{name}" for name in names]
-    order = ["trial", "state", "value", *params_columns, "epochs", "seconds", "error", "run_dir"]
+    ends = ["epochs", "seconds", "fit_seconds", "error", "run_dir"]
+    order = ["trial", "state", "value", *params_columns, *ends]
     table: pd.DataFrame = pd.DataFrame(rows, columns=order)
     return table
 
@@ -101,18 +105,19 @@ class TuneResult:
 
     Attributes:
         best_params: the parameters of the best trial.
-        best_value: its metric after its last epoch.
+        best_value: the metric of its model.
         best_trial: its number.
         best_transformer: its trained model.
         trials: a row for each trial: ``trial`` (its number), ``state`` (``"finished"``,
             ``"pruned"`` or ``"failed"``), ``value``, a column for each parameter (``params.lr``),
-            ``epochs``, ``seconds``, ``error`` and ``run_dir``.
+            ``epochs``, ``seconds``, of these ``fit_seconds`` (from the first epoch to the end of
+            the last), ``error`` and ``run_dir``.
         study_dir: the study's directory.
     """
 
     best_params: dict[str, Any]
     best_value: float
     best_trial: int
-    best_transformer: TFTransformer = field(repr=False)
+    best_transformer: TrainedTransformer = field(repr=False)
     trials: pd.DataFrame = field(repr=False)
     study_dir: str

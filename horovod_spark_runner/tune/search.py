@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 from ..data.prepare.datasets import Prepared, session_of
 from ..errors import HorovodSparkError, RunCancelledError, RunFailedError
 from ..launch.driver.console import Console
-from ..ml.transformer import TFTransformer
+from ..ml.transformers import transformer_class
 from ..run.attempts import Stopped
-from ..run.pipeline import train_request
+from ..run.pipeline import train_ranks
 from ..run.request import check_request
 from ..spark.session import inheriting_thread
+from ..training.engine import engine_of
 from .directory import StudyDirectory
+from .page import StudyFacts
+from .reporting import PageWriter, study_facts
 from .result import TuneResult, trial_line, trial_table
-from .trial import TrialFollower, value_of
+from .trial import TrialFollower, final_value
 from .trial_request import TrialRequests
 
 if TYPE_CHECKING:
@@ -65,6 +68,7 @@ class Search:
         # Written before the first trial; none of them has to wait, or to clean up.
         self._data = replace(data, reused=True)
         self._console = console
+        self._page = PageWriter(directory.report, self._facts)
         self._alone = threading.Lock()  # for the study
         self._ended = threading.Event()
         self._error: BaseException | None = None
@@ -81,14 +85,20 @@ class Search:
         taken_up = self._study.take_up()
         if taken_up:
             self._console.say(f"{taken_up} trials that were interrupted go on")
-        if parallel == 1:
-            self._work()
-        else:
-            self._work_in_threads(parallel)
+        with self._page:
+            if parallel == 1:
+                self._work()
+            else:
+                self._work_in_threads(parallel)
         if isinstance(self._error, RunCancelledError):
             raise RunCancelledError(f"{self._error}; {self._kept()}") from self._error
         if self._error is not None:
             raise self._error
+
+    def _facts(self, searching: bool) -> StudyFacts:
+        record = self._directory.read_record() or {}
+        with self._alone:
+            return study_facts(self._study, self._directory, record, searching=searching)
 
     def _kept(self) -> str:
         counts = [one.state.name for one in self._study.trials()].count("COMPLETE")
@@ -161,7 +171,7 @@ class Search:
         """Train a trial and tell the study; raise what ends the whole search."""
         began = time.monotonic()
         try:
-            value = self._trained(trial, params, follower)
+            value, fitting = self._trained(trial, params, follower)
         except Stopped:
             if not follower.pruned:
                 raise
@@ -181,20 +191,26 @@ class Search:
             self._say(trial, params, "pruned", began)
         else:
             with self._alone:
-                self._study.finish(trial, value)
+                self._study.finish(trial, value, fitting)
             self._say(trial, params, f"{self._metric} {value:.4g}", began)
 
-    def _trained(self, trial: Trial, params: dict[str, Any], follower: TrialFollower) -> float:
+    def _trained(
+        self, trial: Trial, params: dict[str, Any], follower: TrialFollower
+    ) -> tuple[float, float]:
+        """Return the value of a trial, and how long its epochs took."""
         place = self._directory.trial(trial.number).location
         checked = check_request(self._requests.request(params, place))
         if checked.checkpoint is not None:
             follower.take_over(checked.checkpoint.history)
-        model = train_request(checked, lambda: contextlib.nullcontext(self._data), follower)
+        trained = train_ranks(checked, lambda: contextlib.nullcontext(self._data), follower)
         if follower.broken is not None:
             raise follower.broken
-        return value_of(model.summary.history[-1], self._metric)
+        report = trained.report
+        value = final_value(report.history, report.final, self._metric)
+        return value, report.timings["epochs"]
 
     def _say(self, trial: Trial, params: dict[str, Any], how: str, began: float) -> None:
+        self._page.tell()
         with self._alone:
             best = self._study.best()
         known = "" if best is None else f"; best: trial {best.number}, {best.value:.4g}"
@@ -218,9 +234,10 @@ class Search:
             )
         found = lines[best.number]
         request = self._requests.base
-        model = TFTransformer.from_run(
+        build = self._requests.model_function(found.params)
+        model = transformer_class(engine_of(build)).from_run(
             found.run_dir,
-            model_fn=self._requests.model_function(found.params),
+            model_fn=build,
             transforms=request.data.transforms,
             prediction_col=request.prediction_col,
         )

@@ -23,6 +23,11 @@ class Dimension:
         """Values that are right if all are."""
         raise NotImplementedError
 
+    @property
+    def points(self) -> tuple[Any, ...] | None:
+        """All values, if they can be counted."""
+        raise NotImplementedError
+
     def suggest(self, trial: Trial, name: str) -> Any:
         """Return the value of this name in a trial."""
         raise NotImplementedError
@@ -48,6 +53,12 @@ class Range(Dimension):
     def bounds(self) -> tuple[Any, ...]:
         return self.low, self.high
 
+    @property
+    def points(self) -> tuple[Any, ...] | None:
+        if self.whole:
+            return tuple(range(int(self.low), int(self.high) + 1))
+        return (self.low,) if self.low == self.high else None
+
     def suggest(self, trial: Trial, name: str) -> Any:
         if self.whole:
             return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
@@ -66,6 +77,10 @@ class Choice(Dimension):
 
     @property
     def bounds(self) -> tuple[Any, ...]:
+        return self.values
+
+    @property
+    def points(self) -> tuple[Any, ...]:
         return self.values
 
     def suggest(self, trial: Trial, name: str) -> Any:
@@ -132,16 +147,24 @@ def choice(*values: Any) -> Choice:
             as layers' sizes or functions, give names, which ``model_fn`` knows the meaning of.
 
     Raises:
-        InvalidInputError: there are none, one stands twice, or one is something else.
+        InvalidInputError: there are none, two are equal (as 1 and ``True`` are), or one is
+            something else, such as NaN.
     """
-    wrong = [one for one in values if not isinstance(one, (bool, int, float, str, type(None)))]
+    wrong = [
+        one
+        for one in values
+        if not isinstance(one, (bool, int, float, str, type(None))) or one != one  # NaN
+    ]
     if wrong:
         raise InvalidInputError(
             f"choice() takes numbers, text, booleans and None, got {wrong[0]!r} of type "
             f"{type(wrong[0]).__name__}; give names, whose meaning model_fn knows"
         )
-    if not values or len({(type(one), one) for one in values}) < len(values):
-        raise InvalidInputError(f"choice{values!r}: give one or more values, each once")
+    if not values or len(set(values)) < len(values):
+        raise InvalidInputError(
+            f"choice{values!r}: give one or more values, each once; optuna takes those that are "
+            "equal, as 1, 1.0 and True are, for one"
+        )
     return Choice(values)
 
 
@@ -196,10 +219,14 @@ def suggest(space: Space, trial: Trial) -> dict[str, Any]:
     """Return the parameters of a trial.
 
     Raises:
-        InvalidInputError: the function of the space returns no dictionary by name.
+        InvalidInputError: the function of the space returns no dictionary by name, or the sampler
+            cannot choose from the space.
     """
     if isinstance(space, Mapping):
-        return {name: one.suggest(trial, name) for name, one in space.items()}
+        try:
+            return {name: one.suggest(trial, name) for name, one in space.items()}
+        except ValueError as error:  # as of a grid of other parameters
+            raise InvalidInputError(f"the sampler cannot choose from the space: {error}") from error
     given = space(trial)
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise InvalidInputError(

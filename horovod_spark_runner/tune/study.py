@@ -4,61 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any
 
-import numpy as np
 import optuna
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ..errors import InvalidInputError, RunDirectoryError
-from ..settings.kinds import check_choice
 from .directory import StudyDirectory
+from .samplers import grid_is_begun
 
-SamplerName = Literal["tpe", "random"]
-PrunerName = Literal["median", "asha", "hyperband"]
 # Optuna's name of the study; its pruners compute with it, so that it must not differ.
 _NAME = "search"
+# Trials, below which nothing can be said of parameters.
+_FEWEST = 4
 # What is kept of a trial beside optuna's own.
-PARAMS, ERROR = "params", "error"
-
-
-def check_sampler(sampler: Any) -> None:
-    """Check what `tune` was given as sampler.
-
-    Raises:
-        InvalidInputError: it is none.
-    """
-    if not isinstance(sampler, optuna.samplers.BaseSampler):
-        check_choice("sampler", sampler, get_args(SamplerName))
-
-
-def make_pruner(pruner: Any, epochs: int | None) -> optuna.pruners.BasePruner:
-    """Return the pruner that was asked for.
-
-    Args:
-        pruner: its name, one of optuna's, or ``None``.
-        epochs: epochs of every trial; ``None`` if they are searched.
-
-    Raises:
-        InvalidInputError: it is none, or trials have one epoch.
-    """
-    if pruner is None:
-        return optuna.pruners.NopPruner()
-    if epochs == 1:
-        raise InvalidInputError(
-            f"pruner={pruner!r} ends trials after an epoch, but they have one: epochs=1"
-        )
-    if isinstance(pruner, optuna.pruners.BasePruner):
-        return pruner
-    match check_choice("pruner", pruner, get_args(PrunerName)):
-        case "median":
-            return optuna.pruners.MedianPruner()
-        case "asha":
-            return optuna.pruners.SuccessiveHalvingPruner()
-        case _:
-            return optuna.pruners.HyperbandPruner(max_resource="auto" if epochs is None else epochs)
+PARAMS, ERROR, FIT_SECONDS = "params", "error", "fit_seconds"
 
 
 class Study:
@@ -67,10 +32,8 @@ class Study:
     Args:
         directory: the study's directory, whose lock is held, or which is only read.
         direction: whether the metric is to be least (``"min"``) or greatest; ``None`` to read.
-        sampler: chooses parameters; see `tune`.
+        sampler_for: returns what chooses the parameters of the trial of a number.
         pruner: ends trials.
-        seed: of a sampler that is given by name.
-        side_by_side: whether several trials go on at once.
 
     Raises:
         RunDirectoryError: there is no study to read.
@@ -80,14 +43,12 @@ class Study:
         self,
         directory: StudyDirectory,
         direction: str | None = None,
-        sampler: Any = "tpe",
-        pruner: optuna.pruners.BasePruner | None = None,
-        *,
-        seed: int = 0,
-        side_by_side: bool = False,
+        sampler_for: Callable[[int], BaseSampler] | None = None,
+        pruner: BasePruner | None = None,
     ) -> None:
         self._directory = directory
-        self._sampler, self._seed, self._side_by_side = sampler, seed, side_by_side
+        self._sampler_for = sampler_for
+        self._stopped = False  # by the sampler
         if direction is None and not directory.journal.exists():
             raise RunDirectoryError(f"{directory.location} holds no study: it has no journal.log")
         try:
@@ -102,9 +63,7 @@ class Study:
         except (json.JSONDecodeError, ValueError, KeyError) as error:
             raise RunDirectoryError(f"{directory.journal} cannot be read: {error!r}") from error
 
-    def _open(
-        self, direction: str | None, pruner: optuna.pruners.BasePruner | None
-    ) -> optuna.Study:
+    def _open(self, direction: str | None, pruner: BasePruner | None) -> optuna.Study:
         if direction is None:
             return optuna.load_study(study_name=_NAME, storage=self._storage)
         return optuna.create_study(
@@ -126,6 +85,21 @@ class Study:
         choose = min if least else max  # of equals, both take the first
         return choose(finished, key=lambda one: float(one.value or 0.0), default=None)
 
+    def importances(self) -> dict[str, float]:
+        """Return the share of every parameter in how good a trial is, the greatest first.
+
+        Nothing, where trials are too few or parameters differ from trial to trial.
+        """
+        finished = [one for one in self.trials() if one.state is TrialState.COMPLETE]
+        if len(finished) < _FEWEST or not set.intersection(*(set(one.params) for one in finished)):
+            return {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # where they are few
+            return dict(optuna.importance.get_param_importances(self._study, evaluator=evaluator))
+
     def take_up(self) -> int:
         """Have trials that a driver has left behind go on; return how many."""
         left = [one for one in self.trials() if one.state is TrialState.RUNNING]
@@ -146,10 +120,8 @@ class Study:
         Args:
             choose: has the parameters of a new trial suggested.
         """
-        if isinstance(self._sampler, str):
-            self._study.sampler = self._make_sampler(len(self.trials()))
-        else:
-            self._study.sampler = self._sampler
+        if self._sampler_for is not None:
+            self._study.sampler = self._sampler_for(len(self.trials()))
         trial = self._study.ask()
         known = trial.user_attrs.get(PARAMS)
         if known is not None:
@@ -160,8 +132,8 @@ class Study:
         except optuna.TrialPruned:
             self.prune(trial)
             return None
-        except BaseException:
-            self._tell(trial, state=TrialState.FAIL)
+        except BaseException as error:
+            self.fail(trial, f"{type(error).__name__}: {error}")
             raise
         return trial, params
 
@@ -177,15 +149,15 @@ class Study:
             )
         trial.set_user_attr(PARAMS, dict(params))
 
-    def _make_sampler(self, number: int) -> optuna.samplers.BaseSampler:
-        """Return the sampler for a trial: it draws the same whether the study went on or not."""
-        seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
-        if self._sampler == "random":
-            return optuna.samplers.RandomSampler(seed=seed)
-        return optuna.samplers.TPESampler(seed=seed, constant_liar=self._side_by_side)
+    def finish(self, trial: Trial, value: float, fit_seconds: float | None = None) -> None:
+        """Take note of the value of a finished trial; one that is no finite number fails it.
 
-    def finish(self, trial: Trial, value: float) -> None:
-        """Take note of the value of a finished trial; one that is no finite number fails it."""
+        Args:
+            trial: the trial.
+            value: its metric.
+            fit_seconds: what its epochs took.
+        """
+        trial.set_user_attr(FIT_SECONDS, fit_seconds)
         if math.isfinite(value):
             self._tell(trial, value)
         else:
@@ -205,16 +177,19 @@ class Study:
     ) -> None:
         try:
             self._study.tell(trial, value, state=state)
-        except RuntimeError:
-            # A grid at its end wants to stop a loop of optuna's; the trial is told by then.
-            if not self.exhausted:
+        except RuntimeError as error:
+            # A sampler at its end wants to stop a loop of optuna's; the trial is told by then.
+            if "Study.stop" not in str(error):
                 raise
+            self._stopped = True
 
     @property
     def exhausted(self) -> bool:
-        """Whether the sampler has nothing left to choose, as a grid may have."""
-        grid = self._sampler
-        return isinstance(grid, optuna.samplers.GridSampler) and grid.is_exhausted(self._study)
+        """Whether there is nothing left to begin, as a grid comes to an end."""
+        trials = self.trials()
+        if any(one.state is TrialState.WAITING for one in trials):
+            return False
+        return self._stopped or grid_is_begun(trials)
 
     def reported(self, number: int) -> dict[int, float]:
         """Return the values of a trial's epochs so far, by number from 1."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, ModelError
 from ..launch.shared.messages import Progress
 from ..run.attempts import Stopped
 from ..rundir.checkpoint import PlainLogs
@@ -88,6 +88,28 @@ class TrialFollower:
             if number not in self._reported:  # epochs may be trained again after a failure
                 self._reported.add(number)
                 self._trial.report(value, number)
+
+
+def final_value(history: Sequence[PlainLogs], final: PlainLogs | None, metric: str) -> float:
+    """Return the metric of the model that a trial has made.
+
+    Args:
+        history: metrics of its epochs.
+        final: metrics of the model if it is another one than after the last epoch.
+        metric: name of the metric.
+
+    Raises:
+        ModelError: it is not known.
+    """
+    if final is None:
+        return value_of(numbers(history[-1]), metric)
+    if metric not in final:
+        raise ModelError(
+            "a callback or the optimizer has changed the model after its last epoch (as "
+            "EarlyStopping(restore_best_weights=True) does), so that its "
+            f"{metric!r} is not known; search by a metric of validation rows, such as 'val_loss'"
+        )
+    return value_of(numbers(final), metric)
 
 
 def value_of(metrics: Mapping[str, float], metric: str) -> float:

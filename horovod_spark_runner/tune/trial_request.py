@@ -8,16 +8,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
+
 from ..api import run_training
 from ..data.prepare.datasets import frame_of
 from ..errors import InvalidInputError, ModelError
 from ..run.request import TrainingRequest
 from ..settings.data import DataOptions
-from ..settings.kinds import check_options
+from ..settings.kinds import Kind, check_options
 from ..settings.launching import LaunchOptions, LaunchSettings, MpiOptions
+from ..settings.sync import Allreduce, check_sync
 from ..settings.table import Settings, kind_of
 from ..settings.training import (
-    Allreduce,
     CheckpointOptions,
     FitOptions,
     RestartOptions,
@@ -34,7 +36,6 @@ _OPTIONS: dict[str, type[Settings]] = {
     "checkpoints": CheckpointOptions,
     "restarts": RestartOptions,
     "launch": LaunchOptions,
-    "sync": Allreduce,
 }
 # A trial that its surroundings have cut short is tried once more.
 _RESTARTS = RestartOptions(max_restarts=1)
@@ -84,7 +85,7 @@ class TrialRequests:
                 own.setdefault(_SEARCHED[name][0], {})[name] = value
         changed = {place: replace(getattr(self.base, place), **own[place]) for place in own}
         model = self.model_function(params)
-        return replace(self.base, model=model, run_dir=str(run_dir), **changed)
+        return replace(self.base, model=model, run_dir=str(run_dir), params=dict(params), **changed)
 
     def model_function(self, params: Mapping[str, Any]) -> Callable[[], Any]:
         """Return the function without arguments that makes the model of a trial."""
@@ -140,6 +141,7 @@ def trial_requests(
     checked: dict[str, Any] = {
         name: check_options(name, given.pop(name), cls) for name, cls in _OPTIONS.items()
     }
+    checked["sync"] = check_sync("sync", given.pop("sync"))
     callbacks = given.pop("callbacks")
     base = TrainingRequest(
         frame=df,
@@ -189,10 +191,36 @@ def check_names(space: Space, training: Mapping[str, Any]) -> None:
     check_param_names(space, training)
     for name, one in space.items():
         if name in _SEARCHED:
-            _, cls = _SEARCHED[name]
-            kind = kind_of(cls.__dataclass_fields__[name])
             for value in one.bounds:
-                kind.check(f"space[{name!r}]", value)
+                _kind(name).check(f"space[{name!r}]", value)
+
+
+def checked_params(params: Mapping[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that were chosen for a trial, settings as they are kept in JSON.
+
+    Args:
+        params: parameters by name; numbers of NumPy's become Python's.
+        training: arguments of `run_training` that are given.
+
+    Raises:
+        InvalidInputError: a name is that of a setting that cannot be searched or is given as well,
+            or a setting cannot have its value.
+    """
+    check_param_names(params, training)
+    checked: dict[str, Any] = {}
+    for name, value in params.items():
+        value = value.item() if isinstance(value, np.generic) else value
+        if name in _SEARCHED:
+            value = _kind(name).check(f"{name} (of the space)", value)
+            if isinstance(value, Mapping):  # JSON has no other keys than text
+                value = {str(key): one for key, one in value.items()}
+        checked[name] = value
+    return checked
+
+
+def _kind(name: str) -> Kind[Any]:
+    _, cls = _SEARCHED[name]
+    return kind_of(cls.__dataclass_fields__[name])
 
 
 def check_param_names(names: Mapping[str, Any], training: Mapping[str, Any]) -> None:
@@ -209,6 +237,11 @@ def check_param_names(names: Mapping[str, Any], training: Mapping[str, Any]) -> 
     for name in names:
         if name in training:
             raise InvalidInputError(f"{name!r} is in the space, and is given as {name}=… as well")
+        sync = check_sync("sync", training.get("sync"))
+        if name in _SEARCHED and not isinstance(sync, Allreduce) and _SEARCHED[name][0] == "sync":
+            raise InvalidInputError(
+                f"{name!r} in the space is a setting of Allreduce, and sync={sync} is given"
+            )
         if name not in _SEARCHED and (name in _TABLE or name in arguments):
             raise InvalidInputError(
                 f"{name!r} in the space is the name of a setting that cannot be searched; those "

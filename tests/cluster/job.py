@@ -1,4 +1,4 @@
-"""Trains on the master given, in a process of its own; prints what became of it as JSON.
+"""Trains and searches on the master given, in a process of its own; prints the outcome as JSON.
 
 Usage: job.py MASTER RUN_DIR [KEY=VALUE ...]; MASTER is a Spark master, or ``connect:`` and the
 remote of a Spark Connect server.
@@ -14,14 +14,20 @@ from typing import Any
 from sessions import make_session
 
 from horovod_spark_runner import HorovodRunner, run_training
+from horovod_spark_runner.tune import choice, tune
 
 
 def model_fn() -> Any:
+    return model_of({"rate": 0.01})
+
+
+def model_of(params: dict[str, Any]) -> Any:
     import keras
 
     model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(10)])
     model.compile(
-        keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        keras.optimizers.Adam(params["rate"]),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     return model
 
@@ -36,6 +42,29 @@ def where() -> dict[str, Any]:
         "size": hvd.size(),
         "executor": os.getcwd(),
         "cuda": os.environ["CUDA_VISIBLE_DEVICES"],
+    }
+
+
+def search(frame: Any, study_dir: str) -> dict[str, Any]:
+    """Return what became of two trials, and what their best model predicts."""
+    found = tune(
+        frame,
+        model_of,
+        {"rate": choice(1e-4, 1e-2)},
+        sampler="grid",
+        max_trials=3,
+        study_dir=study_dir,
+        feature_cols=["image"],
+        label_cols=["digit"],
+        validation=0.2,
+        stream_logs=False,
+    )
+    predicted = found.best_transformer.transform(frame.limit(5)).select("prediction").collect()
+    return {
+        "states": found.trials["state"].tolist(),
+        "best": found.best_params,
+        "predicted": len(predicted),
+        "study": sorted(os.listdir(study_dir)),
     }
 
 
@@ -64,8 +93,10 @@ def main() -> None:
         "avg(cast(array_position(prediction, array_max(prediction)) - 1 = digit as int)) as right"
     )
     accuracy = predicted.first().right
+    found = search(frame, f"{run_dir}-study")
     spark.stop()
-    print(json.dumps({"places": places, "history": model.summary.history, "accuracy": accuracy}))
+    result = {"places": places, "history": model.summary.history, "accuracy": accuracy}
+    print(json.dumps({**result, "search": found}))
 
 
 if __name__ == "__main__":

@@ -61,6 +61,12 @@ def check(result: dict[str, Any]) -> None:
     assert {place["size"] for place in result["places"]} == {2}
     assert len(result["history"]) == 2
     assert result["accuracy"] > 0.7
+    assert result["search"] == {
+        "states": ["finished", "finished"],
+        "best": {"rate": 0.01},
+        "predicted": 5,
+        "study": [".lock", "data", "journal.log", "report.html", "study.json", "trials"],
+    }
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from horovod_spark_runner.launch.shared.processes import GUARD_NAME, READY_NAME
+
 from .host_cluster import HostCluster
 from .hosts import Hosts
 
@@ -99,7 +101,7 @@ def test_a_host_that_vanishes_without_a_word(cluster: Cluster) -> None:
         for process in cluster.hosts.processes(NODES[0])
         if ("launch" in process or "prte" in process)
         # It waits for the executor's next run.
-        and not process.startswith("horovod-ready")
+        and not process.startswith((READY_NAME, GUARD_NAME))
     ]:
         assert time.monotonic() < deadline, left
         time.sleep(0.2)

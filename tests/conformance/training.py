@@ -22,7 +22,8 @@ from horovod_spark_runner.ml.trained import (
     read_trained_model,
 )
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.settings.training import Allreduce, CheckpointOptions, FitOptions
+from horovod_spark_runner.settings.sync import Allreduce
+from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.spec import ModelSource, TrainingSpec, bind_columns

@@ -41,6 +41,13 @@ def test_flights(tmp_path: Path) -> None:
     assert logs == ["rank-00000.log", "rank-00001.log"]
 
 
+def test_digits_with_pytorch(tmp_path: Path) -> None:
+    output = run_example("digits_torch.py", tmp_path, "--epochs", "4")
+    assert "Epochs trained: 4" in output
+    (accuracy,) = re.findall(r"^Held-out accuracy: ([\d.]+)$", output, re.M)
+    assert float(accuracy) > 0.9
+
+
 def set_up_already(folder: Path) -> dict[str, str]:
     """Return the environment of scripts for which ``folder`` holds what they would set up."""
     python = folder / "bin" / "python"
@@ -115,9 +122,9 @@ def test_flights_pipeline(tmp_path: Path) -> None:
     assert (tmp_path / "late_flights" / "stages").is_dir()
     # What it has saved leaves Spark.
     output = run_example("export_flights.py", tmp_path, "--rows", "500")
-    ((scored, apart),) = re.findall(
-        r"^(\d+) flights scored without Spark; at most ([\d.]+) minutes apart$", output, re.M
-    )
-    assert int(scored) > 400
-    # Delays of up to hundreds of minutes, computed in float32.
-    assert float(apart) < 1e-3
+    found = re.findall(r"^(\d+) flights scored (.+); at most ([\d.]+) minutes apart$", output, re.M)
+    assert [how for _, how, _ in found] == ["without Spark", "by onnxruntime"]
+    for scored, _, apart in found:
+        assert int(scored) > 400
+        # Delays of up to hundreds of minutes, computed in float32.
+        assert float(apart) < 1e-3

@@ -57,6 +57,16 @@ def test_the_snippets_on_pipelines_run_one_after_the_other(tmp_path: Path) -> No
 
 @pytest.mark.mpi
 @pytest.mark.spark
+def test_the_snippets_on_pytorch_run_one_after_the_other(tmp_path: Path) -> None:
+    loaded = "import sys\nprint('loaded:', {'tensorflow', 'keras'} & sys.modules.keys())"
+    run = run_snippets((ROOT / "docs" / "torch.md").read_text(), tmp_path, loaded)
+    assert "torch.Size([2, 10])" in run.stdout
+    assert re.search(r"^1[67]\d\d of 1797 right$", run.stdout, re.M)
+    assert "loaded: set()" in run.stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
 def test_the_snippets_on_searching_run_one_after_the_other(tmp_path: Path) -> None:
     run = run_snippets((ROOT / "docs" / "tune.md").read_text(), tmp_path)
     assert run.stderr.count(": val_loss ") >= 4, "a line for each trial"
@@ -67,7 +77,8 @@ def test_the_snippets_on_searching_run_one_after_the_other(tmp_path: Path) -> No
 def test_the_python_snippets_run_one_after_the_other(tmp_path: Path) -> None:
     # "The driver never loads TensorFlow."
     loaded = "import sys\nprint('loaded:', {'tensorflow', 'keras', 'horovod'} & sys.modules.keys())"
-    run = run_snippets(README, tmp_path, loaded)
+    synchronising = (ROOT / "docs" / "synchronising.md").read_text()
+    run = run_snippets(README + synchronising, tmp_path, loaded)
     told = "num_workers=2, as many as Spark can run at once: master local[2] has 2 cores"
     assert run.stderr.count(told) == 1
     assert "the DataFrame has no column 'pixels'; it has 'features', 'label'" in run.stdout

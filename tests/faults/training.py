@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from horovod_spark_runner import (
     RestartOptions,
     run_training,
 )
+from horovod_spark_runner.rundir.directory import RunDirectory
 from tests.digits import load as load_digits
 from tests.runs import assert_same_arrays
 
@@ -114,22 +114,23 @@ def train(
     )
 
 
+def metrics_of(run_dir: Path) -> list[dict[str, float]]:
+    return RunDirectory(str(run_dir)).read_metrics()
+
+
 def assert_same_end(run_dir: Path, undisturbed: Path) -> None:
     """Check that a run ended as the undisturbed one, to the bit: also optimizer and all ranks."""
     last = f"checkpoints/step-{STEPS:08d}"
     for file in ("model/weights.npz", f"{last}/variables.npz", f"{last}/ranks.npz"):
         assert_same_arrays(run_dir / file, undisturbed / file)
-    assert (run_dir / "metrics.jsonl").read_text() == (undisturbed / "metrics.jsonl").read_text()
+    assert metrics_of(run_dir) == metrics_of(undisturbed)
 
 
 def assert_nearly_same_end(run_dir: Path, undisturbed: Path) -> None:
     """Check that a run of other numbers of ranks ended as the undisturbed one, but for rounding."""
     for file in ("model/weights.npz", f"checkpoints/step-{STEPS:08d}/variables.npz"):
         assert_same_arrays(run_dir / file, undisturbed / file, atol=1e-5)
-    ours, theirs = (
-        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        for folder in (run_dir, undisturbed)
-    )
+    ours, theirs = metrics_of(run_dir), metrics_of(undisturbed)
     assert len(ours) == len(theirs) == EPOCHS
     for found, expected in zip(ours, theirs, strict=True):
         assert found.keys() == expected.keys()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from horovod_spark_runner import (
     CheckpointOptions,
-    HorovodRunner,
+    LocalSGD,
     RestartOptions,
     RunDirectoryError,
     TFTransformer,
@@ -112,69 +111,23 @@ def test_ranks_of_another_engine_equal_one_process(points: Any, tmp_path: Path) 
     assert_same_weights(tmp_path / "two", tmp_path / "one", atol=1e-9)
 
 
-def train_apart(data: str, folder: str) -> list[Any]:
-    """Train two epochs of four steps at once, and in two parts; ranks meet after every third."""
-    from dataclasses import replace
-
-    from mpi4py import MPI
-
-    from horovod_spark_runner.data.prepare.materialize import DataRequest
-    from horovod_spark_runner.data.prepare.parquet import open_parquet
-    from horovod_spark_runner.data.prepare.schema import Roles
-    from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
-    from horovod_spark_runner.storage.filesystem import Location
-    from horovod_spark_runner.training.loop import train
-    from horovod_spark_runner.training.spec import Binding, ModelSource
-    from tests.numpy_engine import NAME, Averaging, Line
-    from tests.runs import spec_of
-
-    manifest = open_parquet(Location(f"{data}/59"), DataRequest(Roles(("x",), ("y",), None), {}))
-    ways: list[Averaging] = []
-
-    def way(*given: Any) -> Averaging:
-        ways.append(Averaging(*given))
-        return ways[-1]
-
-    def run(name: str, epochs: int, **fields: Any) -> Any:
-        place = Path(folder, name)
-        if MPI.COMM_WORLD.Get_rank() == 0:
-            place.mkdir(exist_ok=True)
-            (place / "lock.json").write_text(json.dumps({"token": "token"}))
-        spec = spec_of(
-            (),
-            model=ModelSource(function=Line(), engine=NAME),
-            inputs=Binding(("x",)),
-            train=manifest,
-            fit=FitOptions(batch_size=8, epochs=epochs),
-            run_dir=str(place),
-            workers=2,
-            run_id="apart",
-            lock_token="token",
-            checkpoints=CheckpointOptions(keep=9),
-            **fields,
-        )
-        report = train(replace(spec), way)
-        return report.history
-
-    whole = run("whole", 2)
-    run("parts", 1)
-    parts = run("parts", 2, checkpoint=4)
-    return [whole, parts, [(each.alone, each.meetings) for each in ways]]
-
-
-def test_ranks_that_differ_between_meetings_go_on_as_they_were(spark: Any, tmp_path: Path) -> None:
-    from tests.conformance.data import write_once
-
-    data = write_once(tmp_path)
-    result = HorovodRunner(2, stream_logs=False).run(train_apart, str(data), str(tmp_path))
-    for rank, (whole, parts, states) in enumerate(result.results):
-        assert parts == whole
-        steps = rank + 1
-        # Each rank's own state, and what all share, went through the checkpoint.
-        assert states == [(8 * steps, 2), (4 * steps, 1), (8 * steps, 2)]
-    assert_same_weights(tmp_path / "parts", tmp_path / "whole")
-    kept = arrays_in(tmp_path / "parts" / "checkpoints" / "step-00000004" / "ranks.npz")
-    first, second = (kept[f"{rank:05d}/variable/model/00000"] for rank in (0, 1))
-    assert not np.array_equal(first, second)
-    met = arrays_in(tmp_path / "whole" / "checkpoints" / "step-00000008" / "ranks.npz")
-    assert "00001/variable/model/00000" in met
+def test_ranks_that_train_alone_go_on_as_they_were(points: Any, tmp_path: Path) -> None:
+    way = LocalSGD(every=3, warmup_steps=1)
+    whole = train(points, tmp_path / "whole", sync=way)
+    run = train(
+        points,
+        tmp_path / "run",
+        sync=way,
+        callbacks=[die_once(tmp_path / "run")],
+        checkpoints=CheckpointOptions(every_steps=4, keep=9),
+        restarts=RestartOptions(max_restarts=1, backoff_seconds=0.1),
+    )
+    # Asked for after step 4, 8 and 12; ranks meet after 1, 3, 6, at the epoch's end 9, after 12.
+    assert [(a.first_step, a.ending) for a in run.summary.attempts] == [
+        (0, "rank killed or lost"),
+        (12, "finished"),
+    ]
+    assert run.summary.history == whole.summary.history
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    kept = arrays_in(tmp_path / "run" / "checkpoints" / "step-00000012" / "ranks.npz")
+    assert [name for name in kept if "variable" in name] == ["00001/variable/optimizer/00000"]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -168,6 +171,44 @@ def test_maps_share_the_rows_and_run_at_once(
         ]
     assert found.bestModel.summary.run_dir == str(best)
     assert not list((tmp_path / "runs").rglob("*.parquet"))
+
+
+def test_no_fit_begins_after_a_search_was_interrupted(
+    rows: Any, estimator: HorovodEstimator, tmp_path: Path
+) -> None:
+    estimator.setParams(epochs=1_000_000)
+    search = CrossValidator(
+        estimator=estimator,
+        estimatorParamMaps=[{estimator.modelArgs: {"units": units}} for units in range(1, 6)],
+        evaluator=RegressionEvaluator(),
+        numFolds=2,
+        parallelism=2,
+    )
+
+    def begun() -> list[str]:
+        return [path.read_text() for path in (tmp_path / "runs").glob("*/*/attempts.jsonl")]
+
+    def going_on() -> bool:
+        return any((tmp_path / "runs").glob("*/*/lock.json"))
+
+    def interrupt() -> None:
+        while len(begun()) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    pressing = threading.Thread(target=interrupt)
+    pressing.start()
+    with pytest.raises(KeyboardInterrupt):
+        search.fit(rows)
+    pressing.join()
+    # Those that have begun end; then the next ones would begin. Instead, what was prepared for them
+    # goes.
+    deadline = time.monotonic() + 120
+    while going_on() or list((tmp_path / "runs").rglob("*.parquet")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert len(begun()) == 2
+    assert all('"ending": "cancelled"' in told for told in begun())
 
 
 def test_maps_whose_rows_differ_share_none(

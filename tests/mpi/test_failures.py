@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from horovod_spark_runner import (
+    EnvironmentProblem,
     HorovodRunner,
     HorovodSparkError,
     LaunchError,
@@ -341,6 +342,16 @@ def test_a_function_that_tells_of_its_progress_does_not_stall(spark: Any) -> Non
 def test_a_rank_out_of_memory(spark: Any) -> None:
     with pytest.raises(RankFailedError, match="MemoryError"):
         HorovodRunner(2, stream_logs=False).run(exhaust_memory)
+
+
+def lack_something() -> None:
+    raise EnvironmentProblem("a package is not installed here")
+
+
+def test_what_a_rank_lacks_is_told_as_what_it_is(spark: Any) -> None:
+    with pytest.raises(EnvironmentProblem, match=rf"^rank 0 on {HOST}: a package is not") as caught:
+        HorovodRunner(num_workers=1, stream_logs=False).run(lack_something)
+    assert isinstance(caught.value.__cause__, EnvironmentProblem)
 
 
 def grandchildren(folder: str) -> None:

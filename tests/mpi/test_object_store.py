@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner import HorovodEstimator, RunDirectoryError, TFTransformer
+from horovod_spark_runner import (
+    HorovodEstimator,
+    InvalidInputError,
+    RunDirectoryError,
+    TFTransformer,
+)
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.rundir import lock as lock_module
 from horovod_spark_runner.rundir.checkpoint import (
@@ -107,6 +113,21 @@ def test_two_writers_in_an_object_store(
     directory.lock.write_text(json.dumps({**held, "host": "other", "renewed": time.time() - 99}))
     with RunLock(directory):
         pass
+
+
+def test_a_rank_that_lacks_the_drivers_credentials_says_so(
+    s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_module, "SETTLE_SECONDS", 0.05)
+    directory = RunDirectory("s3://bucket/lacking")
+    with RunLock(directory) as lock, monkeypatch.context() as rank:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            rank.delenv(name)
+        rank.setenv("https_proxy", PROXY)
+        # As the ranks make it: with a client of their own.
+        own = RunDirectory("s3://bucket/lacking")
+        with pytest.raises(InvalidInputError, match=r"cannot be reached from .* variables AWS_…"):
+            lock_module.check_held(own, lock.token)
 
 
 @pytest.mark.spark

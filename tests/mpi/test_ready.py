@@ -182,7 +182,9 @@ def test_it_ends_when_nobody_asks_for_a_while(spark: Any) -> None:
 
 
 def test_none_is_kept_where_none_is_wanted(spark: Any) -> None:
+    ((earlier, _, _),) = run(parents)
     result = HorovodRunner(num_workers=1, stream_logs=False, worker_idle_timeout=0).run(parents)
+    await_end(earlier)
     ((pid, _, task),) = result.results
     assert pid == task
     assert result.ready_bytes == 0
@@ -210,9 +212,23 @@ def kill_parent() -> None:
 
 
 def test_a_ready_process_that_is_killed_takes_its_ranks_along(spark: Any) -> None:
-    with pytest.raises(RankFailedError, match="rank 0 .* killed by signal 9"):
+    told = r"rank 0 on .* was killed by signal 9 .* it was forked from has ended \(horovod-ready, "
+    with pytest.raises(RankFailedError, match=told) as caught:
         run(kill_parent)
+    assert (caught.value.rank, caught.value.host) == (0, os.uname().nodename)
     await_nothing_left()
+    ((_, name, _),) = run(parents)
+    assert name == "horovod-ready"
+
+
+def test_one_that_is_stopped_is_replaced_at_once(spark: Any) -> None:
+    ((pid, _, _), *_) = run(parents, ranks=2)
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    ranks = run(parents, ranks=2)
+    assert all(parent == task for parent, _, task in ranks), "they were started the plain way"
+    assert time.monotonic() - began < 45, "it was not waited for"
+    await_end(pid)
     ((_, name, _),) = run(parents)
     assert name == "horovod-ready"
 

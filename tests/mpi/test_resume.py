@@ -16,6 +16,7 @@ from horovod_spark_runner import (
     RestartOptions,
     RunDirectoryError,
 )
+from horovod_spark_runner.rundir.directory import RunDirectory
 from tests import trainings
 from tests.faults.injection import Fault, callbacks_for
 from tests.runs import assert_same_weights, curves_in
@@ -118,6 +119,12 @@ def test_a_killed_run_ends_as_an_undisturbed_one(small: Any, tmp_path: Path) -> 
     assert "killed by signal 9" in run.summary.attempts[0].cause
     lines = (tmp_path / "run" / "attempts.jsonl").read_text().splitlines()
     assert [json.loads(line)["ending"] for line in lines] == [ending for _, ending in told]
+    directory = RunDirectory(str(tmp_path / "run"))
+    assert all(account is not None for account in directory.read_accounts(3))
+    (call,) = directory.read_calls()
+    assert call["seconds"]["attempts"] > 1
+    assert sum(call["seconds"].values()) == pytest.approx(call["ended"] - call["began"], rel=0.02)
+    assert "killed by signal 9" in directory.report.read_text()
     kept = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
     best = int(np.argmax([logs["val_accuracy"] for logs in whole.summary.history]))
     steps = sorted(int(p.name[5:]) for p in (tmp_path / "whole" / "checkpoints").iterdir())

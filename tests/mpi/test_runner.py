@@ -62,7 +62,7 @@ def test_a_function_on_every_rank(
     assert {"mpirun", "import", "mpi_init"} <= run.timings.keys()
     # The slots have learnt their ranks from the driver.
     assert "all_gather" not in run.timings
-    phases = [run.timings[phase] for phase in ("check", *PHASES)]
+    phases = [run.timings[phase] for phase in ("check", "slots", *PHASES)]
     assert sum(phases) == pytest.approx(run.timings["total"], rel=0.03)
     # Each rank belongs to a Spark task of its own.
     assert len({r["task"] for r in run.results}) == world

@@ -22,6 +22,7 @@ from horovod_spark_runner import (
 )
 from horovod_spark_runner.launch.driver.phases import PHASES
 from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.training.accounting import KINDS
 from tests.runs import assert_same_weights
 from tests.trainings import digits_model, train
 
@@ -48,21 +49,50 @@ def test_a_run_gives_history_placement_timings_and_files(whole: Any) -> None:
     assert [rank.rank for rank in whole.summary.placement] == [0, 1]
     timings = whole.summary.timings
     assert timings["samples_per_second"] > 0
-    launching = ("attempts", "check", *PHASES)
+    launching = ("attempts", "check", "slots", *PHASES)
     phases = sum(timings[name] for name in ("prepare", "materialize", *launching, "load"))
     assert phases == pytest.approx(timings["total"], rel=0.03)
     training = sum(timings[name] for name in ("build", "epochs", "save"))
-    assert training == pytest.approx(timings["function"], rel=0.1)
+    assert training == pytest.approx(timings["function"], rel=0.02)
+    assert sum(timings.get(kind, 0.0) for kind in KINDS) == pytest.approx(training)
+    assert {"first_step", "data", "compute", "exchange", "validation"} <= timings.keys()
+    assert "step" not in timings
     assert 0 < timings["train"] < timings["epochs"]
     run = Path(whole.summary.run_dir)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line.pop("epoch") for line in lines] == [0, 1, 2, 3]
+    assert [line.pop("accounting")["ranks"] for line in lines] == [[0, 1]] * 4
     assert lines == whole.summary.history
     assert len(list(run.glob("checkpoints/*"))) == 3
     assert list(run.glob("data/*")) == []  # deleted at the end
     logs = sorted((run / "logs").iterdir())
     assert [log.name for log in logs] == ["rank-00000.log", "rank-00001.log"]
     assert "rank 1 of 2 on" in logs[1].read_text()
+
+
+def test_every_second_is_accounted_for_on_every_rank(whole: Any) -> None:
+    directory = RunDirectory(whole.summary.run_dir)
+    (call,) = directory.read_calls()
+    seconds, ranks = call["seconds"], call["accounts"]
+    assert sum(seconds.values()) == pytest.approx(call["ended"] - call["began"], rel=0.02)
+    assert ranks["ranks"] == [0, 1]
+    totals = [sum(each[rank] for each in ranks["seconds"].values()) for rank in (0, 1)]
+    assert totals == pytest.approx([seconds["function"]] * 2, rel=0.02)
+    # The epochs' own accounts hold all of it but for what follows the last one.
+    accounts = directory.read_accounts(4)
+    for kind in ("build", "first_step", "data", "compute", "exchange", "validation"):
+        for rank in (0, 1):
+            parts = [a["seconds"].get(kind, [0, 0])[rank] for a in accounts if a is not None]
+            assert len(parts) == 4
+            assert sum(parts) == pytest.approx(ranks["seconds"][kind][rank], abs=1e-3)
+    assert [rank["host"] for rank in call["placement"]] == [
+        rank.host for rank in whole.summary.placement
+    ]
+    assert {"pyspark", "keras", "horovod"} <= call["versions"].keys()
+    page = directory.report.read_text()
+    assert "finished" in page
+    assert "running" not in page
+    assert page.count("<svg") == 7
 
 
 def test_predictions_are_the_models_own(whole: Any, small: Any) -> None:
@@ -311,9 +341,14 @@ def test_an_error_in_the_training_names_rank_and_keeps_checkpoints(
 
     with pytest.raises(RankFailedError, match="ValueError: boom in epoch 2"):
         train(small, tmp_path / "run", callbacks=callbacks, epochs=3)
+    report = tmp_path / "run" / "report.html"
+    assert "boom in epoch 2" in report.read_text()
     resumed = train(small, tmp_path / "run", resume="required", epochs=3)
     assert len(resumed.summary.history) == 3
     assert resumed.summary.attempts[-1].first_step > 0
+    assert ">attempts<" in report.read_text()
+    calls = RunDirectory(str(tmp_path / "run")).read_calls()
+    assert [call["ending"] for call in calls] == ["RankFailedError", "finished"]
 
 
 def brighten(image: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:

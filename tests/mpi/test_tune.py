@@ -18,9 +18,11 @@ import optuna
 import pandas as pd
 import pyarrow as pa
 import pytest
+from mlflow import MlflowClient
 
 from horovod_spark_runner import (
     InvalidInputError,
+    MlflowOptions,
     RunCancelledError,
     RunDirectoryError,
     RunFailedError,
@@ -45,7 +47,7 @@ def rows(spark: Any) -> Any:
 
 def chosen(result: TuneResult) -> pd.DataFrame:
     """Return what is the same for the same seed."""
-    names = [name for name in result.trials if name not in ("seconds", "run_dir")]
+    names = [name for name in result.trials if name not in ("seconds", "fit_seconds", "run_dir")]
     table: pd.DataFrame = result.trials[names]
     return table
 
@@ -64,6 +66,9 @@ def whole(rows: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[TuneResu
     def counting(params: dict[str, Any]) -> Any:
         seen = len(list(computed.iterdir()))
         (folder / f"seen-{time.monotonic_ns()}").write_text(str(seen))
+        page = study / "report.html"
+        if page.exists():
+            (folder / f"page-{time.monotonic_ns()}").write_text(page.read_text())
         return build(params)
 
     counted = rows.mapInArrow(count, rows.schema)
@@ -77,6 +82,8 @@ def test_the_best_model_is_the_one_that_was_trained(
     table = result.trials
     assert list(table["state"]) == ["finished"] * 4
     assert list(table["epochs"]) == [2] * 4
+    assert (table["fit_seconds"] > 0).all()
+    assert (table["fit_seconds"] < table["seconds"]).all()
     best = table.sort_values("value").iloc[0]
     assert (result.best_trial, result.best_value) == (best["trial"], best["value"])
     assert result.best_params == {name: best[f"params.{name}"] for name in SPACE}
@@ -85,6 +92,16 @@ def test_the_best_model_is_the_one_that_was_trained(
     assert error == pytest.approx(result.best_value, rel=1e-5)
     summary = result.best_transformer.summary
     assert summary.run_dir == best["run_dir"] == str(study / "trials" / f"trial-{best['trial']:05}")
+
+
+def test_the_page_is_written_while_the_search_goes_on(
+    whole: tuple[TuneResult, Path, Path],
+) -> None:
+    result, study, folder = whole
+    assert any("the search goes on" in page.read_text() for page in folder.glob("page-*"))
+    page = (study / "report.html").read_text()
+    assert "nobody is searching" in page
+    assert str(study / "trials" / f"trial-{result.best_trial:05}") in page
 
 
 def test_rows_are_computed_for_the_first_trial_only(whole: tuple[TuneResult, Path, Path]) -> None:
@@ -192,7 +209,12 @@ class PruneSecond(optuna.pruners.BasePruner):
         return True
 
 
-def test_a_pruned_trial_frees_its_slots_at_once(rows: Any, tmp_path: Path) -> None:
+def test_a_pruned_trial_frees_its_slots_at_once_and_is_no_failure(
+    rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    store = (tmp_path / "mlflow").as_uri()
     pruner = PruneSecond()
     result = any_search(
         rows,
@@ -205,9 +227,23 @@ def test_a_pruned_trial_frees_its_slots_at_once(rows: Any, tmp_path: Path) -> No
         callbacks=tune_cases.callbacks,
         max_trials=3,
         workers_per_trial=2,
+        mlflow=MlflowOptions(tracking_uri=store, experiment="search", log_model=False),
         study_dir=tmp_path / "s",
     )
     assert list(result.trials["state"]) == ["finished", "pruned", "finished"]
+    client = MlflowClient(store)
+    told = {
+        one.info.run_name: one
+        for one in client.search_runs([client.get_experiment_by_name("search").experiment_id])
+    }
+    assert {name: one.info.status for name, one in told.items()} == {
+        "trial-00000": "FINISHED",
+        "trial-00001": "KILLED",
+        "trial-00002": "FINISHED",
+    }
+    pruned = told["trial-00001"].data
+    assert pruned.tags["stopped"] == "pruned by the search after epoch 1"
+    assert pruned.params["params.lr"] == str(result.trials["params.lr"][1])
     assert pruner.asked == [(0, 1), (1, 1), (2, 1)]
     assert list(result.trials["epochs"]) == [2, 1, 2]
     study = optuna.load_study(
@@ -219,6 +255,26 @@ def test_a_pruned_trial_frees_its_slots_at_once(rows: Any, tmp_path: Path) -> No
     following = study.trials[2].datetime_start
     assert following is not None
     assert following.timestamp() - pruner.when < 5
+
+
+def test_the_value_is_that_of_the_model_also_where_a_callback_has_changed_it(
+    rows: Any, tmp_path: Path
+) -> None:
+    def worst() -> list[Any]:
+        import keras
+
+        stop = keras.callbacks.EarlyStopping("val_loss", mode="max", restore_best_weights=True)
+        return [stop]
+
+    one = partial(search, rows, build, max_trials=1, epochs=3, callbacks=worst, workers_per_trial=2)
+    result = one(study_dir=tmp_path / "s")
+    epochs = result.best_transformer.summary.history
+    assert result.best_value == pytest.approx(epochs[0]["val_loss"], rel=1e-5)
+    assert result.best_value > 1.01 * epochs[-1]["val_loss"]
+    evaluated = result.best_transformer.evaluate(rows.filter("held_out"))
+    assert result.best_value == pytest.approx(evaluated["loss"], rel=1e-5)
+    with pytest.raises(RunFailedError, match="so that its 'loss' is not known; search by a metric"):
+        one(metric="loss", study_dir=tmp_path / "other")
 
 
 def when(happened: Callable[[], bool], act: Callable[[], None]) -> threading.Thread:
@@ -268,9 +324,13 @@ def test_what_is_finished_is_kept_and_the_rest_goes_on(
         with pytest.raises(KeyboardInterrupt):
             go(2)
     else:
-        thread = when(both, spark.sparkContext.cancelAllJobs)
+        context = spark.sparkContext
+        context.setJobGroup("search", "all trials are jobs of it", interruptOnCancel=True)
+        thread = when(both, lambda: context.cancelJobGroup("search"))
         with pytest.raises(RunCancelledError, match="and the same call goes on"):
             go(2)
+        for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
+            context.setLocalProperty(name, None)
     thread.join()
     result = go(1)
     assert list(result.trials["state"]) == ["finished", "finished"]

@@ -20,8 +20,14 @@ from horovod_spark_runner import (
     TFTransformer,
     export_pipeline,
 )
+from horovod_spark_runner.export.graph import model as graph_model
+from horovod_spark_runner.export.graph.file import given_of
 from horovod_spark_runner.scoring import load_pipeline
+from horovod_spark_runner.scoring.inputs import Input
+from horovod_spark_runner.scoring.onnx_session import OnnxSession
 from horovod_spark_runner.storage.sums import sealed, unsealed
+
+from ..object_store import empty_folder, s3_server
 
 pytestmark = pytest.mark.spark
 
@@ -33,15 +39,48 @@ SCHEMA = "id int, text string, x double, n int, a array<float>"
 # A process that has neither Spark nor Java, and counts what it has of the package.
 ALONE = """
 import json, sys
-for name in ("pyspark", "pyarrow", "pandas", "py4j"):
+for name in ("pyspark", "pyarrow", "pandas", "py4j", *sys.argv[2:]):
     sys.modules[name] = None
 from horovod_spark_runner.scoring import load_pipeline
 scorer = load_pipeline(sys.argv[1])
-assert "tensorflow" not in sys.modules
+assert not {"tensorflow", "onnxruntime"} & {n for n, m in sys.modules.items() if m}
 rows = json.load(sys.stdin)
 given = {name: [row[name] for row in rows] for name in rows[0]}
 print(json.dumps(scorer.score(given)["probability"].tolist()))
 """
+# A process that has nothing but NumPy and onnxruntime.
+WITH_ONNXRUNTIME = """
+import json, sys
+import numpy as np, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1])
+dtypes = {"tensor(double)": "f8", "tensor(int32)": "i4", "tensor(string)": object}
+rows, given = json.load(sys.stdin), {}
+for one in session.get_inputs():
+    values = [row[one.name] for row in rows]
+    blank = "" if one.type == "tensor(string)" else 0
+    filled = [blank if value is None else value for value in values]
+    given[one.name] = np.array(filled, dtypes[one.type])
+    given[one.name + ".null"] = np.array([value is None for value in values])
+found = session.run(["row_state", "prediction", "probability"], given)
+print(json.dumps([array.tolist() for array in found]))
+assert not {"horovod_spark_runner", "tensorflow", "keras", "pyspark"} & sys.modules.keys()
+"""
+
+
+def in_another_process(script: str, *arguments: str, rows: list[dict[str, Any]]) -> Any:
+    """Return what a process without Spark and Java makes of rows."""
+    environment = {n: v for n, v in os.environ.items() if n != "JAVA_HOME"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        input=json.dumps(rows),
+        capture_output=True,
+        text=True,
+        env={**environment, "PATH": "", "ORT_DISABLE_TELEMETRY": "1"},
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
 
 
 def network(kind: str = "softmax") -> Any:
@@ -119,18 +158,30 @@ def test_the_network_is_scored_as_spark_does_in_a_process_without_it(
     np.testing.assert_allclose(alone["probability"], probabilities[5], rtol=0, atol=1e-6)
     assert alone["prediction"] == theirs[5]["prediction"]
 
-    environment = {n: v for n, v in os.environ.items() if n != "JAVA_HOME"}
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, str(place)],
-        input=json.dumps(rows),
-        capture_output=True,
-        text=True,
-        env={**environment, "PATH": ""},
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    np.testing.assert_allclose(json.loads(done.stdout), probabilities, rtol=0, atol=1e-6)
+    found = in_another_process(ALONE, str(place), "onnxruntime", rows=rows)
+    np.testing.assert_allclose(found, probabilities, rtol=0, atol=1e-6)
+    # With onnxruntime in place of TensorFlow.
+    export_pipeline(fitted, place, frame, network="onnx", mode="overwrite")
+    found = in_another_process(ALONE, str(place), "tensorflow", "keras", rows=rows)
+    np.testing.assert_allclose(found, probabilities, rtol=0, atol=1e-6)
+    # And all of it as one file.
+    file = tmp_path / "pipeline.onnx"
+    export_pipeline(fitted, file, frame, format="onnx")
+    states, classes, shares = in_another_process(WITH_ONNXRUNTIME, str(file), rows=rows)
+    assert states == [0] * len(ROWS)
+    assert classes == [row["prediction"] for row in theirs]
+    np.testing.assert_allclose(shares, probabilities, rtol=0, atol=1e-6)
+    states, classes, shares = in_another_process(WITH_ONNXRUNTIME, str(file), rows=rows[5:6])
+    np.testing.assert_allclose(shares, probabilities[5:6], rtol=0, atol=1e-6)
+
+
+def in_one_file(
+    fitted: Any, frame: Any, place: Path, given: dict[str, list[Any]]
+) -> tuple[OnnxSession, dict[str, Any]]:
+    """Return a pipeline's ONNX file, loaded, and what it gives."""
+    export_pipeline(fitted, place, frame, format="onnx")
+    session = OnnxSession(place.read_bytes())
+    return session, session(given_of([Input(**one) for one in session.facts["inputs"]], given))
 
 
 @pytest.mark.parametrize("handle", ["error", "skip", "keep"])
@@ -151,20 +202,30 @@ def test_rows_without_a_prediction_and_scores_of_classes(
     ]
     rows = spark.createDataFrame(bad, SCHEMA).coalesce(1)
     given = columns_of(rows)
+    session, made = in_one_file(fitted, frame, tmp_path / "b.onnx", given)
     if handle == "error":
         with pytest.raises(DataError, match="column 'n' is null in row 1"):
             scorer.score(given)
+        assert (made["row_state"] == 0).tolist() == [True, *[False] * 4, True]
+        told = session.facts["errors"][made["row_state"][1] - 1]
+        assert told == "column 'n': there is no prediction for it"
+        assert np.isnan(made["probability"][1:5]).all()
         return
+    states = [0, *[-1 if handle == "skip" else 0] * 4, 0]
+    assert made["row_state"].tolist() == states
     wanted = ["id", "prediction", "probability", "raw_scores"]
     theirs = fitted.transform(rows).select(*wanted).collect()
     ours = scorer.score(given, wanted)
     assert ours["id"].tolist() == [row["id"] for row in theirs]
     for place, row in enumerate(theirs):
         for name in wanted[1:]:
+            also = made[name][row["id"]]
             if row[name] is None:
                 assert ours[name][place] is None
+                assert np.isnan(also).all()
             else:
                 np.testing.assert_allclose(ours[name][place], row[name], rtol=0, atol=1e-6)
+                np.testing.assert_allclose(also, row[name], rtol=0, atol=1e-6)
 
 
 def test_pandas_and_arrow_come_back_as_they_were_given(
@@ -238,6 +299,17 @@ def test_a_bundle_that_is_damaged_or_newer_says_so(
     main.write_text(sealed(json.dumps({**facts, "format": 2, "version": "9.1"})))
     with pytest.raises(RunDirectoryError, match=r"horovod_spark_runner 9\.1 in format 2.*update"):
         load_pipeline(place)
+    main.write_text(text)
+    fitted = with_network(prepared)
+    export_pipeline(fitted, place, frame, mode="overwrite")
+    (network_file,) = place.glob("*.contents.zip")
+    data = network_file.read_bytes()
+    network_file.write_bytes(data[:100] + b"?" + data[101:])
+    with pytest.raises(RunDirectoryError, match=r"contents\.zip is damaged: its SHA-256"):
+        load_pipeline(place)
+    network_file.unlink()
+    with pytest.raises(RunDirectoryError, match=r"contents\.zip is missing"):
+        load_pipeline(place)
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "file").write_text("of mine")
     with pytest.raises(RunDirectoryError, match="something else"):
@@ -253,3 +325,74 @@ def test_what_a_bundle_cannot_hold_is_refused(frame: Any, prepared: Any, tmp_pat
     with pytest.raises(ModelError, match=r"column 'x' is of type decimal\(10,2\)"):
         export_pipeline(prepared, tmp_path / "b", decimal)
     assert not (tmp_path / "b").exists()
+
+
+def test_an_object_store_takes_bundles_and_files(
+    frame: Any, prepared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with s3_server() as server:
+        folder = empty_folder(server, "s3://exports/pipelines", monkeypatch)
+        for _ in range(2):  # the second takes the place of the first
+            export_pipeline(prepared, f"{folder}/b", frame, mode="overwrite")
+            export_pipeline(prepared, f"{folder}/p.onnx", frame, format="onnx", mode="overwrite")
+        given = columns_of(frame)
+        expected = load_pipeline(f"{folder}/b").score(given)["v"]
+        session = OnnxSession(folder.join("p.onnx").read_bytes())
+        inputs = [Input(**one) for one in session.facts["inputs"]]
+        np.testing.assert_array_equal(session(given_of(inputs, given))["v"], expected)
+        with pytest.raises(RunDirectoryError, match="is there already"):
+            export_pipeline(prepared, f"{folder}/p.onnx", frame, format="onnx")
+
+
+def test_a_label_is_no_input_of_what_is_not_made_of_it(frame: Any, tmp_path: Path) -> None:
+    from pyspark.ml import Pipeline
+    from pyspark.ml.feature import StringIndexer, VectorAssembler
+
+    stages = [
+        StringIndexer(inputCols=["text", "id"], outputCols=["t", "label"], handleInvalid="skip"),
+        VectorAssembler(inputCols=["t", "x"], outputCol="v"),
+    ]
+    fitted = Pipeline(stages=stages).fit(frame.where("text is not null"))
+    export_pipeline(fitted, tmp_path / "p.onnx", frame, format="onnx")
+    session = OnnxSession((tmp_path / "p.onnx").read_bytes())
+    assert session.inputs == ["text", "x"]
+    assert session.outputs == ["v", "row_state"]
+    export_pipeline(fitted, tmp_path / "both.onnx", frame, format="onnx", columns=["label", "v"])
+    assert OnnxSession((tmp_path / "both.onnx").read_bytes()).inputs == ["id", "text", "x"]
+
+
+def test_what_one_onnx_file_cannot_hold_is_refused(
+    frame: Any, prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.ml import Pipeline
+    from pyspark.ml.feature import Tokenizer, VectorAssembler
+
+    place = tmp_path / "p.onnx"
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"format": "pmml"}, "format must be one of bundle, onnx"),
+        ({"network": "torch"}, "network must be one of saved_model, onnx"),
+        ({"columns": ["v"]}, "chosen of an ONNX file"),
+        ({"format": "onnx", "columns": ["nothing"]}, r"no column \['nothing'\]"),
+        ({"format": "onnx", "columns": "v"}, "no column"),
+    ]
+    for arguments, told in wrong:
+        with pytest.raises(InvalidInputError, match=told):
+            export_pipeline(prepared, place, frame, **arguments)
+    with pytest.raises(InvalidInputError, match=r"ends in \.onnx; got .*bundle"):
+        export_pipeline(prepared, tmp_path / "bundle", frame, format="onnx")
+    words = Pipeline(stages=[Tokenizer(inputCol="text", outputCol="words")]).fit(frame)
+    with pytest.raises(ModelError, match="stage Tokenizer .*'words'.* cannot be part of an ONNX"):
+        export_pipeline(words, place, frame, format="onnx")
+    renamed = frame.select("n", frame["x"].alias("n_null"))
+    state = VectorAssembler(inputCols=["n", "n_null"], outputCol="row_state")
+    with pytest.raises(ModelError, match=r"cannot have the names \['row_state'\]"):
+        export_pipeline(state, place, renamed, format="onnx")
+    # A stage whose form were wrong.
+    monkeypatch.setitem(
+        graph_model.WRITERS,
+        "Scaler",
+        lambda rows, stage: rows.add_vectors(stage.output, rows.vectors(stage.input).data, 5),
+    )
+    with pytest.raises(ModelError, match="does not give what the pipeline gives: for the row"):
+        export_pipeline(prepared, place, frame, format="onnx")
+    assert not list(tmp_path.iterdir())

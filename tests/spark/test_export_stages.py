@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,18 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import DataError, ModelError, export_pipeline
+from horovod_spark_runner.export.graph.file import given_of
+from horovod_spark_runner.export.graph.file import same as same_value
+from horovod_spark_runner.export.graph.model import STATE, onnx_of
 from horovod_spark_runner.scoring import Scorer, load_pipeline
+from horovod_spark_runner.scoring.bundle import read_bundle
+from horovod_spark_runner.scoring.onnx_session import OnnxSession
 
 pytestmark = pytest.mark.spark
 
 Rows = Mapping[str, Sequence[Any]]
 
+ROW = "row number"
 NAN, INF = float("nan"), float("inf")
 NUMBERS = [0.0, -0.0, 1.0, -1.5, 2.5, 1e300, -1e-300, 0.1, INF, -INF, NAN, None]
 TEXTS = ["a", "b", "", " ", "a", "Ä", "b c", "A", "nan", "1", None, "\U0001f600 x"]
@@ -83,33 +88,49 @@ class Compared:
             fields.append(StructField(name, data_type))
         return self.spark.createDataFrame([tuple(row) for row in made], StructType(fields))
 
-    def _each(
-        self, fitted: Any, rows: list[Any], names: list[str], schema: str, outputs: Sequence[str]
-    ) -> list[Any]:
-        """Return what Spark makes of each row alone: no row, one, or ``None`` for an error."""
-        from py4j.protocol import Py4JJavaError
-        from pyspark.errors import PySparkException
+    def apart(self, columns: Rows, schema: str) -> Any:
+        """Return the rows, each numbered, and in a partition of its own."""
         from pyspark.sql import functions as F
 
+        rows = list(zip(*columns.values(), strict=True))
+        numbered = [(number, *row) for number, row in enumerate(rows)]
+        local = self.of_rows(numbered, [ROW, *columns], f"bigint {schema}")
+        places = self.spark.range(0, len(rows), 1, len(rows)).withColumnRenamed("id", ROW)
+        return places.join(F.broadcast(local), ROW)
+
+    def _each(self, fitted: Any, frame: Any, outputs: Sequence[str], count: int) -> list[Any]:
+        """Return what Spark makes of each row alone: no row, one, or ``None`` for an error.
+
+        Where some row fails, each partition is a job of its own: what is slow, planning and
+        workers of Python's, is done once, or not at all.
+        """
+        from py4j.protocol import Py4JJavaError
+        from pyspark.errors import PySparkException
+        from pyspark.util import _load_from_socket
+
+        def planned() -> Any:
+            return fitted.transform(frame).select(ROW, *outputs)
+
         def alone(number: int) -> Any:
-            row = self.of_rows([rows[number]], names, schema)
             try:
-                made = fitted.transform(row)
-                return [[plain(v) for v in row] for row in made.select(*outputs).collect()]
+                run = rows.context._jvm.PythonRDD.runJob
+                taken = run(rows.context._jsc.sc(), rows._jrdd, [number])
+                with _load_from_socket(taken, rows._jrdd_deserializer) as stream:
+                    return list(stream)
             except (PySparkException, Py4JJavaError):
                 return None
 
-        frame = self.of_rows(rows, names, schema).coalesce(1)
-        numbered = frame.withColumn("__row", F.monotonically_increasing_id())
         try:
-            found = fitted.transform(numbered).select("__row", *outputs).collect()
+            parts: list[Any] = [[] for _ in range(count)]
+            for row in planned().collect():
+                parts[row[0]].append(row)
         except (PySparkException, Py4JJavaError):  # some row fails: which?
-            with ThreadPoolExecutor(4) as pool:
-                return list(pool.map(alone, range(len(rows))))
-        made: list[Any] = [[] for _ in rows]
-        for number, *values in found:
-            made[number] = [[plain(v) for v in values]]
-        return made
+            rows = planned().rdd  # anew: a plan remembers that it has failed
+            parts = [alone(number) for number in range(count)]
+        return [
+            None if found is None else [[plain(value) for value in row[1:]] for row in found]
+            for found in parts
+        ]
 
     def check(
         self,
@@ -119,6 +140,7 @@ class Compared:
         outputs: Sequence[str],
         fit: Rows | None = None,
         tolerance: float = 0.0,
+        no_onnx: str = "",
     ) -> Scorer:
         """Check that Spark and the scorer agree, on each row and on all that do not fail.
 
@@ -129,6 +151,7 @@ class Compared:
             outputs: the columns to compare.
             fit: the rows to fit on, where those are others.
             tolerance: how far numbers may be apart; by default they are the same to the bit.
+            no_onnx: why it cannot be an ONNX file, if it cannot.
         """
         from pyspark.ml import Pipeline
 
@@ -138,8 +161,14 @@ class Compared:
         scorer = load_pipeline(self.place)
         names = list(columns)
         rows = list(zip(*columns.values(), strict=True))
+        found = self._each(fitted, self.apart(columns, schema), outputs, len(rows))
+        if no_onnx:
+            with pytest.raises(ModelError, match=no_onnx):
+                onnx_of(read_bundle(self.place), outputs)
+        else:
+            self._check_onnx(columns, outputs, found, tolerance)
         good, expected = [], []
-        for row, theirs in zip(rows, self._each(fitted, rows, names, schema, outputs), strict=True):
+        for row, theirs in zip(rows, found, strict=True):
             given = dict(zip(names, row, strict=True))
             if theirs is None:
                 with pytest.raises(DataError, match="column '"):
@@ -158,6 +187,29 @@ class Compared:
         none = scorer.score({name: [] for name in names}, outputs)
         assert all(len(column) == 0 for column in none.values())
         return scorer
+
+    def _check_onnx(
+        self, columns: Rows, outputs: Sequence[str], found: list[Any], tolerance: float
+    ) -> None:
+        """Check that one ONNX file of the pipeline gives the same, and tells what Spark refuses."""
+        bundle = read_bundle(self.place)
+        session = OnnxSession(onnx_of(bundle, outputs))
+        taken = [one for one in bundle.inputs if one.name in columns]
+        made = session(given_of(taken, columns))
+        for number, theirs in enumerate(found):
+            state = int(made[STATE][number])
+            row = {name: values[number] for name, values in columns.items()}
+            if theirs is None:
+                assert state > 0, row
+                assert "column '" in session.facts["errors"][state - 1]
+            assert (theirs == []) == (state == -1), row
+            if not theirs:
+                continue
+            assert state == 0, f"{row}: {session.facts['errors'][state - 1]}"
+            for name, value in zip(outputs, theirs[0], strict=True):
+                assert same_value(made[name][number], value, tolerance), (row, name)
+        none = session(given_of(taken, {name: [] for name in columns}))
+        assert all(len(column) == 0 for column in none.values())
 
 
 @pytest.fixture
@@ -361,7 +413,15 @@ LISTS = [["a", "b", "a"], [], ["", "Ä", "\U0001f600", "unseen"], ["a"] * 5, Non
 
 
 def test_words(compared: Compared) -> None:
-    from pyspark.ml.feature import IDF, CountVectorizer, HashingTF, RegexTokenizer, Tokenizer
+    from pyspark.ml.feature import (
+        IDF,
+        CountVectorizer,
+        HashingTF,
+        NGram,
+        RegexTokenizer,
+        StopWordsRemover,
+        Tokenizer,
+    )
 
     texts = ["A b  a ", "", " ", "\tİstanbul ΣΑΣ\u00a0x\u2003y", "b,c-d\nA1_", None, "ẞ a", "a a"]
     stages = [
@@ -377,14 +437,22 @@ def test_words(compared: Compared) -> None:
     ]
     outputs = ["words", "r", "f", "z", "few", "many", "c", "i", "mi"]
     fit: Rows = {"text": ["a b", "b c a", "x  y a", ""]}
-    compared.check(stages, {"text": texts}, "string", outputs, fit)
+    compared.check(stages, {"text": texts}, "string", outputs, fit, no_onnx="Tokenizer.*'words'")
     stages = [
+        StopWordsRemover(inputCol="words", outputCol="s", stopWords=["A", "ä"]),
+        StopWordsRemover(
+            inputCols=["words"], outputCols=["t"], stopWords=["A", "b"], caseSensitive=True
+        ),
+        NGram(inputCol="words", outputCol="two"),
+        NGram(inputCol="s", outputCol="one", n=1),
         CountVectorizer(inputCol="words", outputCol="c", minTF=2.0),
         CountVectorizer(inputCol="words", outputCol="b", binary=True),
         HashingTF(inputCol="words", outputCol="h", numFeatures=1000),
     ]
     fit = {"words": [["a", "b"], ["", "a"]]}
-    compared.check(stages, {"words": LISTS}, "array<string>", ["c", "b", "h"], fit)
+    outputs = ["s", "t", "two", "one", "c", "b", "h"]
+    schema, refused = "array<string>", "StopWordsRemover.*lists of words"
+    compared.check(stages, {"words": LISTS}, schema, outputs, fit, no_onnx=refused)
 
 
 def test_feature_hasher_and_what_is_large(compared: Compared) -> None:
@@ -412,18 +480,19 @@ def test_feature_hasher_and_what_is_large(compared: Compared) -> None:
         VectorSlicer(inputCol="v", outputCol="s", indices=[0, 262144 + 1, 262144 + 2, 7]),
     ]
     schema = "double string boolean int bigint"
-    compared.check(stages, columns, schema, ["few", "s"])
+    refused = "FeatureHasher.*Murmur"
+    compared.check(stages, columns, schema, ["few", "s"], no_onnx=refused)
     few = {name: [values[n] for n in (1, 3, 4, 7)] for name, values in columns.items()}
     stages += [
         MaxAbsScaler(inputCol="v", outputCol="m"),
         StandardScaler(inputCol="v", outputCol="d"),
     ]
     outputs = ["many", "v", "n", "m", "d"]
-    compared.check(stages, few, schema, outputs, tolerance=1e-12)
+    compared.check(stages, few, schema, outputs, tolerance=1e-12, no_onnx=refused)
 
 
 def test_elements_together(compared: Compared) -> None:
-    from pyspark.ml.feature import PCA, ElementwiseProduct, PolynomialExpansion
+    from pyspark.ml.feature import DCT, PCA, ElementwiseProduct, PolynomialExpansion
     from pyspark.ml.linalg import Vectors
 
     stages = [
@@ -434,9 +503,13 @@ def test_elements_together(compared: Compared) -> None:
         PolynomialExpansion(inputCol="v", outputCol="p4", degree=4),
     ]
     compared.check(stages, {"v": HOSTILE}, "vector", ["e", "p2", "p4"])
-    pca = PCA(inputCol="v", outputCol="c", k=2)
+    products = [
+        PCA(inputCol="v", outputCol="c", k=2),
+        DCT(inputCol="v", outputCol="d"),
+        DCT(inputCol="d", outputCol="i", inverse=True),
+    ]
     columns = {"v": [*VECTORS[:6], None]}
-    compared.check([pca], columns, "vector", ["c"], {"v": FINITE}, tolerance=1e-9)
+    compared.check(products, columns, "vector", ["c", "d", "i"], {"v": FINITE}, tolerance=1e-9)
 
 
 def test_interaction(compared: Compared) -> None:
@@ -462,19 +535,19 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(
 ) -> None:
     from pyspark.ml import Pipeline
     from pyspark.ml.feature import (
-        DCT,
         ElementwiseProduct,
         FeatureHasher,
         RegexTokenizer,
         SQLTransformer,
         Tokenizer,
+        VectorSizeHint,
     )
     from pyspark.ml.linalg import Vectors
 
     frame = compared.frame({"v": VECTORS, "x": [1.0] * 7, "t": ["a"] * 7}, "vector double string")
     refused = [
         (SQLTransformer(statement="SELECT *, 1 AS one FROM __THIS__"), "SQLTransformer"),
-        (DCT(inputCol="v", outputCol="d"), "DCT"),
+        (VectorSizeHint(inputCol="v", size=4), "VectorSizeHint"),
         (RegexTokenizer(inputCol="t", outputCol="w", pattern="(?i)a++"), r"\(\?i\)a\+\+"),
         (RegexTokenizer(inputCol="t", outputCol="w", pattern="a*"), "empty string"),
         (FeatureHasher(inputCols=["x"], outputCol="f", categoricalCols=["x"]), "'x' holds real"),

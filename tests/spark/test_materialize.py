@@ -504,6 +504,26 @@ def test_a_petastorm_dataset_is_read_without_its_unischema(spark: Any, tmp_path:
     np.testing.assert_array_equal(values["image"], images)
 
 
+def test_jobs_say_in_spark_what_they_are(spark: Any, source: str, tmp_path: Path) -> None:
+    from horovod_spark_runner import DataOptions
+    from horovod_spark_runner.data.prepare.datasets import prepared
+
+    context = spark.sparkContext
+    jobs = context._jsc.sc().statusStore().jobsList(None)
+    before = {jobs.apply(i).jobId() for i in range(jobs.size())}
+    context.setJobDescription("the user's own")
+    try:
+        frame, own = spark.read.parquet(source), Location(tmp_path / "own")
+        with prepared(frame, Roles(("a",), ("id",)), DataOptions(), None, own, 0):
+            assert context.getLocalProperty("spark.job.description") == "the user's own"
+    finally:
+        context.setLocalProperty("spark.job.description", None)
+    jobs = context._jsc.sc().statusStore().jobsList(None)
+    new = [jobs.apply(i) for i in range(jobs.size()) if jobs.apply(i).jobId() not in before]
+    told = {job.description().get() for job in new if job.description().isDefined()}
+    assert f"the user's own: Horovod: writing rows to train on to {own}" in told
+
+
 def test_where_data_are_kept_and_for_how_long(spark: Any, source: str, tmp_path: Path) -> None:
     from horovod_spark_runner import DataOptions, RankFailedError, prepare_dataset
     from horovod_spark_runner.data.prepare.datasets import DATA_DIR_SETTING, prepared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
@@ -19,12 +20,14 @@ from horovod_spark_runner import (
     InvalidInputError,
     ModelError,
     RunDirectoryError,
+    StorageError,
     TFTransformer,
 )
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.ml.persistence import FORMAT
 from horovod_spark_runner.ml.stage_files import location_of
 
+from ..faults.disks import memory_disk
 from ..runs import save_run, variables_of
 
 pytestmark = pytest.mark.spark
@@ -143,7 +146,7 @@ def test_a_run_is_named_and_not_its_checkpoint(run: str, tmp_path: Path) -> None
     place.mkdir(parents=True)
     with pytest.raises(RunDirectoryError, match="holds no finished model") as caught:
         TFTransformer.from_run(place)
-    told = f"it is a checkpoint of the run in {tmp_path}; its weights are those of TFTransformer"
+    told = f"it is a checkpoint of the run in {tmp_path}; its weights are those of from_run("
     assert told in str(caught.value)
     assert f"from_run({str(tmp_path)!r}, checkpoint=42)" in str(caught.value)
     with pytest.raises(RunDirectoryError, match=r"signature.json is missing\)$"):
@@ -271,6 +274,22 @@ def test_what_is_there_is_replaced_on_request_only(run: str, frame: Any, tmp_pat
     with pytest.raises(RunDirectoryError, match="it is a file, not a folder"):
         first.write().overwrite().save(str(tmp_path / "file"))
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_full_disk_leaves_what_was_saved_before(run: str, frame: Any, tmp_path: Path) -> None:
+    with memory_disk(tmp_path / "small", "1m") as disk:
+        stage, filling = disk / "stage", disk / "filling"
+        TFTransformer.from_run(run).save(str(stage))
+        with contextlib.suppress(OSError), filling.open("wb") as file:
+            file.write(bytes(2**21))
+        before = sorted(path.name for path in disk.iterdir())
+        for place in (stage, disk / "new"):
+            told = f"the stage could not be written to {place}: .*No space left on device"
+            with pytest.raises(StorageError, match=told) as caught:
+                TFTransformer.from_run(run).write().overwrite().save(str(place))
+            assert isinstance(caught.value.__cause__, OSError)
+        assert sorted(path.name for path in disk.iterdir()) == before
+        check(TFTransformer.load(str(stage)).transform(frame))
 
 
 @pytest.mark.parametrize("kind", ["classic", "connect"])

@@ -11,7 +11,6 @@ from horovod_spark_runner.errors import InvalidInputError
 from horovod_spark_runner.training.agreement import PREEMPT, SAVE, STOP, Agreement
 from horovod_spark_runner.training.engine import engine_named, engine_of
 from horovod_spark_runner.training.spec import KERAS
-from horovod_spark_runner.training.sync.synchroniser import Equality, equal_after
 
 
 class World:
@@ -37,24 +36,6 @@ def test_where_ranks_meet_they_learn_what_any_asks_for() -> None:
     agreed = Agreement(world).after_step((None, False, True), meet=True)
     assert [bool(agreed[place]) for place in (STOP, SAVE, PREEMPT)] == [False, True, True]
     assert world.calls == 1
-
-
-@pytest.mark.parametrize(
-    ("equality", "expected"),
-    [
-        (Equality.EVERY_STEP, [True, True, True]),
-        (Equality.AT_MEETINGS, [False, True, False]),
-        (Equality.NEVER, [False, False, False]),
-    ],
-)
-def test_ranks_are_equal_when_their_way_says_so(equality: Equality, expected: list[bool]) -> None:
-    class Way:
-        def meets_after(self, step: int) -> bool:
-            return step == 2
-
-    way: Any = Way()
-    way.equality = equality
-    assert [equal_after(way, step) for step in (1, 2, 3)] == expected
 
 
 def test_a_function_says_its_engine() -> None:

@@ -235,7 +235,7 @@ INFO = CheckpointInfo(
         "data": {"validation": 0.1, "stratify": None, "shapes": {}, "dtypes": {}, "transforms": []},
     },
 )
-SYNC = {"compression": "none"}
+SYNC = {"sync": "allreduce", "compression": "none"}
 DATA: dict[str, Any] = {"validation": None, "transforms": []}
 FIT = FitOptions(epochs=2, lr_scaling="linear", warmup_epochs=2.0)
 

@@ -23,8 +23,9 @@ from horovod_spark_runner.data.read.decode import RowDecoder
 from horovod_spark_runner.ml.loading import load_model
 from horovod_spark_runner.ml.trained import read_finished_run
 from horovod_spark_runner.rundir.directory import RunDirectory
-from horovod_spark_runner.training.keras.artifact import ModelInputs, save_model
+from horovod_spark_runner.training.keras.artifact import save_model
 from horovod_spark_runner.training.keras.binding import InputBinding
+from horovod_spark_runner.training.model_inputs import ModelInputs
 from horovod_spark_runner.training.spec import Binding
 
 from ..runs import spec_of
@@ -408,8 +409,10 @@ def test_columns_that_no_signature_takes_are_refused(
 
 def test_what_an_export_cannot_be_is_refused(exports: Exports, tmp_path: Path) -> None:
     transformer, target = exports.transformer("one vector"), tmp_path / "out"
-    with pytest.raises(InvalidInputError, match="no format 'onnx'.*there is 'saved_model'"):
-        transformer.export(target, format="onnx")
+    with pytest.raises(
+        InvalidInputError, match="no format 'onxx'.*there is 'saved_model', 'keras'"
+    ):
+        transformer.export(target, format="onxx")
     with pytest.raises(InvalidInputError, match="mode must be one of error, overwrite"):
         transformer.export(target, mode="replace")
     classes = transformer.copy({transformer.probabilityCol: "p"})

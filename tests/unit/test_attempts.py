@@ -27,8 +27,8 @@ from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoi
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.rundir.lock import RunLock, holds
 from horovod_spark_runner.settings.launching import LaunchSettings
+from horovod_spark_runner.settings.sync import Allreduce
 from horovod_spark_runner.settings.training import (
-    Allreduce,
     CheckpointOptions,
     FitOptions,
     RestartOptions,

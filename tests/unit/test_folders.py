@@ -30,6 +30,9 @@ def test_the_old_one_is_there_again_if_the_new_one_cannot_be_moved(
     tmp_path: Path, error: BaseException
 ) -> None:
     class Stuck(Location):
+        def exchange_with(self, other: Location) -> bool:
+            return False
+
         def move_to(self, target: Location) -> None:
             raise error
 

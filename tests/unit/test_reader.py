@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def dataset(folder: Path, files: list[list[int]], columns: tuple[Column, ...] = 
     facts = read_footers(Location(folder))
     names = tuple(file.name for file in facts.files)
     given = columns or (Column("id", "int64"), Column("v", "float32", (2,)))
-    return Dataset(Manifest(str(folder), names, given, facts.row_groups, "c"))
+    manifest = Manifest(str(folder), names, given, facts.row_groups, "c", footers=facts.sums)
+    return Dataset(manifest)
 
 
 def tags(data: Dataset, epoch: int, size: int, batch_size: int, **options: Any) -> list[list[int]]:
@@ -237,8 +239,9 @@ def test_a_fault_in_the_reading_thread_is_raised_where_batches_are_used(tmp_path
     data = dataset(tmp_path, [[10]])
     table = pa.table({"id": [1] * 10, "v": pa.array([[1.0, None]] * 10, pa.list_(pa.float32()))})
     pq.write_table(table, tmp_path / "part-000.parquet")
+    broken = Dataset(replace(data.manifest, footers=()))
     with pytest.raises(DataError, match="column 'v' holds arrays with null elements"):
-        list(data.epoch(0, rank=0, size=1, batch_size=2))
+        list(broken.epoch(0, rank=0, size=1, batch_size=2))
 
 
 def test_slices_of_lists_keep_their_offsets(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
@@ -11,17 +12,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from horovod_spark_runner.launch.shared.messages import Exited, Forked, ForkWorker, ProcessReport
+from horovod_spark_runner.launch.shared.processes import GUARD_NAME
 from horovod_spark_runner.launch.shared.typed_json import to_json
 from horovod_spark_runner.launch.slot import rank_process, ready, worker_handle
 from horovod_spark_runner.launch.slot.rank_process import RankProcess, WorkerEnd
+from horovod_spark_runner.launch.slot.ready import Asked, Known
 from horovod_spark_runner.launch.slot.workspace import Workspace
-from horovod_spark_runner.machine import process_start
+from horovod_spark_runner.machine import is_stopped, process_start
 
 
 @pytest.fixture
@@ -39,7 +43,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def ask(**environment: str) -> socket.socket | None:
     with open(os.devnull, "w") as output:
         whole = {**os.environ, **environment}
-        return ready.ask_for_worker(ForkWorker("d", "p", whole, ("json",), 60), output.fileno())
+        wanted = ForkWorker("d", "p", whole, ("json",), 60)
+        asked = ready.ask_for_worker(wanted, output.fileno())
+    return None if asked is None else asked.connection
 
 
 def test_a_directory_that_others_may_enter_is_not_used(place: Path) -> None:
@@ -113,8 +119,10 @@ def made(
     workspace = Workspace("unit")
     processes = []
 
-    def make(connection: socket.socket) -> RankProcess:
-        monkeypatch.setattr(worker_handle, "ask_for_worker", lambda *args: connection)
+    def make(connection: socket.socket, behind: Known | None = None) -> RankProcess:
+        monkeypatch.setattr(
+            worker_handle, "ask_for_worker", lambda *args: Asked(connection, behind)
+        )
         process = RankProcess(
             tmp_path / "payload",
             ["json"],
@@ -156,6 +164,106 @@ def test_a_worker_that_is_not_forked_is_started(
     assert process.ended
     assert not psutil.pid_exists(pid)
     other.close()
+
+
+@contextlib.contextmanager
+def stopped(place: Path, program: str) -> Iterator[tuple[subprocess.Popen[bytes], Known]]:
+    """Run a program in place of a ready process, known at a socket, and stop it once it waits."""
+    place.mkdir(mode=0o700)
+    path = place / "key.socket"
+    path.touch()
+    wait = "print(flush=True)\nimport time; time.sleep(600)"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{program}\n{wait}"], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        path.with_suffix(".process").write_text(f"{process.pid} {process_start(process.pid)}")
+        known = ready.known_at(path)
+        assert known is not None
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: is_stopped(process.pid))
+        try:
+            yield process, known
+        finally:
+            process.kill()
+
+
+def test_a_ready_process_that_is_stopped_is_not_waited_for(
+    made: Callable[..., RankProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_process, "FORK_SECONDS", 600.0)
+    connection, other = socket.socketpair()
+    with stopped(tmp_path / "place", "") as (process, known), other:
+        rank = made(connection, known)
+        began = time.monotonic()
+        pump(rank, lambda: rank._worker.pid is not None)
+        assert time.monotonic() - began < worker_handle.STOPPED_SECONDS + 5
+        assert process.wait(5) == -signal.SIGKILL
+    assert not known.path.exists()
+    assert ready.known_at(known.path) is None
+
+
+def test_one_that_ranks_of_other_runs_come_from_is_only_not_asked_any_more(
+    made: Callable[..., RankProcess], tmp_path: Path
+) -> None:
+    fork = """
+import os
+from horovod_spark_runner.launch.shared.processes import RANK_NAME, name_process
+reading, writing = os.pipe()
+if os.fork() == 0:
+    name_process(RANK_NAME)
+    os.write(writing, b"x")
+    import time; time.sleep(600)
+os.read(reading, 1)
+"""
+    connection, other = socket.socketpair()
+    with stopped(tmp_path / "place", fork) as (process, known), other:
+        rank = made(connection, known)
+        pump(rank, lambda: rank._worker.pid is not None)
+        assert process.poll() is None
+        assert not known.path.exists()
+        (worker,) = psutil.Process(process.pid).children()
+        worker.kill()
+        wait_until(lambda: worker.status() == psutil.STATUS_ZOMBIE)
+        known.send_away()
+        assert process.wait(5) == -signal.SIGKILL
+
+
+def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> None:
+    with stopped(tmp_path / "place", "") as (process, known):
+        other = replace(known, start="1")
+        assert other.has_ended
+        assert not other.is_stopped
+        other.send_away()
+        assert process.poll() is None
+        assert known.path.exists()
+
+
+def test_one_that_is_stopped_ends_with_its_executor(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["sleep", "600"]) as executor:
+        monkeypatch.setattr(ready, "_owner", lambda: executor.pid)
+        connection = ask()
+        assert connection is not None
+        connection.close()
+        (process,) = ready._started
+        family = psutil.Process(process.pid)
+        wait_until(lambda: [child.name() for child in family.children()] == [GUARD_NAME])
+        (guard,) = family.children()
+        process.send_signal(signal.SIGSTOP)
+        executor.kill()
+    process.wait(15)
+    wait_until(lambda: not guard.is_running())
+    wait_until(lambda: not place.exists())
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 15) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def report(other: socket.socket, what: ProcessReport) -> None:

@@ -13,9 +13,9 @@ from horovod_spark_runner.errors import DataError, InvalidInputError
 from horovod_spark_runner.run.request import TrainingRequest
 from horovod_spark_runner.settings.data import DataOptions
 from horovod_spark_runner.settings.launching import LaunchOptions
+from horovod_spark_runner.settings.sync import Allreduce
 from horovod_spark_runner.settings.tracking import MlflowOptions
 from horovod_spark_runner.settings.training import (
-    Allreduce,
     CheckpointOptions,
     FitOptions,
     InitialWeights,

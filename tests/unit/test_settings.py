@@ -13,11 +13,19 @@ import pytest
 from horovod_spark_runner import HorovodRunner
 from horovod_spark_runner.errors import InvalidInputError
 from horovod_spark_runner.settings.data import DataOptions
+from horovod_spark_runner.settings.estimator import sync_of
 from horovod_spark_runner.settings.kinds import check_options
 from horovod_spark_runner.settings.launching import LaunchOptions, LaunchSettings, MpiOptions
+from horovod_spark_runner.settings.sync import (
+    Allreduce,
+    DiLoCo,
+    LocalSGD,
+    Sync,
+    check_sync,
+    recorded_sync,
+)
 from horovod_spark_runner.settings.table import derive
 from horovod_spark_runner.settings.training import (
-    Allreduce,
     CheckpointOptions,
     FitOptions,
     RestartOptions,
@@ -88,6 +96,49 @@ def test_mpi_options_refuse(arguments: dict[str, Any], message: str) -> None:
 def test_compression_is_a_choice() -> None:
     with pytest.raises(InvalidInputError, match="compression must be one of none, fp16, got 'int8"):
         Allreduce(compression="int8")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, Allreduce()),
+        ({"compression": "fp16"}, Allreduce(compression="fp16")),
+        ({"way": "local_sgd", "every": 3}, LocalSGD(every=3)),
+        ({"way": "diloco", "every": 9, "outer_momentum": 0}, DiLoCo(every=9, outer_momentum=0)),
+    ],
+)
+def test_a_way_of_synchronising_as_a_dictionary(given: dict[str, Any], expected: Sync) -> None:
+    assert sync_of("sync", given) == expected
+    assert recorded_sync(expected)["sync"] == given.get("way", "allreduce")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"way": "diloco"}, "sync=.* lacks 'every': steps from one meeting to the next"),
+        (
+            {"way": "gossip"},
+            r"sync\['way'\] must be one of 'allreduce', 'local_sgd', 'dil",
+        ),
+        ({"every": 3}, "sync has no setting 'every'; there are compression"),
+        (
+            {"way": "diloco", "every": 9, "outer_momentum": 1},
+            "outer_momentum must be .* below 1",
+        ),
+        ({"way": "diloco", "every": 9, "outer_lr": 0}, "outer_lr must be above 0, got 0"),
+        ({"way": "local_sgd", "every": 0}, "every must be"),
+    ],
+)
+def test_a_way_of_synchronising_that_is_none(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        sync_of("sync", given)
+
+
+def test_a_way_of_synchronising_is_one_of_ours() -> None:
+    assert check_sync("sync", None) == Allreduce()
+    assert check_sync("sync", DiLoCo(every=9)) == DiLoCo(every=9)
+    with pytest.raises(InvalidInputError, match=r"Allreduce\(…\), LocalSGD\(…\) or DiLoCo"):
+        check_sync("sync", "local_sgd")
 
 
 def test_launch_options_pickle_and_do_not_change() -> None:

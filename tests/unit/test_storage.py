@@ -148,7 +148,8 @@ def test_nothing_is_unpickled() -> None:
     import io
 
     buffer = io.BytesIO()
-    np.savez(buffer, a=np.array([{"x": 1}], dtype=object))
+    kinds = np.frombuffer(b"{}", np.uint8)
+    np.savez(buffer, a=np.array([{"x": 1}], dtype=object), __dtypes__=kinds)
     with pytest.raises(ValueError, match="pickle"):
         load_arrays(buffer.getvalue())
 
@@ -294,13 +295,18 @@ def test_each_file_is_read_once(directory: RunDirectory, monkeypatch: pytest.Mon
 def watch_reading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the files that are read from now on, as they are."""
     seen: list[str] = []
-    read = Location.read_bytes
 
-    def reading(location: Location) -> bytes:
-        seen.append(f"{location.parent.name}/{location.name}")
-        return read(location)
+    def watch(how: str) -> None:
+        read = getattr(Location, how)
 
-    monkeypatch.setattr(Location, "read_bytes", reading)
+        def reading(location: Location, *taken: Any) -> Any:
+            seen.append(f"{location.parent.name}/{location.name}")
+            return read(location, *taken)
+
+        monkeypatch.setattr(Location, how, reading)
+
+    for how in ("read_bytes", "spool", "scan"):
+        watch(how)
     return seen
 
 

@@ -6,20 +6,29 @@ import argparse
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 
-from horovod_spark_runner import InvalidInputError, RunDirectoryError
+from horovod_spark_runner import (
+    EnvironmentProblem,
+    InvalidInputError,
+    ModelError,
+    RunDirectoryError,
+)
 from horovod_spark_runner.commands import tune as command
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.tune import choice, integer, loguniform, uniform
 from horovod_spark_runner.tune.directory import StudyDirectory, begin_or_check, check_same
+from horovod_spark_runner.tune.samplers import check_sampler, make_pruner, sampler_for
 from horovod_spark_runner.tune.space import Space, check_space, describe_space, suggest
-from horovod_spark_runner.tune.study import Study, check_sampler, make_pruner
-from horovod_spark_runner.tune.trial_request import check_names
+from horovod_spark_runner.tune.study import Study
+from horovod_spark_runner.tune.trial import final_value
+from horovod_spark_runner.tune.trial_request import check_names, checked_params
 
 SPACE = {"lr": loguniform(1e-4, 1.0), "units": choice(8, "many", None), "depth": integer(1, 3)}
 
@@ -35,10 +44,14 @@ SPACE = {"lr": loguniform(1e-4, 1.0), "units": choice(8, "many", None), "depth":
         (lambda: integer(0, 9, log=True), "above 0"),
         (lambda: choice(), "one or more values"),
         (lambda: choice(1, 1), "each once"),
+        (lambda: choice(1, True), "those that are equal, as 1, 1.0 and True are, for one"),
+        (lambda: choice(math.nan), "got nan of type float"),
         (lambda: choice((1, 2)), r"got \(1, 2\) of type tuple"),
         (lambda: check_space({}), "space must be a dictionary"),
         (lambda: check_space({"lr": 0.1}), "space gives 'lr' 0.1"),
-        (lambda: check_sampler("gird"), "sampler must be one of tpe, random, got 'gird'"),
+        (lambda: check_sampler("gird", SPACE), "sampler must be one of tpe, random, grid, got"),
+        (lambda: check_sampler("grid", SPACE), "every value of choice.* but 'lr' is Range"),
+        (lambda: check_sampler("grid", lambda _: {}), "of choice.* by name, got a function"),
         (lambda: make_pruner("asha", 1), "they have one: epochs=1"),
         (lambda: make_pruner("hyper", 3), "pruner must be one of median, asha, hyperband"),
         (lambda: make_pruner(optuna.pruners.MedianPruner(), 1), "they have one: epochs=1"),
@@ -74,12 +87,15 @@ def test_spaces_that_differ_are_told_apart() -> None:
     assert describe_space(SPACE) == describe_space(dict(SPACE)) != describe_space(other)
 
 
-def open_study(folder: Path, **options: Any) -> tuple[StudyDirectory, Study]:
+def open_study(
+    folder: Path, sampler: Any = "tpe", seed: int = 0, pruner: Any = None
+) -> tuple[StudyDirectory, Study]:
     directory = StudyDirectory(Location(folder))
     directory.location.make_folder()
     begin_or_check(directory, {"metric": "loss", "direction": "min"})
     directory.mend_journal()
-    return directory, Study(directory, "min", **options)
+    choosing = partial(sampler_for, sampler, SPACE, seed, side_by_side=False)
+    return directory, Study(directory, "min", choosing, pruner)
 
 
 def draw(study: Study, *values: float) -> list[dict[str, Any]]:
@@ -141,6 +157,84 @@ def test_a_grid_comes_to_its_end(tmp_path: Path) -> None:
     assert [one.state.name for one in study.trials()] == ["COMPLETE", "COMPLETE"]
 
 
+def ask(study: Study, space: Space) -> tuple[optuna.Trial, dict[str, Any]]:
+    asked = study.ask(lambda trial: suggest(space, trial))
+    assert asked is not None
+    return asked
+
+
+def test_trials_side_by_side_are_each_given_a_point_of_the_grid(tmp_path: Path) -> None:
+    """Also once a search goes on: what was begun comes first."""
+    space: Space = {"units": integer(1, 2), "kind": choice("a", None)}
+    choosing = partial(sampler_for, "grid", space, 0, side_by_side=True)
+    study = Study(open_study(tmp_path)[0], "min", choosing)
+    begun = []
+    while not study.exhausted:
+        begun.append(ask(study, space))
+    points = {tuple(params.values()) for _, params in begun}
+    assert points == {(1, "a"), (1, None), (2, "a"), (2, None)}
+    assert len(begun) == 4
+    study.fail(begun[0][0], "its own fault")
+    study.finish(begun[1][0], 1.0)
+    again = Study(open_study(tmp_path)[0], "min", choosing)
+    assert again.take_up() == 2
+    left = []
+    while not again.exhausted:
+        left.append(ask(again, space))
+    assert [(trial.number, params) for trial, params in left] == [
+        (trial.number, params) for trial, params in begun[2:]
+    ]
+
+
+def test_a_sampler_that_has_tried_all_ends_the_search(tmp_path: Path) -> None:
+    space: Space = {"units": integer(1, 2)}
+    with pytest.warns(optuna.exceptions.ExperimentalWarning):
+        sampler = optuna.samplers.BruteForceSampler(seed=1)
+    _, study = open_study(tmp_path, sampler=sampler)
+    tried = []
+    while not study.exhausted:
+        trial, params = ask(study, space)
+        study.finish(trial, 1.0)
+        tried.append(params["units"])
+    assert sorted(tried) == [1, 2]
+
+
+@pytest.mark.parametrize("made", [optuna.samplers.CmaEsSampler(), optuna.samplers.GPSampler()])
+def test_what_a_sampler_needs_is_looked_for_at_once(
+    made: optuna.samplers.BaseSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(EnvironmentProblem, match=r"Sampler\(…\) needs .*: pip install"):
+        check_sampler(made, SPACE)
+
+
+def test_a_sampler_that_does_not_know_the_space_is_named(tmp_path: Path) -> None:
+    grid = optuna.samplers.GridSampler({"lr": [0.1]})
+    _, study = open_study(tmp_path, sampler=grid)
+    with pytest.raises(InvalidInputError, match=r"cannot choose from the space: .* units, is not"):
+        ask(study, SPACE)
+    assert "cannot choose" in study.trials()[0].user_attrs["error"]
+
+
+def test_what_a_function_gives_is_kept_as_json() -> None:
+    given = {"lr": np.float64(0.5), "units": np.int64(4), "class_weight": {0: 1.0, 1: 2}}
+    kept = checked_params(given, {})
+    assert kept == {"lr": 0.5, "units": 4, "class_weight": {"0": 1.0, "1": 2.0}}
+    assert json.loads(json.dumps(kept)) == kept
+    with pytest.raises(InvalidInputError, match="batch_size .of the space. must be a whole number"):
+        checked_params({"batch_size": 20.5}, {})
+    with pytest.raises(InvalidInputError, match="'run_dir' in the space is the name of a setting"):
+        checked_params({"run_dir": "here"}, {})
+
+
+def test_a_trial_is_worth_what_its_model_is() -> None:
+    history = [{"loss": 3.0, "val_loss": 2.0}, {"loss": 2.0, "val_loss": 1.0}]
+    assert final_value(history, None, "val_loss") == 1.0
+    assert final_value(history, {"val_loss": 2.0}, "val_loss") == 2.0
+    with pytest.raises(ModelError, match="its 'loss' is not known; search by a metric of valid"):
+        final_value(history, {"val_loss": 2.0}, "loss")
+
+
 def test_what_is_no_number_is_no_result(tmp_path: Path) -> None:
     _, study = open_study(tmp_path)
     draw(study, math.nan, math.inf, 3.0)
@@ -186,6 +280,7 @@ def test_show_tells_of_trials_that_have_not_finished(
     left = study.ask(lambda trial: suggest(SPACE, trial))
     assert failed is not None
     assert left is not None
+    failed[0].report(math.nan, 1)
     study.fail(failed[0], "KeyError: no such layer\nTraceback")
     left[0].report(0.25, 1)
     command.show_command(argparse.Namespace(study_dir=str(tmp_path), json=False))
@@ -194,6 +289,9 @@ def test_show_tells_of_trials_that_have_not_finished(
     assert "trials  3: 1 finished, 1 failed, 1 interrupted\n" in shown
     assert "failed  trial 1: KeyError: no such layer\n" in shown + "\n"
     assert "interrupted  0.25" in shown
+    command.show_command(argparse.Namespace(study_dir=str(tmp_path), json=True))
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert [one["value"] for one in told["trials"]] == [1.5, None, 0.25]
 
 
 @pytest.mark.parametrize("name", ["median", "asha", "hyperband"])

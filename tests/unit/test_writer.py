@@ -10,8 +10,10 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,11 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.errors import CheckpointError, InvalidInputError, RunDirectoryError
-from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, newest_checkpoint
+from horovod_spark_runner.rundir.checkpoint import (
+    CheckpointInfo,
+    newest_checkpoint,
+    save_checkpoint,
+)
 from horovod_spark_runner.rundir.checkpoint_writer import CheckpointWriter
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.settings.training import CheckpointOptions
@@ -129,6 +135,33 @@ for step in range(1, 10):
     writer.wait()
     print(step, newest_checkpoint(directory)[1].step, flush=True)
 """
+
+
+def test_a_step_that_is_saved_again_is_never_missing(tmp_path: Path) -> None:
+    directory = RunDirectory(str(tmp_path))
+    values = {"variables.npz": {"a": np.zeros(1000)}}
+    place = save_checkpoint(directory, info(7), values)
+    over, missed = threading.Event(), []
+
+    def look() -> None:
+        while not over.is_set():
+            if not os.path.exists(str(place.join("checkpoint.json"))):
+                missed.append(time.monotonic())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for loss in range(300):
+            again = replace(info(7), history=[{"loss": float(loss)}])
+            save_checkpoint(directory, again, values)
+    finally:
+        over.set()
+        looking.join()
+    assert not missed
+    newest = newest_checkpoint(directory)
+    assert newest is not None
+    assert newest[1].history == [{"loss": 299.0}]
+    assert [folder.name for folder in directory.checkpoints.list()] == [place.name]
 
 
 def test_a_full_disk_and_a_read_only_one_are_survived(tmp_path: Path) -> None:

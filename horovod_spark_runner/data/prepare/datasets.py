@@ -13,8 +13,9 @@ import numpy as np
 
 from ...errors import DataError, EnvironmentProblem, RunFailedError
 from ...settings.data import DataOptions
-from ...spark.session import active_session, classic_context
+from ...spark.session import active_session, classic_context, described
 from ...storage.filesystem import Location
+from ...storage.urls import without_secrets
 from ..manifest import Manifest
 from ..store import delete_dataset, sweep_incomplete
 from .checks import NO_ROWS
@@ -162,7 +163,10 @@ def prepared(
         DataError: the values cannot be trained on.
     """
     with stored(data, roles, options, own) as (folder, request, made):
-        yield _prepare(data, roles, options, validation, folder, request, seed, made)
+        place = without_secrets(str(folder))
+        with described(session_of(data), f"Horovod: writing rows to train on to {place}"):
+            found = _prepare(data, roles, options, validation, folder, request, seed, made)
+        yield found
 
 
 @contextlib.contextmanager

@@ -109,6 +109,7 @@ def united(parts: Sequence[Manifest]) -> Manifest:
         row_groups=tuple(groups),
         checksum=joined_checksum([part.checksum for part in alike]),
         file_sizes=tuple(size for part in alike for size in part.file_sizes),
+        footers=tuple(footer for part in alike for footer in part.footers),
         source="",
         row_order=".".join(part.row_order for part in alike),
         verified=all(part.verified for part in alike),

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from ...errors import DataError
 from ...storage.filesystem import FileStat, Location
+from ..footer import read_footer
 from ..manifest import Column, Manifest, RowGroup, in_memory
 from .checks import Footer
 
@@ -26,6 +27,7 @@ class FooterFacts:
         row_groups: their row groups that hold rows, in file order.
         columns: what is known of each column, in the order of the files' leaves.
         values: elements of each column by row group, nulls among them.
+        sums: checksum of each file's footer.
     """
 
     folder: Location
@@ -33,6 +35,7 @@ class FooterFacts:
     row_groups: tuple[RowGroup, ...]
     columns: tuple[Footer, ...]
     values: tuple[tuple[int, ...], ...]
+    sums: tuple[str, ...]
 
 
 def manifest_of(
@@ -53,6 +56,7 @@ def manifest_of(
         file_sizes=tuple(file.size for file in facts.files),
         verified=verified,
         allow_nan=allow_nan,
+        footers=facts.sums,
     )
 
 
@@ -80,10 +84,11 @@ def read_footers(location: Location) -> FooterFacts:
     """
     folder, found = parquet_files(location)
     files: list[FileStat] = []
+    sums: list[str] = []
     groups: list[RowGroup] = []
     leaves: list[list[_Leaf]] = []
     for file in found:
-        metadata = read_metadata(folder.join(file.name))
+        metadata, footer = read_metadata(folder.join(file.name))
         leaves = leaves or [[] for _ in range(metadata.num_columns)]
         before = len(groups)
         for i in range(metadata.num_row_groups):
@@ -94,24 +99,26 @@ def read_footers(location: Location) -> FooterFacts:
                     leaf.append(_read_leaf(group.column(number)))
         if len(groups) > before:  # else an empty partition
             files.append(file)
+            sums.append(footer)
     return FooterFacts(
         folder,
         tuple(files),
         tuple(groups),
         tuple(_summary(leaf) for leaf in leaves),
         tuple(tuple(chunk.values for chunk in leaf) for leaf in leaves),
+        tuple(sums),
     )
 
 
-def read_metadata(file: Location) -> pq.FileMetaData:
-    """Return the footer of one file.
+def read_metadata(file: Location) -> tuple[pq.FileMetaData, str]:
+    """Return the footer of one file, and its checksum.
 
     Raises:
         DataError: it is no Parquet file.
     """
     try:
         with file.open_input() as stream:
-            return pq.read_metadata(stream)
+            return read_footer(stream)
     except pa.ArrowInvalid as error:
         raise DataError(f"{file} is no Parquet file, or a damaged one: {error}") from error
 

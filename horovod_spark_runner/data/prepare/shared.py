@@ -50,7 +50,11 @@ class SharedData:
                 self._found = {one: replace(data, reused=True) for one, data in given.items()}
             yield given[key]
         finally:
-            with self._lock:
-                self._left -= 1
-                if not self._left:
-                    self._cleanup()
+            self.leave()
+
+    def leave(self) -> None:
+        """Take note that one of the trainings needs the data no more, or will not be."""
+        with self._lock:
+            self._left -= 1
+            if not self._left:
+                self._cleanup()

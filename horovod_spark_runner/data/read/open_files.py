@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ...errors import DataError
 from ...storage.filesystem import Location
+from ..footer import read_footer
 from ..manifest import Manifest
 
 # Kept open while no thread reads them; far below the 1,024 files that a process may have open.
@@ -32,24 +35,44 @@ class OpenFiles:
         self._footers: OrderedDict[int, pq.FileMetaData] = OrderedDict()
 
     def take(self, number: int) -> pq.ParquetFile:
-        """Return one of the dataset's files, which is nobody else's until it is put back."""
+        """Return one of the dataset's files, which is nobody else's until it is put back.
+
+        Raises:
+            DataError: it is another one than when the dataset was made.
+        """
         with self._lock:
             for index in reversed(range(len(self._idle))):
                 if self._idle[index][0] == number:
                     return self._idle.pop(index)[1]
             footer = self._footers.get(number)
         location = self.location(number)
+        stream = location.open_input()
+        footer = footer or self._checked(number, stream)
         # Over a network, few large requests are faster than many small ones. Writers like
         # Spark's leave a sum of each page, by which a damaged one is known.
         file = pq.ParquetFile(
-            location.open_input(),
+            stream,
             metadata=footer,
             pre_buffer=not location.is_local,
             page_checksum_verification=True,
         )
         if not location.is_local:
-            self._keep(number, file.metadata)
+            self._keep(number, footer)
         return file
+
+    def _checked(self, number: int, stream: pa.NativeFile) -> pq.FileMetaData:
+        place, wanted = self.location(number), self._manifest.footers
+        try:
+            footer, found = read_footer(stream)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{place} is no Parquet file any more: {error}") from error
+        if wanted and found != wanted[number]:
+            raise DataError(
+                f"{place} is another file than when the dataset was made: its footer has changed. "
+                "Leave files as they are while they are read; of a dataset that was materialized, "
+                "delete the folder, and the rows are written again"
+            )
+        return footer
 
     def put_back(self, number: int, file: pq.ParquetFile) -> None:
         """Take a file that has been read from; one that has not been used for long is closed."""

@@ -8,9 +8,13 @@ from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
+from ...report.numbers import duration
 from ..shared.messages import Dropped, Log, Notice, Placed, Progress, Queued, Told
 from ..shared.topology import in_words
 
+# Waiting that is told, as a part of the time, and what it is for.
+WORTH_TELLING = 0.1
+_WAITS = {"data": "for data", "exchange": "in the exchange", "checkpoint": "for checkpoints"}
 _COLOURS = (36, 33, 32, 35, 34, 31)
 # Guards the consoles of the runs that go on, and keeps the lines of several whole.
 _lock = threading.RLock()
@@ -93,7 +97,8 @@ class Console:
             self._end_epoch(progress)
         elif self._terminal:
             bar = self._bar or self._new_bar(progress)
-            bar.set_postfix_str(_format_metrics(progress.metrics), refresh=False)
+            told = [_format_metrics(progress.metrics), *_pace(progress)]
+            bar.set_postfix_str("  ".join(filter(None, told)), refresh=False)
             bar.update(progress.step - bar.n)
 
     def _new_bar(self, progress: Progress) -> tqdm[NoReturn]:
@@ -111,9 +116,7 @@ class Console:
     def _end_epoch(self, progress: Progress) -> None:
         self._end_bar()
         line = f"{_title(progress)}  {progress.steps} steps  {_format_metrics(progress.metrics)}"
-        if progress.samples_per_second:
-            line += f"  {progress.samples_per_second:,.0f} samples/s"
-        self._print(line)
+        self._print("  ".join([line, *_pace(progress)]))
 
     def _print(self, line: str) -> None:
         with _lock:
@@ -135,3 +138,18 @@ def _title(progress: Progress) -> str:
 
 def _format_metrics(metrics: dict[str, float]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def _pace(progress: Progress) -> list[str]:
+    """Return how fast a training is, how long it will take, and what it waits for."""
+    told = []
+    if progress.samples_per_second:
+        told.append(f"{progress.samples_per_second:,.0f} samples/s")
+    if progress.seconds_left:
+        told.append(f"{duration(progress.seconds_left)} left")
+    waits = [
+        f"{part:.0%} {_WAITS.get(kind, kind)}"
+        for kind, part in progress.waits.items()
+        if part >= WORTH_TELLING
+    ]
+    return [*told, *(["waiting " + ", ".join(waits)] if waits else [])]

@@ -14,7 +14,7 @@ from pyspark import TaskContext
 from ...machine import environment_at_start
 from ...settings.launching import LaunchSettings
 from ...spark.capacity import Allotment
-from ...spark.session import inheriting_thread, use_own_python
+from ...spark.session import described, inheriting_thread, use_own_python
 from ..shared.command import worker_environment
 from ..slot.ready import ask_to_import
 
@@ -66,7 +66,7 @@ def import_meanwhile(
 
     def run() -> None:
         profile = {} if shape.profile is None else {"profile": shape.profile}
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), described(spark, "Horovod: importing ahead of ranks"):
             spark.range(0, slots, 1, slots).mapInArrow(task, "id long", **profile).collect()
 
     inheriting_thread(spark, run, "hsr-head-start").start()

@@ -85,8 +85,9 @@ class RunResult:
     Attributes:
         results: the function's return values, by rank.
         placement: where each rank ran, by rank.
-        timings: seconds per phase, one after the other: ``check`` (of the call and Spark's slots,
-            and the wait for other runs of this process), ``tasks`` (Spark starts them),
+        timings: seconds per phase, one after the other: ``check`` (of the call and Spark's slots),
+            ``slots`` (the wait for those that other runs of this process hold), ``tasks`` (Spark
+            starts them),
             ``rendezvous`` (they find each other), ``start`` (of all ranks), ``function``,
             ``results`` (their way back), in all ``total``. Of ``start``, and partly at the same
             time, for the slowest rank: ``mpirun`` (until the rank is lent its MPI environment),
@@ -144,10 +145,12 @@ def launch(
     allotment = check_slots(spark, options, workers)
     bind, host, port = control_address(spark)
     claim = _claim(spark, allotment, one_at_a_time=bool(port))  # a port has room for one run
+    asked = time.monotonic()
     with (
         contextlib.closing(observer),
         _turns.turn(claim, lambda: _say(observer, Queued()), observer.look) as waited,
     ):
+        came = time.monotonic()
         if workers is None:
             _say(observer, Notice(allotment.describe(), warn=False))
         if waited:  # executors may have been lost meanwhile
@@ -173,11 +176,17 @@ def launch(
             outcomes = run_job(SparkJob(spark, plan, allotment.shape.profile), talk)
             results = tuple(_unpickle_result(outcome, server) for outcome in outcomes)
     ended = time.monotonic()
-    phases = {"check": checked - began, **talk.phases.seconds(ended)}
+    waited_for_slots = came - asked
+    phases = {"check": checked - began - waited_for_slots, "slots": waited_for_slots}
     return RunResult(
         results=results,
         placement=tuple(o.placement for o in outcomes if o.placement is not None),
-        timings={**phases, **_slowest(outcomes), "total": ended - began},
+        timings={
+            **phases,
+            **talk.phases.seconds(ended),
+            **_slowest(outcomes),
+            "total": ended - began,
+        },
         ready_bytes=max(outcome.ready_bytes for outcome in outcomes),
     )
 

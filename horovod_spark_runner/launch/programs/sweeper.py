@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterable
 
 
 def main() -> None:
@@ -23,10 +24,15 @@ def main() -> None:
             groups.add(group)
         else:
             groups.discard(group)
+    clear(groups, sys.argv[1:])
+
+
+def clear(groups: Iterable[int], directories: Iterable[str]) -> None:
+    """Kill process groups and remove directories."""
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
-    for directory in sys.argv[1:]:
+    for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
 
 

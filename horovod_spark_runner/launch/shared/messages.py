@@ -7,7 +7,7 @@ workers. `Told` is the envelope of all that the driver hears. The unions say who
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
 
 from .outcome import Failure
@@ -50,7 +50,13 @@ class Progress(Message):
         steps: steps of an epoch.
         run_step: steps of the whole run.
         metrics: their values so far, by name.
-        samples_per_second: the rate of a whole epoch; ``None`` within one.
+        samples_per_second: the rate of a whole epoch; within one, that since the last report, if
+            there was one.
+        seconds_left: what the rest of the run will take, at its pace so far; ``None`` if that is
+            not known.
+        waits: which part of the time was spent waiting, by what for: ``data``, ``exchange`` (with
+            other ranks, and for them) or ``checkpoint``; of rank 0 since the last report, or, of a
+            whole epoch, of all ranks.
     """
 
     epoch: int
@@ -60,6 +66,8 @@ class Progress(Message):
     run_step: int
     metrics: dict[str, float]
     samples_per_second: float | None = None
+    seconds_left: float | None = None
+    waits: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

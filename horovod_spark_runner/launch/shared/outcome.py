@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ...errors import (
     CheckpointError,
+    EnvironmentProblem,
     HorovodSparkError,
     InvalidInputError,
     LaunchError,
@@ -23,6 +24,7 @@ RAISED = "raised"  # the function raised an exception
 DIED = "died"  # the process exited or was killed
 LOST = "lost"  # the Spark task, its executor or its host went away
 LAUNCH = "launch"  # mpirun or the slot could not do its part
+ENVIRONMENT = "environment"  # nor can it before something is installed or set up
 STALLED = "stalled"  # no rank made any progress
 MPI_ENDED = "mpi ended"  # ended with mpirun, and what became of that is known
 ABORTED = "aborted"  # ended because another rank had failed, or the driver asked
@@ -189,6 +191,12 @@ def failure_error(
         # Not one rank's: the caller's input, which took the built model to judge, the storage's,
         # or what all ranks found together.
         return exception
+    if isinstance(exception, EnvironmentProblem):
+        problem = EnvironmentProblem(f"{_who(cause)} on {cause.host}: {exception}")
+        problem.__cause__ = exception
+        return problem
+    if failure.kind == ENVIRONMENT:
+        return EnvironmentProblem(f"{_who(cause)} on {cause.host}: {failure.message}")
     if failure.kind == STALLED:
         return _stalled_error(failure.message, outcomes)
     others = _summarise_others(cause, outcomes)
@@ -232,7 +240,7 @@ def _summarise_others(cause: RankOutcome, outcomes: Sequence[RankOutcome]) -> li
         if other is cause or other.slot == cause.slot:
             continue
         state = "finished" if other.failure is None else other.failure.message
-        if other.failure is not None and other.failure.kind in (DIED, LAUNCH, LOST):
+        if other.failure is not None and other.failure.kind in (DIED, LAUNCH, ENVIRONMENT, LOST):
             state += " after that"
         lines.append(f"  {_who(other)} on {other.host}: {state}")
     if len(lines) > MAX_OTHERS:

@@ -19,6 +19,9 @@ from .lines import LineSplitter
 
 # How long a process that was killed may take to be gone.
 KILL_SECONDS = 10.0
+# What processes are called in ``ps`` and ``top``: a rank's, the one it may be forked from, and the
+# one that wakes that in the end.
+RANK_NAME, READY_NAME, GUARD_NAME = "horovod-rank", "horovod-ready", "horovod-guard"
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _PROGRAMS = Path(__file__).parent.parent / "programs"
 _TETHER = str(_PROGRAMS / "tether.py")
@@ -162,6 +165,14 @@ class ChildOutput:
     def _pass_on(self, lines: list[str]) -> None:
         if lines and self._on_lines is not None:
             self._on_lines(lines)
+
+
+def end_descriptors(pid: int) -> tuple[int, ...]:
+    """Return a descriptor that can be read once the process has ended, where the kernel has it."""
+    try:
+        return (os.pidfd_open(pid),)
+    except (AttributeError, OSError):
+        return ()
 
 
 def describe_exit(code: int) -> str:

@@ -14,6 +14,7 @@ from ..shared.outcome import LOG_TAIL_LINES
 from ..shared.processes import (
     ChildOutput,
     describe_exit,
+    end_descriptors,
     end_group,
     find_mpirun,
     remote_launch_script,
@@ -46,6 +47,8 @@ class Daemon:
         assert self._process.stdout is not None
         self._output = ChildOutput(self._process.stdout, LOG_TAIL_LINES, None)
         workspace.watch(self._process.pid)
+        # Its output ends a moment before it does.
+        self._watched = end_descriptors(self._process.pid)
 
     @property
     def ended(self) -> bool:
@@ -63,7 +66,10 @@ class Daemon:
 
     def handlers(self) -> dict[int, Callable[[], None]]:
         """Return what to call when which descriptor can be read."""
-        return self._output.handlers()
+        handlers = self._output.handlers()
+        if not self.ended:
+            handlers.update(dict.fromkeys(self._watched, _look))
+        return handlers
 
     def describe_end(self) -> str:
         """Say how it ended; all of its output is then in `log_tail`."""
@@ -79,6 +85,13 @@ class Daemon:
     def close(self) -> None:
         self.end()
         self._output.close()
+        for descriptor in self._watched:
+            os.close(descriptor)
+        self._watched = ()
+
+
+def _look() -> None:
+    """Do nothing: after any event, its slot looks at whether it has ended."""
 
 
 def start_mpirun(

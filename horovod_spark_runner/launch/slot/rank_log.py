@@ -8,15 +8,23 @@ import queue
 import threading
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from ...storage.filesystem import Location
+if TYPE_CHECKING:
+    from ...storage.filesystem import Location
 
 # Pieces of output that may wait for storage. Above it they are dropped, and counted: the run does
 # not wait.
 MAX_WAITING = 20_000
 # Seconds that storage may take for the last lines when the rank has ended.
 CLOSE_SECONDS = 10.0
+
+
+def _location(folder: str | os.PathLike[str]) -> Location:
+    # At use: it loads the clients of all storage there is, and most runs keep no logs.
+    from ...storage.filesystem import Location
+
+    return Location(folder)
 
 
 class RankLog:
@@ -44,7 +52,7 @@ class RankLog:
         most: int = MAX_WAITING,
         patience: float = CLOSE_SECONDS,
     ) -> None:
-        self._folder = None if folder is None else Location(folder)
+        self._folder = None if folder is None else _location(folder)
         self._spool = spool / "log"
         self._early: list[str] = []
         self._waiting: queue.Queue[list[str] | None] = queue.Queue(most)

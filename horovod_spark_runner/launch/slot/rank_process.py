@@ -34,8 +34,9 @@ from ..shared.outcome import (
     Failure,
     shortened,
 )
-from ..shared.processes import ChildOutput, describe_exit
+from ..shared.processes import READY_NAME, ChildOutput, describe_exit
 from ..shared.typed_json import MessageError, parse, to_json
+from .ready import retire_all
 from .worker_handle import StartedWorker, Worker, fork_worker
 from .workspace import SMALL_MEMORY, Workspace
 
@@ -114,10 +115,13 @@ class RankProcess:
         self._begin: Begin | None = None
         self._asked: signal.Signals | None = None
         self.ended = False
-        forked = self._fork(idle_timeout) if idle_timeout and modules else None
-        self._take(forked or self._start())
+        self._take(self._fork(idle_timeout) or self._start())
 
     def _fork(self, idle_timeout: float) -> Worker | None:
+        if not idle_timeout:
+            retire_all()
+        if not idle_timeout or not self._modules:
+            return None
         return fork_worker(
             ForkWorker(
                 directory=str(self._directory),
@@ -165,7 +169,8 @@ class RankProcess:
         """Notice an end that no descriptor has told of, or a ready process that does nothing."""
         if self.ended:
             return
-        if self._worker.pid is None and time.monotonic() - self._since > FORK_SECONDS:
+        late = self._worker.pid is None and time.monotonic() - self._since > FORK_SECONDS
+        if late or self._worker.will_not_come():
             self._start_instead()
         if self._hung_up is not None and time.monotonic() - self._hung_up > HUNG_UP_SECONDS:
             self._worker.end()
@@ -253,13 +258,21 @@ class RankProcess:
         return WorkerEnd(result=result.read_bytes(), timings=timings)
 
     def _hint(self, code: int) -> str:
+        killed = code == -signal.SIGKILL
+        ready = self._worker.ready_that_ended() if killed else None
+        if ready is not None:
+            return (
+                f", as the process it was forked from has ended ({READY_NAME}, {ready}): something "
+                "has killed that, or the system has run out of memory; the ranks of this executor "
+                "end with it, and a restart or the next run starts another one"
+            )
         if self._hung_up is not None:
             return "; it had closed its connection to its slot (all file descriptors?)"
         if code == MPI_START_EXIT:
             room = self._workspace.shared_memory_left()
             full = f": /dev/shm has {room / 2**20:.0f} MiB left" if room < SMALL_MEMORY else ""
             return f"; MPI could not start, or mpirun was gone{full}"
-        return "; the system may have run out of memory" if code == -signal.SIGKILL else ""
+        return "; the system may have run out of memory" if killed else ""
 
     def _died(self, message: str, stacks: str = "") -> Failure:
         return Failure(DIED, time.time(), message, traceback=stacks, log_tail=self.log_tail)

@@ -9,8 +9,8 @@ rank finds what it would find in a new process.
 
 A slot connects, sends one request with the pipe for the rank's output, and keeps the connection:
 the rank talks over it as a worker that was started talks over its socket, and the ready process
-adds the rank's exit code. Where there is no such process and none can be started, a rank's worker
-is started the plain way.
+adds the rank's exit code. Where there is no such process and none can be started, or it has been
+stopped, a rank's worker is started the plain way.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from ...machine import process_start
+from ...machine import is_stopped, numbering, process_start
 from ..shared.channel import receive_exactly
 from ..shared.messages import READY_REQUESTS, ForkWorker, ImportModules, ReadyRequest
+from ..shared.processes import RANK_NAME
 from ..shared.typed_json import MessageError, parse, to_json
 from .workspace import is_private, short_temporary
 
@@ -45,7 +48,72 @@ _MAX_REQUEST = 16 * 1024 * 1024
 _started: list[subprocess.Popen[bytes]] = []
 
 
-def ask_for_worker(wanted: ForkWorker, output: int) -> socket.socket | None:
+@dataclass(frozen=True)
+class Known:
+    """The process behind a socket.
+
+    Attributes:
+        path: of the socket.
+        pid: number of the process.
+        start: when it started, which a later process of that number did not.
+    """
+
+    path: Path
+    pid: int
+    start: str
+
+    @property
+    def has_ended(self) -> bool:
+        return process_start(self.pid) != self.start
+
+    @property
+    def is_stopped(self) -> bool:
+        return is_stopped(self.pid) and not self.has_ended
+
+    def send_away(self) -> None:
+        """Have nobody ask it any more, and end it, unless ranks of other runs are its copies."""
+        with contextlib.suppress(OSError), _locked(self.path.parent):
+            if known_at(self.path) == self:
+                self.path.unlink(missing_ok=True)
+                _record(self.path).unlink()
+            self.end()
+
+    def end(self) -> None:
+        """End it, which ends its workers, unless it has some."""
+        import psutil
+
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if not self.has_ended and not any(map(_is_worker, psutil.Process(self.pid).children())):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def _is_worker(process: Any) -> bool:
+    return bool(process.name() == RANK_NAME and process.status() != "zombie")
+
+
+def known_at(path: Path) -> Known | None:
+    """Return the process that listens, or has listened, at a socket, as it was noted."""
+    try:
+        pid, start = _record(path).read_text().split()
+        return Known(path, int(pid), start)
+    except (OSError, ValueError):
+        return None
+
+
+def _record(path: Path) -> Path:
+    """Return the file that says which process listens at a socket."""
+    return path.with_suffix(".process")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A worker that was asked for: the connection to it, and the process it will be a copy of."""
+
+    connection: socket.socket
+    ready: Known | None
+
+
+def ask_for_worker(wanted: ForkWorker, output: int) -> Asked | None:
     """Ask this executor's ready process for a worker; start that process if there is none.
 
     Args:
@@ -53,16 +121,16 @@ def ask_for_worker(wanted: ForkWorker, output: int) -> socket.socket | None:
         output: descriptor that takes the worker's output.
 
     Returns:
-        The connection to the worker to be; ``None`` if a ready process cannot be had here.
+        The worker to be; ``None`` if a ready process cannot be had here.
     """
     environment = wanted.environment
     own = {name: environment[name] for name in PER_RANK if name in environment}
     try:
-        connection = _reach(environment, wanted.modules, wanted.idle_timeout)
-        write_request(connection, replace(wanted, environment=own), output)
+        asked = _reach(environment, wanted.modules, wanted.idle_timeout)
+        write_request(asked.connection, replace(wanted, environment=own), output)
     except OSError:
         return None
-    return connection
+    return asked
 
 
 def ask_to_import(
@@ -75,20 +143,29 @@ def ask_to_import(
         modules: what they will need.
         idle_timeout: seconds a ready process waits for the next request.
     """
-    with contextlib.suppress(OSError), _reach(environment, modules, idle_timeout) as connection:
-        write_request(connection, ImportModules(tuple(modules), idle_timeout))
+    with contextlib.suppress(OSError):
+        asked = _reach(environment, modules, idle_timeout)
+        with asked.connection as connection:
+            write_request(connection, ImportModules(tuple(modules), idle_timeout))
 
 
-def _reach(
-    environment: Mapping[str, str], modules: Sequence[str], idle_timeout: float
-) -> socket.socket:
+def retire_all() -> None:
+    """Ask all ready processes of this executor to end when their ranks have."""
+    directory = _directory()
+    if directory.exists():
+        with contextlib.suppress(OSError), _locked(directory):
+            _retire(directory.glob("*.socket"))
+
+
+def _reach(environment: Mapping[str, str], modules: Sequence[str], idle_timeout: float) -> Asked:
     """Return a connection to this executor's ready process; start that if there is none."""
     shared = {name: text for name, text in environment.items() if name not in PER_RANK}
     _started[:] = [process for process in _started if process.poll() is None]
     directory = _directory()
     with _locked(directory):
         path = directory / f"{_key(shared, modules)}.socket"
-        return _connect(path) or _start(path, shared, idle_timeout)
+        connection = _connect(path) or _start(path, shared, idle_timeout)
+        return Asked(connection, known_at(path))
 
 
 def write_request(connection: socket.socket, request: ReadyRequest, *files: int) -> None:
@@ -121,10 +198,10 @@ def read_request(connection: socket.socket) -> tuple[ReadyRequest, list[int]]:
 
 
 def remove_if_over(path: Path, is_over: Callable[[], bool]) -> bool:
-    """Take the socket at ``path`` away, and the directory with the last one.
+    """Take this process's socket away, and the directory with the last one.
 
     Args:
-        path: of the socket.
+        path: of the socket; another process's may be there by now.
         is_over: is asked once no slot can be about to connect.
 
     Returns:
@@ -134,7 +211,10 @@ def remove_if_over(path: Path, is_over: Callable[[], bool]) -> bool:
         with _locked(path.parent, fcntl.LOCK_NB):
             if not is_over():
                 return False
-            path.unlink(missing_ok=True)
+            known = known_at(path)
+            if known is None or known.pid == os.getpid():
+                path.unlink(missing_ok=True)
+                _record(path).unlink(missing_ok=True)
             if not any(path.parent.glob("*.socket")):
                 shutil.rmtree(path.parent, ignore_errors=True)
     except BlockingIOError:
@@ -176,9 +256,7 @@ def _owner() -> int:
 
 
 def _prefix() -> str:
-    # Numbers of processes mean something within one name space only.
-    space = os.readlink("/proc/self/ns/pid").strip("pid:[]")
-    return f"hsr-ready-{os.getuid()}-{space}-"
+    return f"hsr-ready-{os.getuid()}-{numbering()}-"
 
 
 def _directory() -> Path:
@@ -194,6 +272,9 @@ def _sweep(directory: Path) -> None:
         with contextlib.suppress(OSError, ValueError):
             if process_start(int(owner)) != began:
                 _check_private(other)
+                for path in other.glob("*.socket"):
+                    if (known := known_at(path)) is not None:  # stopped, with all of its kind
+                        known.end()
                 shutil.rmtree(other)
 
 
@@ -224,34 +305,34 @@ def _connect(path: Path) -> socket.socket | None:
 def _start(path: Path, environment: Mapping[str, str], idle_timeout: float) -> socket.socket:
     """Start the ready process that listens at ``path`` and return a connection to it."""
     _sweep(path.parent)
-    _retire_others(path)
+    _retire(other for other in path.parent.glob("*.socket") if other != path)
     path.unlink(missing_ok=True)
     owner = _owner()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         listener.listen(128)
         arguments = [listener.fileno(), path, owner, process_start(owner), idle_timeout]
-        _started.append(
-            subprocess.Popen(
-                [sys.executable, "-m", MODULE, *map(str, arguments)],
-                env={**environment, "TMPDIR": str(path.parent)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(listener.fileno(),),
-                start_new_session=True,
-            )
+        process = subprocess.Popen(
+            [sys.executable, "-m", MODULE, *map(str, arguments)],
+            env={**environment, "TMPDIR": str(path.parent)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(listener.fileno(),),
+            start_new_session=True,
         )
+        _started.append(process)
+        _record(path).write_text(f"{process.pid} {process_start(process.pid)}")
         connection = _connect(path)
     if connection is None:
         raise ConnectionError(f"nothing listens at {path}")
     return connection
 
 
-def _retire_others(path: Path) -> None:
-    """Ask the ready processes of other environments to end when their ranks have."""
-    for other in path.parent.glob("*.socket"):
-        connection = None if other == path else _connect(other)
+def _retire(paths: Iterable[Path]) -> None:
+    """Ask the ready processes at these sockets to end when their ranks have."""
+    for path in paths:
+        connection = _connect(path)
         if connection is not None:
             with connection, contextlib.suppress(OSError):
                 write_request(connection, ImportModules((), 0.0))

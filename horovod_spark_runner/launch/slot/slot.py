@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ...errors import HorovodSparkError, LaunchError
+from ...errors import EnvironmentProblem, HorovodSparkError, LaunchError
 from ...machine import environment_at_start
 from ..shared.command import worker_environment
 from ..shared.messages import (
@@ -37,16 +37,10 @@ from ..shared.messages import (
     Stop,
 )
 from ..shared.network import choose_interface, node_identity, own_interfaces, route_to
-from ..shared.outcome import ABORTED, LAUNCH, STALLED, Failure, RankOutcome
+from ..shared.outcome import ABORTED, ENVIRONMENT, LAUNCH, STALLED, Failure, RankOutcome
 from ..shared.rendezvous import info_of, placed
 from ..shared.slot_plan import ORPHAN_GRACE, SlotPlan
-from ..shared.topology import (
-    Part,
-    RankPlacement,
-    SlotInfo,
-    arrange,
-    split_devices,
-)
+from ..shared.topology import Part, RankPlacement, SlotInfo, arrange, split_devices
 from ..shared.typed_json import parse, to_json
 from .json_door import Caller, JsonDoor, MpiIdentity
 from .node_runtime import NodeRuntime
@@ -168,7 +162,7 @@ class Slot:
         except StoppedError as stopped:
             self._fail(ABORTED, str(stopped))
         except Exception as error:  # becomes the ranks' outcome; the driver raises it
-            self._fail(LAUNCH, _describe(error))
+            self._fail(_kind_of(error), _describe(error))
         if self._part is not None and self._mpi.has_ended:
             end = self._mpi.describe_end()
             for rank in self._ranks:
@@ -189,7 +183,7 @@ class Slot:
             self._start()
             own: Joining = Located(self._info())
         except (HorovodSparkError, OSError) as error:
-            self._fail(LAUNCH, _describe(error))
+            self._fail(_kind_of(error), _describe(error))
             own = CannotJoin(self._index, _describe(error))
         answer = self._link.ask(own)
         if isinstance(answer, Refused):
@@ -393,6 +387,10 @@ class Slot:
     def _rank_at(self, index: int) -> int:
         placement = self._ranks[index].placement if index < len(self._ranks) else None
         return -1 if placement is None else placement.rank
+
+
+def _kind_of(error: Exception) -> str:
+    return ENVIRONMENT if isinstance(error, EnvironmentProblem) else LAUNCH
 
 
 def _describe(error: Exception) -> str:

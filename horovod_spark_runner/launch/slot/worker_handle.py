@@ -16,8 +16,8 @@ from typing import IO
 
 from ...machine import exit_code_of
 from ..shared.messages import Forked, ForkWorker, ProcessReport
-from ..shared.processes import end_group, signal_group, start_tethered
-from .ready import ask_for_worker
+from ..shared.processes import end_descriptors, end_group, signal_group, start_tethered
+from .ready import Asked, ask_for_worker
 
 WORKER_MODULE = "horovod_spark_runner.launch.worker.main"
 # How long after a worker's end its exit code may take to come: the ready process may be busy.
@@ -26,6 +26,8 @@ _CODE_SECONDS = 30.0
 _OWN_LOOK_SECONDS = 2.0
 # How long a process that has closed its connection may take to end.
 _END_SECONDS = 1.0
+# After which a ready process that has been stopped is not waited for any longer.
+STOPPED_SECONDS = 2.0
 
 
 class Worker(abc.ABC):
@@ -66,6 +68,14 @@ class Worker(abc.ABC):
     @abc.abstractmethod
     def end(self) -> None:
         """End it and what it started; safe to call again."""
+
+    def will_not_come(self) -> bool:
+        """Tell whether it is not there yet, and what is to fork it has been stopped."""
+        return False
+
+    def ready_that_ended(self) -> int | None:
+        """Return the number of the process it was forked from, if that has ended before it."""
+        return None
 
     def read_rest(self) -> bytes:
         """Return what an ended worker has left in the connection."""
@@ -108,7 +118,7 @@ class StartedWorker(Worker):
         assert self._process.stdout is not None
         self.output = self._process.stdout
         self.pid = self._process.pid
-        self.watched = _watch(self._process.pid)
+        self.watched = end_descriptors(self._process.pid)
 
     def take(self, report: ProcessReport) -> None:
         """There is nobody to report of it."""
@@ -132,20 +142,21 @@ class ForkedWorker(Worker):
     """A child of this executor's ready process, which tells its number and its exit code.
 
     Args:
-        connection: to the ready process and, later, to the worker.
+        asked: the connection to the ready process and, later, to the worker.
         output: what the worker prints.
     """
 
-    def __init__(self, connection: socket.socket, output: IO[bytes]) -> None:
-        self.connection = connection
+    def __init__(self, asked: Asked, output: IO[bytes]) -> None:
+        self.connection, self._ready = asked.connection, asked.ready
         self.output = output
+        self._stopped_since: float | None = None
         self._code: int | None = None
         self._gone_since: float | None = None
 
     def take(self, report: ProcessReport) -> None:
         if isinstance(report, Forked):
             self.pid, self.ready_bytes = report.pid, report.ready_bytes
-            self.watched = _watch(report.pid)
+            self.watched = end_descriptors(report.pid)
         else:
             self._code = report.code
 
@@ -153,6 +164,20 @@ class ForkedWorker(Worker):
         if self.pid is not None and self._code is None:
             # The ready process has died, and its workers with it.
             self._code, self.guessed = -signal.SIGKILL, True
+
+    def will_not_come(self) -> bool:
+        if self.pid is not None or self._ready is None or not self._ready.is_stopped:
+            self._stopped_since = None
+            return False
+        now = time.monotonic()
+        self._stopped_since = self._stopped_since or now
+        if now - self._stopped_since < STOPPED_SECONDS:
+            return False
+        self._ready.send_away()
+        return True
+
+    def ready_that_ended(self) -> int | None:
+        return self._ready.pid if self._ready is not None and self._ready.has_ended else None
 
     def poll(self) -> int | None:
         if self._code is None and self.watched and select.select(self.watched, [], [], 0)[0]:
@@ -181,23 +206,15 @@ class ForkedWorker(Worker):
             self.connection.shutdown(socket.SHUT_RDWR)
 
 
-def _watch(pid: int) -> tuple[int, ...]:
-    """Return a descriptor that can be read once the process has ended, where the kernel has it."""
-    try:
-        return (os.pidfd_open(pid),)
-    except (AttributeError, OSError):
-        return ()
-
-
 def fork_worker(wanted: ForkWorker) -> ForkedWorker | None:
     """Return a worker forked by this executor's ready process; ``None`` if none can be had."""
     reading, writing = os.pipe()
     try:
-        connection = ask_for_worker(wanted, writing)
+        asked = ask_for_worker(wanted, writing)
     finally:
         os.close(writing)
     output = os.fdopen(reading, "rb", buffering=0)
-    if connection is None:
+    if asked is None:
         output.close()
         return None
-    return ForkedWorker(connection, output)
+    return ForkedWorker(asked, output)

@@ -1,4 +1,8 @@
-"""A slot's private directory, and the process that clears up after the slot."""
+"""A slot's private directory, and the process that clears up after the slot.
+
+Where that process was killed, the slot does it, and where both were, the next slot on that host:
+each directory names the slots that use it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-_SWEEPER = str(Path(__file__).parent.parent / "programs" / "sweeper.py")
+from ...machine import numbering, process_start
+from ..programs import sweeper
+
+_SWEEPER = sweeper.__file__
+_PREFIX = "hsr-"
+# Files in a directory, one for each slot that uses it, which name its process.
+_OWNER = "owner-"
 CLOSE_TIMEOUT = 10.0
 _SHARED_MEMORY = Path("/dev/shm")
 # Bytes of shared memory below which MPI may not start.
@@ -29,11 +39,16 @@ class Workspace:
     """
 
     def __init__(self, run_id: str) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="hsr-", dir=short_temporary(60)))
-        self.shared_memory = _shared_memory(f"hsr-{run_id}")
-        directories = [self.path, *filter(None, [self.shared_memory])]
+        temporary = Path(short_temporary(60))
+        for place in (temporary, _SHARED_MEMORY):
+            _sweep(place)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=temporary))
+        self.shared_memory = _shared_memory(f"{_PREFIX}{run_id}")
+        _sign(self.path)
+        self._directories = [str(path) for path in (self.path, self.shared_memory) if path]
+        self._groups: set[int] = set()
         self._sweeper = subprocess.Popen(
-            [sys.executable, "-S", "-E", _SWEEPER, *map(str, directories)],
+            [sys.executable, "-S", "-E", _SWEEPER, *self._directories],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -57,10 +72,12 @@ class Workspace:
 
     def watch(self, group: int) -> None:
         """Have a process group killed with the slot."""
+        self._groups.add(group)
         self._tell(f"+{group}\n")
 
     def forget(self, group: int) -> None:
         """Have a group left alone that has ended: its number may come to name another one."""
+        self._groups.discard(group)
         self._tell(f"-{group}\n")
 
     def close(self) -> None:
@@ -70,12 +87,40 @@ class Workspace:
             self._sweeper.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._sweeper.wait(CLOSE_TIMEOUT)
+        if self._sweeper.poll() != 0:  # it was killed, or stopped
+            self._sweeper.kill()
+            sweeper.clear(self._groups, self._directories)
+            self._groups.clear()
 
     def _tell(self, line: str) -> None:
         assert self._sweeper.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self._sweeper.stdin.write(line.encode())
             self._sweeper.stdin.flush()
+
+
+def _sign(directory: Path) -> None:
+    """Note that this process uses a directory."""
+    pid = os.getpid()
+    (directory / f"{_OWNER}{pid}").write_text(f"{numbering()} {pid} {process_start(pid)}")
+
+
+def _sweep(place: Path) -> None:
+    """Remove what slots of this user left here that were killed together with their sweeper."""
+    for directory in place.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            owners = list(directory.glob(f"{_OWNER}*")) if is_private(directory) else []
+            if owners and all(map(_is_gone, owners)):
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_gone(owner: Path) -> bool:
+    """Tell whether a directory's owner is known to have ended; not of another machine's."""
+    try:
+        where, pid, start = owner.read_text().split()
+        return where == numbering() and process_start(int(pid)) != start
+    except ValueError:  # it is just being written
+        return False
 
 
 def _shared_memory(name: str) -> Path | None:
@@ -87,7 +132,10 @@ def _shared_memory(name: str) -> Path | None:
     try:
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        return path if is_private(path) else None
+        if not is_private(path):
+            return None
+        _sign(path)
+        return path
     except OSError:
         return None
 

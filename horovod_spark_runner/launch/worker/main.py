@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import os
 import pickle
@@ -36,7 +37,7 @@ from ..shared.outcome import (
     Failure,
     describe_exception,
 )
-from ..shared.processes import name_process
+from ..shared.processes import RANK_NAME, name_process
 from ..shared.typed_json import parse
 from . import reporting
 
@@ -54,7 +55,7 @@ def main() -> None:
 
 def prepare(directory: Path) -> None:
     """Give this process its name and signals: Python stacks on request, no end by Ctrl-C."""
-    name_process("horovod-rank")
+    name_process(RANK_NAME)
     # Ctrl-C on a terminal reaches the whole foreground group; ending ranks is the driver's call.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _show_crashes(directory)
@@ -109,6 +110,9 @@ def import_ahead(modules: Iterable[str]) -> None:
             # Only a head start: what is missing or broken is reported when the function imports it.
             with contextlib.suppress(Exception, SystemExit):
                 importlib.import_module(module)
+    # What lives for ever needs no look by the collector, which would copy its pages in every worker
+    # that is forked.
+    gc.freeze()
 
 
 def _join_world(rank: int, size: int) -> None:

@@ -1,14 +1,14 @@
 """A process that has imported a framework and forks a worker for every request; see `ready`.
 
 It has one thread of Python's and runs no code but its own, so a fork copies nothing half-done.
-A worker dies with it, and it ends a worker whose slot has gone.
+A worker dies with it, and it ends a worker whose slot has gone. Should it be stopped, by SIGSTOP,
+it would not see that its executor has ended: a guard, forked before anything is imported, wakes it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import os
 import select
 import signal
@@ -21,7 +21,13 @@ from pathlib import Path
 
 from ...machine import process_start, resident_bytes
 from ..shared.messages import Exited, Forked, ForkWorker
-from ..shared.processes import die_with_parent, name_process, signal_group
+from ..shared.processes import (
+    GUARD_NAME,
+    READY_NAME,
+    die_with_parent,
+    name_process,
+    signal_group,
+)
 from ..shared.typed_json import to_json
 from ..slot.ready import read_request, remove_if_over
 from .main import import_ahead, prepare, work
@@ -62,10 +68,7 @@ class ReadyProcess:
         os.set_blocking(self._waker, False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        try:
-            self._owner_watch: int | None = os.pidfd_open(owner)
-        except (AttributeError, OSError):
-            self._owner_watch = None
+        self._owner_watch = _watch(owner)
 
     def serve(self) -> None:
         """Fork a worker for every request, until the end."""
@@ -143,10 +146,6 @@ class ReadyProcess:
             import_ahead(missing)
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             self._modules.update(missing)
-            # Objects that live for ever need no look by the collector, which would copy their
-            # pages in every worker.
-            gc.collect()
-            gc.freeze()
 
     def _on_exits(self) -> None:
         os.read(self._wake, 4096)
@@ -206,6 +205,34 @@ class ReadyProcess:
             os._exit(code)
 
 
+def _watch(pid: int) -> int | None:
+    """Return a descriptor that can be read once the process has ended, where the kernel has it."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def _start_guard(owner: int, owner_start: str, listener: socket.socket) -> None:
+    """Fork the process that wakes this one when its executor ends."""
+    parent = os.getpid()
+    if os.fork() != 0:
+        return
+    try:
+        os.setsid()  # what stops a whole group does not stop it
+        name_process(GUARD_NAME)
+        die_with_parent(parent)
+        listener.close()
+        watch = _watch(owner)
+        while process_start(owner) == owner_start:
+            select.select([] if watch is None else [watch], [], [], _TICK / 1000)
+        while True:
+            os.kill(parent, signal.SIGCONT)
+            time.sleep(1.0)
+    finally:
+        os._exit(0)
+
+
 def _seed_anew() -> None:
     """Give NumPy's global generator other numbers than in the next worker; Python's has them."""
     numpy = sys.modules.get("numpy")
@@ -223,11 +250,12 @@ def _kill(pid: int) -> None:
 def main() -> None:
     """Serve: ``python -m …launch.ready_process FD PATH OWNER OWNER_START IDLE``."""
     descriptor, path, owner, owner_start, idle = sys.argv[1:]
-    name_process("horovod-ready")
+    name_process(READY_NAME)
     for number in (signal.SIGINT, *_NOT_FOR_IT):
         signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(fileno=int(descriptor))
     listener.set_inheritable(False)
+    _start_guard(int(owner), owner_start, listener)
     ReadyProcess(listener, Path(path), int(owner), owner_start, float(idle)).serve()
 
 

@@ -13,9 +13,10 @@ from ...data.manifest import TEXT, Column, Manifest
 from ...errors import ModelError
 from ...rundir.directory import RunDirectory
 from ...storage.filesystem import Location
+from ..model_inputs import ModelInputs
 from ..spec import FEATURES, Binding
 from ..trained_model import ModelWriter, Signature
-from .artifact import ModelInputs, load_archive, save_model
+from .artifact import load_archive, save_model
 from .binding import InputBinding, input_structure, match_inputs
 from .exported import DECODED, SERVING, read_exported
 from .graph import Graph, pack

@@ -1,18 +1,20 @@
-"""What a ``.keras`` archive needs besides Keras, told without loading Keras. Pure.
+"""What a ``.keras`` archive needs besides Keras, told without loading Keras.
 
 An archive is a zip file whose ``config.json`` describes every layer: classes and functions of
 Keras by their module, the user's own by their names, lambdas as marshalled code. That code is
-never run: `with_named_lambdas` puts names in its place, to be looked up as other functions are.
+never run: `name_lambdas_in` puts names in its place, to be looked up as other functions are.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from ...storage.contents import Contents
 
 CONFIG_FILE = "config.json"
 LAMBDA = "__lambda__"
@@ -40,7 +42,7 @@ class CustomPart:
         return f"{what} in layer {self.layer!r}" if self.layer else what
 
 
-def read_config(archive: bytes) -> dict[str, Any]:
+def read_config(archive: Contents) -> dict[str, Any]:
     """Return the archive's description of the model, without how it was compiled.
 
     Raises:
@@ -49,16 +51,16 @@ def read_config(archive: bytes) -> dict[str, Any]:
     return {**_config_of(archive), "compile_config": None}
 
 
-def _config_of(archive: bytes) -> dict[str, Any]:
+def _config_of(archive: Contents) -> dict[str, Any]:
     try:
-        with zipfile.ZipFile(io.BytesIO(archive)) as file:
+        with zipfile.ZipFile(archive.open()) as file:
             config: dict[str, Any] = json.loads(file.read(CONFIG_FILE))
     except (zipfile.BadZipFile, KeyError) as error:
         raise ValueError(f"not a Keras archive: {error}") from error
     return config
 
 
-def read_compile_config(archive: bytes) -> dict[str, Any]:
+def read_compile_config(archive: Contents) -> dict[str, Any]:
     """Return with which losses and metrics the archive's model was compiled; empty if with none.
 
     Raises:
@@ -75,12 +77,43 @@ def custom_parts(config: Mapping[str, Any]) -> list[CustomPart]:
     return list(found.values())
 
 
-def with_named_lambdas(archive: bytes) -> bytes:
-    """Return the archive with every lambda as a function named by the key of its part."""
-    config = read_config(archive)
+def read_unpacked_config(folder: Path) -> dict[str, Any]:
+    """Return `read_config` of an archive that is unpacked in ``folder``."""
+    config: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text())
+    return {**config, "compile_config": None}
+
+
+def pack(folder: Path, file: Any) -> None:
+    """Write the archive of the files in ``folder``, as Keras does.
+
+    Args:
+        folder: what Keras has written unpacked.
+        file: takes bytes by its ``write``.
+    """
+    with zipfile.ZipFile(file, "w") as archive:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                archive.write(path, path.relative_to(folder))
+
+
+def unpack(archive: Contents, folder: Path) -> None:
+    """Write an archive's files into a folder, from which Keras loads without holding them.
+
+    Raises:
+        ValueError: it is no ``.keras`` archive.
+    """
+    try:
+        with zipfile.ZipFile(archive.open()) as file:
+            file.extractall(folder)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"not a Keras archive: {error}") from error
+
+
+def name_lambdas_in(folder: Path) -> None:
+    """Have every lambda in an unpacked archive be a function named by the key of its part."""
+    place = folder / CONFIG_FILE
+    config = read_unpacked_config(folder)
     lambdas = [path for path, part in _walk(config, (), "") if part.name == LAMBDA]
-    if not lambdas:
-        return archive
     for path in lambdas:
         owner: Any = config
         for step in path[:-1]:
@@ -91,18 +124,14 @@ def with_named_lambdas(archive: bytes) -> bytes:
             "config": _key(path),
             "registered_name": "function",
         }
-    target = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(target, "w") as new:
-        for entry in old.infolist():
-            text = json.dumps(config).encode()
-            new.writestr(entry, text if entry.filename == CONFIG_FILE else old.read(entry))
-    return target.getvalue()
+    if lambdas:
+        place.write_text(json.dumps(config))
 
 
-Path = tuple[str | int, ...]
+Steps = tuple[str | int, ...]
 
 
-def _walk(value: object, path: Path, layer: str) -> Iterator[tuple[Path, CustomPart]]:
+def _walk(value: object, path: Steps, layer: str) -> Iterator[tuple[Steps, CustomPart]]:
     if isinstance(value, Mapping):
         kind, inner = value.get("class_name"), value.get("config")
         if isinstance(kind, str) and "config" in value:
@@ -126,7 +155,7 @@ def _name(config: object) -> str:
     return str(config.get("name") or "") if isinstance(config, Mapping) else ""
 
 
-def _custom(value: Mapping[str, Any], kind: str, path: Path, layer: str) -> CustomPart | None:
+def _custom(value: Mapping[str, Any], kind: str, path: Steps, layer: str) -> CustomPart | None:
     module, registered = value.get("module"), value.get("registered_name")
     field = str(path[-1]) if path and isinstance(path[-1], str) else ""
     if kind == LAMBDA:
@@ -139,5 +168,5 @@ def _custom(value: Mapping[str, Any], kind: str, path: Path, layer: str) -> Cust
     return CustomPart(kind, str(registered), layer or _name(value["config"]), field)
 
 
-def _key(path: Path) -> str:
+def _key(path: Steps) -> str:
     return "lambda at " + "/".join(map(str, path))

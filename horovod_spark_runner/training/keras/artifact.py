@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ import cloudpickle
 import keras
 import numpy as np
 
-from ...data.manifest import Column
 from ...errors import CheckpointError
 from ...rundir.directory import RunDirectory
 from ...serialize import dumps
-from ...storage.arrays import dump_arrays
-from ..spec import KERAS, Binding, OutputSpec, TrainingSpec
-from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature, Targets
-from .archive import custom_parts, read_config, with_named_lambdas
+from ...storage.arrays import write_arrays
+from ...storage.contents import Contents, Sink
+from ..likeness import check_close
+from ..model_inputs import ModelInputs
+from ..spec import KERAS, OutputSpec
+from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature
+from .archive import custom_parts, name_lambdas_in, pack, read_unpacked_config, unpack
 from .custom_objects import find_objects, name_lambdas, only_keras, revivable
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .model import finalize_layers
@@ -31,44 +34,17 @@ from .outputs import (
     output_specs,
     unchanged,
 )
-from .sample import check_close, take_sample, try_out
+from .restoring import sparing_memory
+from .sample import take_sample, try_out
 from .saved import ARCHIVE_FILE, FILES, SAMPLE_FILE, KerasFacts, SavedModel
+from .variables import value_of
 
 # How many numbers of two models' weights are compared at once.
 _PART = 1 << 22
+# Name of the folder that an archive is unpacked into.
+_UNPACKED = "model"
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ModelInputs:
-    """What a trained model takes.
-
-    Attributes:
-        inputs: which column feeds which input.
-        columns: the feature columns.
-        transforms: those of them that were trained with a transform.
-        custom_objects: classes and functions by name that the model itself was made with.
-        targets: what its outputs were compared with, if that is known.
-    """
-
-    inputs: Binding
-    columns: tuple[Column, ...]
-    transforms: tuple[str, ...]
-    custom_objects: Mapping[str, Any]
-    targets: Targets | None = None
-
-    @classmethod
-    def of_training(cls, spec: TrainingSpec) -> ModelInputs:
-        """Return what the model of a training takes."""
-        names = spec.inputs.columns
-        return cls(
-            inputs=spec.inputs,
-            columns=tuple(spec.train.column(name) for name in names),
-            transforms=tuple(sorted(set(spec.transforms) & set(names))),
-            custom_objects=spec.model.custom_objects,
-            targets=_targets(spec),
-        )
 
 
 def save_model(
@@ -107,19 +83,17 @@ def _save(
 ) -> SavedModel:
     state = keras_state()
     files = ModelWriter(directory)
-    weights = {f"{number:05d}": np.asarray(w.numpy()) for number, w in enumerate(model.weights)}
-    files.write(WEIGHTS_FILE, dump_arrays(weights))
-    del weights  # may be of gigabytes
-    archive = _archive(model)
-    if archive is not None:
-        files.write(ARCHIVE_FILE, archive)
+    files.write_by(WEIGHTS_FILE, functools.partial(_write_weights, model))
     outputs, problem = _outputs(model, example)
     sample = None if outputs is None else take_sample(model, example)
     if sample is not None:
         files.write(SAMPLE_FILE, sample)
     saved = SavedModel("source")
-    if archive is not None and outputs is not None:
-        saved, problem = _how_it_loads(archive, model, inputs.custom_objects, example)
+    with _archive(model) as archive:
+        if archive is not None:
+            files.write_by(ARCHIVE_FILE, functools.partial(pack, archive))
+        if archive is not None and outputs is not None:
+            saved, problem = how_it_loads(archive, model, inputs.custom_objects, example)
     facts = KerasFacts(
         archive=archive is not None,
         self_contained=saved.loads == "archive",
@@ -144,18 +118,7 @@ def _save(
     return saved
 
 
-def _targets(spec: TrainingSpec) -> Targets:
-    weight = () if spec.weight is None else (spec.weight,)
-    names = dict.fromkeys((*spec.outputs.columns, *weight))
-    return Targets(
-        spec.outputs,
-        tuple(spec.train.column(name) for name in names),
-        spec.weight,
-        tuple(sorted(set(spec.transforms) & set(names))),
-    )
-
-
-def load_archive(archive: bytes, objects: Mapping[str, Any] | None) -> keras.Model:
+def load_archive(archive: Contents, objects: Mapping[str, Any] | None) -> keras.Model:
     """Return the model in a ``.keras`` file, not compiled.
 
     Args:
@@ -163,30 +126,48 @@ def load_archive(archive: bytes, objects: Mapping[str, Any] | None) -> keras.Mod
         objects: the user's classes and functions it names; lambdas by the keys of `CustomPart`.
     """
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, ARCHIVE_FILE)
-        path.write_bytes(archive if objects is None else with_named_lambdas(archive))
-        return keras.saving.load_model(path, custom_objects=revivable(objects or {}), compile=False)
+        place = Path(folder, _UNPACKED)
+        unpack(archive, place)
+        return _load_unpacked(place, objects)
 
 
-def _archive(model: keras.Model) -> bytes | None:
-    try:
-        try:
-            return _written(model)
-        except Exception:
-            if not name_lambdas(model):
-                raise
-            return _written(model)
-    except Exception as error:  # a custom layer's get_config may fail in any way
-        reason = _first_line(error)
-        logger.warning("the model is kept as weights only; Keras cannot write it: %s", reason)
-        return None
+def _load_unpacked(folder: Path, objects: Mapping[str, Any] | None) -> keras.Model:
+    if objects is not None:
+        name_lambdas_in(folder)
+    known = revivable(objects or {})
+    with sparing_memory():
+        return keras.saving.load_model(folder, custom_objects=known, compile=False)
 
 
-def _written(model: keras.Model) -> bytes:
+def _write_weights(model: keras.Model, sink: Sink) -> None:
+    weights = enumerate(model.weights)
+    write_arrays(sink, ((f"{number:05d}", value_of(weight)) for number, weight in weights))
+
+
+def save_unpacked(model: keras.Model, folder: Path) -> None:
+    """Write the files of a model's archive into a new folder, from which `pack` makes it."""
+    with sparing_memory():
+        model.save(folder, zipped=False)
+
+
+@contextlib.contextmanager
+def _archive(model: keras.Model) -> Iterator[Path | None]:
+    """Give the folder in which Keras has written the model, or ``None`` if it cannot."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, ARCHIVE_FILE)
-        model.save(path)
-        return path.read_bytes()
+        place = Path(folder, _UNPACKED)
+        try:
+            try:
+                save_unpacked(model, place)
+            except Exception:
+                if not name_lambdas(model):
+                    raise
+                save_unpacked(model, place)
+        except Exception as error:  # a custom layer's get_config may fail in any way
+            reason = _first_line(error)
+            logger.warning("the model is kept as weights only; Keras cannot write it: %s", reason)
+            yield None
+            return
+        yield place
 
 
 def _outputs(model: keras.Model, example: Any) -> tuple[tuple[OutputSpec, ...] | None, str]:
@@ -200,10 +181,20 @@ def _outputs(model: keras.Model, example: Any) -> tuple[tuple[OutputSpec, ...] |
         return None, reason
 
 
-def _how_it_loads(
-    archive: bytes, model: keras.Model, given: Mapping[str, Any], example: Any
+def how_it_loads(
+    archive: Path, model: keras.Model, given: Mapping[str, Any], example: Any
 ) -> tuple[SavedModel, str]:
-    """Find out, by loading the archive, what it takes to get the same model from it."""
+    """Find out, by loading an archive, what it takes to get the same model from it.
+
+    Args:
+        archive: folder with the files of the archive.
+        model: the model it was made of.
+        given: classes and functions by name that the model was made with.
+        example: one row of inputs.
+
+    Returns:
+        How it loads, and what was in the way of loading it by itself.
+    """
     finalize_layers(model)
     with unchanged(model):
         inputs, expected = try_out(model, example)
@@ -214,7 +205,7 @@ def _how_it_loads(
     except Exception as error:  # whatever Keras raises for what it does not know
         problem = _first_line(error)
     try:
-        parts = custom_parts(read_config(archive))
+        parts = custom_parts(read_unpacked_config(archive))
         objects = dumps(find_objects(model, parts, given))
         with only_keras():
             loaded = _load_in_new_state(archive, cloudpickle.loads(objects))
@@ -226,7 +217,7 @@ def _how_it_loads(
         return SavedModel("source"), problem
 
 
-def _load_in_new_state(archive: bytes, objects: Mapping[str, Any] | None) -> keras.Model:
+def _load_in_new_state(archive: Path, objects: Mapping[str, Any] | None) -> keras.Model:
     """Return the archive's model as another process would load it, on the CPU."""
     state = keras_state()
     with (
@@ -235,14 +226,14 @@ def _load_in_new_state(archive: bytes, objects: Mapping[str, Any] | None) -> ker
         using_keras_state(state),
         keras.device("cpu:0"),
     ):
-        return load_archive(archive, objects)
+        return _load_unpacked(archive, objects)
 
 
 def _check_same(loaded: keras.Model, model: keras.Model, inputs: Any, expected: Any) -> None:
     # A layer that only training calls has no weights in a model that is loaded to predict.
     left = iter(model.weights)
     for theirs in loaded.weights:
-        if not any(_equal(ours.numpy(), theirs.numpy()) for ours in left):
+        if not any(_equal(value_of(ours), value_of(theirs)) for ours in left):
             raise ValueError(f"its weights differ: {theirs.path}")
     found = output_leaves(call_model(loaded, inputs))
     for (path, value), (place, other) in zip(output_leaves(expected), found, strict=True):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import keras
 import tensorflow as tf
 from mpi4py import MPI
 
+from ...errors import ModelError
 from ..spec import TrainingSpec
-from ..sync.synchroniser import Synchroniser
+from ..sync.synchroniser import Alike, Synchroniser
 from .batches import BatchBinding
 from .exchange import GradientExchange
 from .model import (
@@ -16,7 +20,7 @@ from .model import (
     has_own_steps,
     switch_off_jit,
 )
-from .optimizers import check_optimizers, find_optimizers
+from .optimizers import check_optimizers, find_optimizers, leaf_optimizers
 from .outputs import call_outputs
 from .step import Steps
 from .tensors import as_tensor
@@ -68,3 +72,30 @@ class BuiltModel:
         check_optimizers(self.optimizers)
         if world.Get_size() > 1:
             check_losses(self.model)
+            _check_between_meetings(self.model, self.optimizers, synchroniser)
+
+
+def _check_between_meetings(
+    model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer], sync: Synchroniser
+) -> None:
+    """Check that a model can be trained by ranks that do not meet in every step.
+
+    Raises:
+        ModelError: it has a layer or optimizer that would not do what it says.
+    """
+    if sync.meets_in_every_step:
+        return
+    for layer in model._flatten_layers(include_self=False, recursive=True):
+        if getattr(layer, "synchronized", False):
+            raise ModelError(
+                f"layer {layer.name!r} has synchronized=True: its statistics are those of all "
+                "ranks' rows in every step, in which ranks do not meet with LocalSGD and DiLoCo. "
+                "Leave it out (the moments are averaged where ranks meet), or use sync=Allreduce()"
+            )
+    for optimizer in leaf_optimizers(optimizers):
+        if optimizer.use_ema and sync.alike is Alike.WEIGHTS:
+            raise ModelError(
+                f"optimizer {optimizer.name!r} has use_ema=True: each rank would keep moving "
+                "averages of its own. Use sync=LocalSGD(average_optimizer=True), which averages "
+                "them, too, or sync=Allreduce()"
+            )

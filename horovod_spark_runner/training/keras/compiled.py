@@ -6,13 +6,15 @@ import cloudpickle
 import keras
 
 from ...errors import ModelError
+from ...storage.contents import Contents
 from ..spec import ModelSource
-from ..trained_model import WITH_MODEL_FN, Recipe
+from ..trained_model import Recipe
 from .archive import LAMBDA, custom_parts, read_compile_config
 from .binding import InputBinding
 from .loading import make_model, set_weights
 from .model import build_model
-from .saved import KerasParts
+from .saved import WITH_MODEL_FN, KerasParts
+from .variables import value_of
 
 _OTHERS = "or evaluate by other metrics only, metrics=[…] without 'compiled'"
 
@@ -39,7 +41,7 @@ def make_compiled(recipe: Recipe) -> tuple[keras.Model, InputBinding]:
 
 
 def _compiled(
-    model: keras.Model, archive: bytes, recipe: Recipe, bind: InputBinding
+    model: keras.Model, archive: Contents, recipe: Recipe, bind: InputBinding
 ) -> keras.Model:
     pickled = recipe.own.compiled_by
     source: ModelSource = ModelSource() if pickled is None else cloudpickle.loads(pickled)
@@ -53,7 +55,8 @@ def _compiled(
         return model
     if source.function is not None or source.archive is not None:
         built = build_model(source)
-        set_weights(built, model.get_weights(), recipe, bind)
+        values = [value_of(weight) for weight in model.weights]
+        set_weights(built, [value.shape for value in values], values, recipe, bind)
         return built
     if missing:
         which = ", ".join(sorted({part.describe() for part in missing}))

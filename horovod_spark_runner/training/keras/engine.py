@@ -9,13 +9,14 @@ from ...data.manifest import Column
 from ...errors import EnvironmentProblem
 from ...quiet import quiet_imports
 from ...rundir.directory import RunDirectory
+from ...storage.contents import Contents
 from ...storage.filesystem import Location
-from ..engine import SAVED_MODEL, Engine, check_format
+from ..engine import KERAS_FILE, ONNX, SAVED_MODEL, Engine, check_format
 from ..evaluation import Evaluator, Question
 from ..spec import Binding, ModelNames, ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
 from ..trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel
-from .exported import check_exportable
+from .exported import check_exportable, check_transforms
 from .given_metrics import portable_metrics
 from .saved import ARCHIVE_FILE, PACKED_FILE, KerasParts, SavedModel, keras_parts
 from .source import check_given_callbacks, model_source
@@ -106,7 +107,7 @@ class KerasEngine:
             from .loading import made_model
         return made_model(recipe)
 
-    def held(self, parts: KerasParts) -> Mapping[str, bytes]:
+    def held(self, parts: KerasParts) -> Mapping[str, Contents]:
         if parts.packed is not None:
             return {PACKED_FILE: parts.packed}
         if parts.archive is None:
@@ -121,8 +122,11 @@ class KerasEngine:
         transformed: Collection[str],
         columns: Sequence[Column] = (),
     ) -> None:
-        check_format(format, (SAVED_MODEL,))
-        check_exportable(names, transformed, columns)
+        check_format(format, (SAVED_MODEL, KERAS_FILE, ONNX))
+        if format == SAVED_MODEL:
+            check_exportable(names, transformed, columns)
+        elif format == ONNX:
+            check_transforms(transformed, "an ONNX file")
 
     def export(
         self,
@@ -132,10 +136,17 @@ class KerasEngine:
         outputs: Sequence[str],
         target: Location,
     ) -> None:
-        check_format(format, (SAVED_MODEL,))
         with quiet_imports():
             from .export import export_recipe
-        export_recipe(recipe, columns, outputs, target)
+            from .keras_file import export_keras
+            from .onnx_file import export_onnx
+        if format == KERAS_FILE:
+            export_keras(recipe, target)
+        elif format == ONNX:
+            export_onnx(recipe, columns, outputs, target)
+        else:
+            check_format(format, (SAVED_MODEL,))
+            export_recipe(recipe, columns, outputs, target)
 
     def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, object]], str]:
         with quiet_imports():

@@ -19,13 +19,14 @@ import tensorflow as tf
 
 from ...errors import ModelError
 from ..logs import Logs
-from ..sync.synchroniser import Equality, Synchroniser
+from ..sync.synchroniser import Synchroniser
 from .collectives import Part, sum_over_ranks
 from .losses import alone, parts_of_a_whole
 from .metrics import StepMetrics
 from .model import has_own_steps
 from .protocols import Nest
 from .scope import Scope, classes_with, in_condition, replaced
+from .stopwatch import Stopwatch
 
 # A step's logs, and how many ranks made each request; ``None`` where ranks do not meet in it.
 StepResult = tuple[Logs | None, tf.Tensor | None]
@@ -54,6 +55,7 @@ class GradientExchange:
         # The names of what its steps log, before nested logs are taken apart.
         self.logged: dict[str, set[str]] = {}
         self.scope = Scope()
+        self.stopwatch = Stopwatch()
         self._part = Part(1)
         # A variable, not an argument: a function within the step may be traced only once.
         self._fraction = tf.Variable(1.0 / hvd.size(), trainable=False, dtype=tf.float64)
@@ -109,19 +111,21 @@ class GradientExchange:
         return metrics.finish(logs, share=self.share_logs)
 
     def _step(self, data: Nest, control: tf.Tensor, part: Part) -> StepResult:
-        self._part, self._control = part, control
+        together = self._synchroniser.meets_in_every_step
+        # Between meetings, a rank's step is that of a process of its own.
+        self._part, self._control = part if together else Part(1), control
         self._reduced = None
         self.scope.enter()
         metrics = StepMetrics(self._model, part)
-        statistics = _Statistics(self._model, part, self._synchroniser)
+        statistics = _Statistics(self._model, self._part, self._synchroniser)
         with (
-            parts_of_a_whole(part, self.scope),
+            parts_of_a_whole(self._part, self.scope),
             self._reducing_optimizers(),
             self._own_logs(metrics),
         ):
             logs = self._train_step(data)
             self._end_applying()
-        if self._reduced is None and self._synchroniser.equality is Equality.EVERY_STEP:
+        if self._reduced is None and together:
             # No gradients were applied, or in a graph of their own, whose tensors stay there.
             self._reduced = sum_over_ranks([control], "control")[0]
         statistics.average()
@@ -154,9 +158,11 @@ class GradientExchange:
         dense = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
         # What the ranks ask of each other goes along, where its sum can be used outside.
         along = [self._control] if self.scope.outermost else []
+        begun = self.stopwatch.begin(dense)
         reduced, summed = self._synchroniser.gradients(
             dense, self._part, self.scope.name("gradients"), along
         )
+        self.stopwatch.end(begun, [*reduced, *summed])
         if summed:
             self._reduced = summed[0]
         return reduced

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,17 +79,25 @@ class Served:
             ModelError: TensorFlow cannot make a graph of the model.
             OSError: storage fails.
         """
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder, "saved_model")
+            self.leave(place)
+            publish(place, target, self.inputs)
+
+    def leave(self, place: Path) -> None:
+        """Write TensorFlow's files of it.
+
+        Raises:
+            ModelError: TensorFlow cannot make a graph of the model.
+        """
         archive = keras.export.ExportArchive()
         archive.track(self.model.loaded if isinstance(self.model, Graph) else self.model)
         for name, function in self.trace().items():
             archive.add_endpoint(name, function)
-        with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder, "saved_model")
-            try:
-                archive.write_out(place, verbose=False)
-            except (AssertionError, TypeError, ValueError, tf.errors.OpError) as error:
-                raise self._cannot(error) from error
-            publish(place, target, self.inputs)
+        try:
+            archive.write_out(place, verbose=False)
+        except (AssertionError, TypeError, ValueError, tf.errors.OpError) as error:
+            raise self._cannot(error) from error
 
     def trace(self) -> dict[str, Any]:
         """Return the functions of its signatures by name, traced.
@@ -138,22 +147,40 @@ def export_recipe(
     recipe: Recipe, columns: Sequence[str], outputs: Sequence[str], target: Location
 ) -> None:
     """Write the model of a recipe; see `Engine.export`."""
+    with serving(recipe, recipe.columns, columns, outputs) as served:
+        served.write(target)
+
+
+@contextlib.contextmanager
+def serving(
+    recipe: Recipe, columns: Sequence[Column], names: Sequence[str], outputs: Sequence[str]
+) -> Iterator[Served]:
+    """Give what a SavedModel is made of, in the state that Keras was in when it was trained.
+
+    Args:
+        recipe: the model.
+        columns: its feature columns, as they are to be taken.
+        names: what they are called outside.
+        outputs: what its outputs are called outside.
+
+    Raises:
+        ModelError: a SavedModel cannot hold the model.
+    """
     state = recipe.own.state
     with using_keras_state(keras_state()), fresh_keras_state():
         model, bind = make_model(recipe)
         with using_keras_state(state):
-            served = Served(
+            yield Served(
                 model,
                 bind,
-                recipe.columns,
                 columns,
+                names,
                 recipe.outputs,
                 outputs,
                 recipe.batch_size,
                 tuple(recipe.transforms),
                 eager=recipe.own.eager,
             )
-            served.write(target)
 
 
 def served_by(spec: TrainingSpec, model: keras.Model, example: Any, name: NameOutputs) -> Served:

@@ -48,10 +48,28 @@ class Exported:
     sums: Mapping[str, str]
 
 
+def check_transforms(transformed: Collection[str], kind: str) -> None:
+    """Check that a graph does to columns all that was done to them before a model took them.
+
+    Args:
+        transformed: feature columns that were trained with a transform.
+        kind: what is to hold the graph, for messages.
+
+    Raises:
+        ModelError: it does not.
+    """
+    for name in transformed:
+        raise ModelError(
+            f"{kind} cannot take feature column {name!r}: the model was trained with a transform "
+            "of it, which is a function of Python's; transform the rows before, in a column of "
+            "their own, or put it into the model's layers"
+        )
+
+
 def check_exportable(
     names: Sequence[str], transformed: Collection[str], columns: Sequence[Column] = ()
 ) -> None:
-    """Check that a graph can take columns, and do what is done to them before a model takes them.
+    """Check that a SavedModel can take columns, and make of them what a model takes.
 
     Args:
         names: what the feature columns are called in the signature.
@@ -61,13 +79,7 @@ def check_exportable(
     Raises:
         ModelError: a column cannot be an input of a signature.
     """
-    for name in transformed:
-        raise _refused(
-            name,
-            "the model was trained with a transform of it, which is a function of Python's; "
-            "transform the rows before, in a column of their own, or put it into the model's "
-            "layers",
-        )
+    check_transforms(transformed, "a SavedModel")
     for column in columns:
         if column.encoding in ("npy", "npz"):
             raise _refused(

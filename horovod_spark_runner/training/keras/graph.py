@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import io
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 import tensorflow as tf
 
 from ...errors import ModelError
+from ...storage.contents import PART_BYTES, Contents, spooled
 from ...storage.filesystem import Location
-from ...storage.sums import read_checked
+from ...storage.sums import contents_checked
 from .saved import GRAPH_FILE
 
 
-def pack(folder: Location, sums: Mapping[str, str] | None = None) -> bytes:
+def pack(folder: Location, sums: Mapping[str, str] | None = None) -> Contents:
     """Return a SavedModel's files as one archive.
 
     Args:
@@ -29,17 +31,28 @@ def pack(folder: Location, sums: Mapping[str, str] | None = None) -> bytes:
     files = folder.files() if folder.is_folder else []
     if not any(file.name == GRAPH_FILE for file in files):
         raise ModelError(f"{folder} holds no SavedModel: {GRAPH_FILE} is missing")
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w", allowZip64=True) as archive:
+    names = [file.name for file in files] if sums is None else list(sums)
+
+    def write(whole: IO[bytes]) -> None:
+        with zipfile.ZipFile(whole, "w") as archive:
+            for name in names:
+                _add(archive, folder, name, sums)
+
+    return spooled(write)
+
+
+def _add(
+    archive: zipfile.ZipFile, folder: Location, name: str, sums: Mapping[str, str] | None
+) -> None:
+    try:
         if sums is None:
-            for file in files:
-                archive.writestr(file.name, folder.join(file.name).read_bytes())
-        for name in sums or ():
-            try:
-                archive.writestr(name, read_checked(folder, name, sums or {}))
-            except ValueError as error:
-                raise ModelError(f"the SavedModel in {folder}: {error}") from error
-    return whole.getvalue()
+            contents = folder.join(name).spool(lambda part: None)
+        else:
+            contents = contents_checked(folder, name, sums)
+    except ValueError as error:
+        raise ModelError(f"the SavedModel in {folder}: {error}") from error
+    with archive.open(name, "w", force_zip64=True) as entry, contents.open() as file:
+        shutil.copyfileobj(file, entry, PART_BYTES)
 
 
 class Graph:
@@ -57,9 +70,9 @@ class Graph:
         ModelError: there is no such signature, or it takes nothing, or a fixed number of rows.
     """
 
-    def __init__(self, packed: bytes, signature: str) -> None:
+    def __init__(self, packed: Contents, signature: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+            with zipfile.ZipFile(packed.open()) as archive:
                 archive.extractall(Path(folder))
             self.loaded = tf.saved_model.load(folder)
         known = sorted(self.loaded.signatures)

@@ -20,7 +20,7 @@ from ...launch.worker.reporting import notify
 from ...rundir.checkpoint import VARIABLES_FILE
 from ...storage.arrays import load_arrays
 from ..spec import WarmStart
-from ..warm_start import ARRAYS, KERAS
+from ..warm_start import ARRAYS, KERAS, STATE_DICT
 from .model import finalize_layers
 from .optimizers import find_optimizers
 
@@ -45,6 +45,11 @@ def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
         ModelError: they do not fit; the first difference is shown. With ``skip_mismatch``: none
             of them does.
     """
+    if start.kind == STATE_DICT:
+        raise ModelError(
+            f"initial_weights={start.origin!r} holds weights of a PyTorch module, but the training "
+            "is one of a Keras model; give a run of one, a .keras file or a SavedModel"
+        )
     with tempfile.TemporaryDirectory() as folder:
         if start.kind == ARRAYS:
             weights = _weights_of_run(start)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ...data.manifest import Manifest
 from ...errors import ModelError
-from ...storage.arrays import load_arrays
+from ...storage.arrays import ArraysFile
 from ..trained_model import Model, Recipe
 from .artifact import load_archive
 from .binding import InputBinding
@@ -128,8 +128,10 @@ def _from_source(parts: KerasParts) -> keras.Model:
 
 def _give_weights(model: keras.Model, recipe: Recipe, bind: InputBinding) -> None:
     parts: KerasParts = recipe.own
-    arrays = load_arrays(parts.weights or b"")
-    set_weights(model, [arrays[name] for name in sorted(arrays)], recipe, bind)
+    assert parts.weights is not None
+    arrays = ArraysFile(parts.weights)
+    names = sorted(arrays.names)
+    set_weights(model, [*map(arrays.shape, names)], map(arrays.read, names), recipe, bind)
     if parts.sample is not None:
         example = bind({column.name: column.blank() for column in recipe.columns})
         with using_keras_state(parts.state):
@@ -137,19 +139,30 @@ def _give_weights(model: keras.Model, recipe: Recipe, bind: InputBinding) -> Non
 
 
 def set_weights(
-    model: keras.Model, values: Sequence[np.ndarray], recipe: Recipe, bind: InputBinding
+    model: keras.Model,
+    trained: Sequence[tuple[int, ...]],
+    values: Iterable[np.ndarray],
+    recipe: Recipe,
+    bind: InputBinding,
 ) -> None:
     """Give a model that was just built the weights of the trained one.
+
+    Args:
+        model: the model.
+        trained: the shapes of the trained one's weights.
+        values: their values; each is asked for when the one before is in its place.
+        recipe: how the trained one is made again.
+        bind: what makes the model's inputs of columns.
 
     Raises:
         ModelError: they are not those of such a model.
     """
-    if not model.built or len(model.weights) != len(values):
+    if not model.built or len(model.weights) != len(trained):
         blank = {c.name: c.blank().repeat(recipe.batch_size or 1, 0) for c in recipe.columns}
         with using_keras_state(recipe.own.state):
             build_by_call(model, bind(blank))
-    trained, built = ([tuple(array.shape) for array in w] for w in (values, model.weights))
-    if trained != built:
+    built = [tuple(weight.shape) for weight in model.weights]
+    if list(trained) != built:
         index = next((n for n, (a, b) in enumerate(zip(trained, built)) if a != b), None)  # noqa: B905
         found = (
             f"{len(built)} weights, the trained one has {len(trained)}"
@@ -158,7 +171,8 @@ def set_weights(
         )
         made = "model_fn builds" if recipe.own.archive is None else "its archive gives"
         raise ModelError(f"{made} another model than was trained: {found}")
-    model.set_weights(values)
+    for weight, value in zip(model.weights, values, strict=True):
+        weight.assign(value)
     finalize_layers(model)
 
 

@@ -32,9 +32,11 @@ def build_and_watch(source: ModelSource) -> tuple[keras.Model, bool]:
     with _watched_compile(asked):
         model, origin = _build(source)
     if not isinstance(model, keras.Model):
-        raise ModelError(
-            f"{origin} returned {_describe(model)}; it must return a compiled keras.Model"
-        )
+        kind = type(model).__name__
+        advice = "it must return a compiled keras.Model"
+        if hasattr(model, "horovod_engine"):
+            advice = f"say so in its annotation, def model_fn() -> {kind}, to train one"
+        raise ModelError(f"{origin} returned {_describe(model)}; {advice}")
     return model, any(asked)
 
 

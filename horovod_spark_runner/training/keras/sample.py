@@ -8,13 +8,10 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ...errors import ModelError
 from ...storage.arrays import dump_arrays, load_arrays
+from ..likeness import check_close, check_like
 from .outputs import call_model, fixed_batch, output_leaves, repeat_rows, unchanged
 from .protocols import Nest
-
-# How far other hardware may be off, relative to the largest value.
-_ELSEWHERE = 0.02
 
 
 def try_out(model: keras.Model, example: Nest) -> tuple[Nest, Nest]:
@@ -33,23 +30,6 @@ def try_out(model: keras.Model, example: Nest) -> tuple[Nest, Nest]:
         return varied, call_model(model, varied)
     except Exception:  # values outside the model's domain
         return inputs, call_model(model, inputs)
-
-
-def check_close(value: np.ndarray, other: np.ndarray) -> None:
-    """Check that two outputs of one model on one machine are equal, but for rounding.
-
-    Raises:
-        AssertionError: they are not.
-    """
-    if value.dtype.kind in "iubOS":
-        np.testing.assert_array_equal(value, other, "its outputs differ")
-    else:
-        exact = value.dtype in (np.float32, np.float64)
-        tolerance = 1e-4 if exact else 2e-2
-        value, other = value.astype(np.float64), other.astype(np.float64)
-        np.testing.assert_allclose(
-            other, value, rtol=tolerance, atol=tolerance, err_msg="its outputs differ"
-        )
 
 
 def take_sample(model: keras.Model, example: Nest) -> memoryview | None:
@@ -89,28 +69,8 @@ def check_sample(model: keras.Model, example: Nest, sample: bytes) -> None:
     expected = [array for name, array in sorted(arrays.items()) if name.startswith("output/")]
     found = call_model(model, keras.tree.pack_sequence_as(example, inputs))
     leaves = [np.array(value) for _, value in output_leaves(found)]
-    for number, (value, other) in enumerate(zip(expected, leaves, strict=False)):
-        if value.shape != other.shape or not _is_near(value, other):
-            raise ModelError(
-                "model_fn builds another model than was trained, although its weights fit: for "
-                f"the same inputs output {number} is {_some(other)}, that of the trained one was "
-                f"{_some(value)}"
-            )
+    check_like(expected, leaves)
 
 
 def _named(kind: str, values: Sequence[ArrayLike]) -> dict[str, np.ndarray]:
     return {f"{kind}/{number:05d}": np.array(value) for number, value in enumerate(values)}
-
-
-def _is_near(value: np.ndarray, other: np.ndarray) -> bool:
-    if value.dtype.kind not in "iub":
-        value, other = value.astype(np.float64), other.astype(np.float64)
-        finite = np.abs(value[np.isfinite(value)])
-        limit = _ELSEWHERE * max(1e-3, finite.max(initial=0.0))
-        return bool(np.allclose(other, value, rtol=_ELSEWHERE, atol=limit, equal_nan=True))
-    # A class whose neighbour is about as likely may be another one elsewhere.
-    return bool(np.mean(value == other) >= 0.5)
-
-
-def _some(array: np.ndarray) -> str:
-    return np.array2string(array.reshape(-1)[:3], precision=4, separator=", ")

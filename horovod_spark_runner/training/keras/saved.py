@@ -10,8 +10,9 @@ from typing import Any
 from ...errors import RunDirectoryError
 from ...rundir.directory import RunDirectory
 from ...serialize import dumps
-from ..spec import ModelSource
-from ..trained_model import WEIGHTS_FILE, WITH_MODEL_FN, StoredModel
+from ...storage.contents import Contents
+from ..spec import KERAS, ModelSource
+from ..trained_model import WEIGHTS_FILE, StoredModel, with_model_fn
 from .archive import LAMBDA, CustomPart, custom_parts, read_compile_config, read_config
 
 ARCHIVE_FILE = "model.keras"
@@ -20,6 +21,8 @@ PACKED_FILE = "saved_model.zip"
 FILES = (ARCHIVE_FILE, WEIGHTS_FILE, SAMPLE_FILE, PACKED_FILE)
 # What every SavedModel has.
 GRAPH_FILE = "saved_model.pb"
+# What to call where a Keras model cannot be made again from storage alone.
+WITH_MODEL_FN = with_model_fn(KERAS)
 
 
 @dataclass(frozen=True)
@@ -90,14 +93,14 @@ class KerasParts:
             archive names such or its class compiles itself; for evaluation only.
     """
 
-    archive: bytes | None = field(default=None, repr=False)
+    archive: Contents | None = field(default=None, repr=False)
     objects: bytes | None = field(default=None, repr=False)
     source: ModelSource | None = None
-    weights: bytes | None = field(default=None, repr=False)
+    weights: Contents | None = field(default=None, repr=False)
     sample: bytes | None = field(default=None, repr=False)
     state: Mapping[str, str] | None = None
     eager: bool = False
-    packed: bytes | None = field(default=None, repr=False)
+    packed: Contents | None = field(default=None, repr=False)
     graph: str = ""
     compiled_by: bytes | None = field(default=None, repr=False)
 
@@ -113,9 +116,9 @@ def keras_parts(
     state, eager = facts.state, facts.run_eagerly
     reweighted = model.signature.reweighted
     if facts.graph and source is None:
-        return KerasParts(packed=model.read(PACKED_FILE), graph=facts.graph)
+        return KerasParts(packed=model.contents(PACKED_FILE), graph=facts.graph)
     if saved is not None and saved.loads in ("archive", "objects"):
-        archive = model.read(ARCHIVE_FILE)
+        archive = model.contents(ARCHIVE_FILE)
         compiled_by = None
         if source is not None and (saved.objects is not None or _compile_parts(archive)):
             compiled_by = dumps(source)
@@ -129,7 +132,7 @@ def keras_parts(
     if source is not None:
         return KerasParts(
             source=source,
-            weights=model.read(WEIGHTS_FILE),
+            weights=model.contents(WEIGHTS_FILE),
             sample=model.read(SAMPLE_FILE)
             if SAMPLE_FILE in model.sums and not reweighted
             else None,
@@ -148,11 +151,11 @@ def keras_parts(
             f"the archive in {directory.location} does not give the model that was trained "
             f"({model.signature.problem}); give the function that builds it: {WITH_MODEL_FN}"
         )
-    archive = model.read(ARCHIVE_FILE)
+    archive = model.contents(ARCHIVE_FILE)
     objects = None
     if not facts.self_contained:
         objects = dumps(_needed_objects(directory, archive, custom_objects))
-    weights = model.read(WEIGHTS_FILE) if reweighted else None
+    weights = model.contents(WEIGHTS_FILE) if reweighted else None
     compiled_by = dumps(ModelSource(custom_objects=custom_objects)) if custom_objects else None
     return KerasParts(
         archive=archive,
@@ -164,12 +167,12 @@ def keras_parts(
     )
 
 
-def _compile_parts(archive: bytes) -> list[CustomPart]:
+def _compile_parts(archive: Contents) -> list[CustomPart]:
     return custom_parts(read_compile_config(archive))
 
 
 def _needed_objects(
-    directory: RunDirectory, archive: bytes, custom_objects: Mapping[str, Any]
+    directory: RunDirectory, archive: Contents, custom_objects: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the custom objects under all names by which the archive calls them.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import zipfile
@@ -10,8 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import InvalidInputError, ModelError, brief
+from ...storage.contents import Contents
 from ...storage.filesystem import Location
 from ..spec import ModelSource, check_model_fn, check_objects
+
+_NO_ARCHIVE = "model file %s is not a Keras archive (model.save('….keras'))"
 
 
 def model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) -> ModelSource:
@@ -71,7 +73,12 @@ def _is_of_keras(value: Any, name: str) -> bool:
     )
 
 
-def _file_source(place: Location, custom_objects: dict[str, Any]) -> ModelSource:
+def _check_file(place: Location) -> None:
+    """Check that there is a file to read a model from.
+
+    Raises:
+        ModelError: there is none.
+    """
     if place.is_folder:
         kind = "a folder"
         if place.join("saved_model.pb").exists():
@@ -82,32 +89,39 @@ def _file_source(place: Location, custom_objects: dict[str, Any]) -> ModelSource
         )
     if not place.exists():
         raise ModelError(f"model file {place} does not exist")
+
+
+def _file_source(place: Location, custom_objects: dict[str, Any]) -> ModelSource:
+    _check_file(place)
     if place.name.endswith(".keras"):
         archive = place.read_bytes()
-        if not _is_archive(archive):
-            raise ModelError(f"model file {place} is not a Keras archive (model.save('….keras'))")
+        if not _is_archive(Contents(archive)):
+            raise ModelError(_NO_ARCHIVE % place)
         return ModelSource(archive=archive, custom_objects=custom_objects)
     if place.name.endswith(".json"):
         return ModelSource(json=_model_json(place), custom_objects=custom_objects)
     raise ModelError(f"model file {place} must end in .keras or .json")
 
 
-def read_archive(place: str | os.PathLike[str]) -> bytes:
+def read_archive(place: str | os.PathLike[str]) -> Contents:
     """Return the contents of a ``.keras`` file.
 
     Raises:
         ModelError: it is none.
     """
     location = Location(place)
-    source = _file_source(location, {}) if location.name.endswith(".keras") else None
-    if source is None or source.archive is None:
+    if not location.name.endswith(".keras"):
         raise ModelError(f"model file {location} must end in .keras")
-    return source.archive
+    _check_file(location)
+    archive = location.spool(lambda part: None)
+    if not _is_archive(archive):
+        raise ModelError(_NO_ARCHIVE % location)
+    return archive
 
 
-def _is_archive(data: bytes) -> bool:
+def _is_archive(data: Contents) -> bool:
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        with zipfile.ZipFile(data.open()) as archive:
             return "config.json" in archive.namelist()
     except zipfile.BadZipFile:
         return False

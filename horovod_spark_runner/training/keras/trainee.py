@@ -14,12 +14,13 @@ from ...rundir.directory import RunDirectory
 from ..changes import ModelChanges
 from ..epochs import Step
 from ..logs import Logs
+from ..model_inputs import ModelInputs
 from ..spec import TrainingSpec, WarmStart
 from ..state import Variable
 from ..sync.synchroniser import Synchroniser
 from ..trainee import Trainee
 from .architecture import describe_model
-from .artifact import ModelInputs, save_model
+from .artifact import save_model
 from .build import BuiltModel
 from .callbacks import Callbacks, check_callbacks, overrides
 from .changes import compare_models
@@ -130,6 +131,9 @@ class KerasTrainee(Trainee):
 
     def rates(self, scaling: str) -> LearningRates:
         return LearningRates(self._built.optimizers, scaling)
+
+    def exchange_seconds(self) -> float | None:
+        return self._exchange.stopwatch.seconds
 
     def learning_rates(self) -> dict[str, float]:
         optimizers = leaf_optimizers(self._built.optimizers)

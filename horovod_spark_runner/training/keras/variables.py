@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import tensorflow as tf
 
 from ..state import TrainingVariables, Variable
 
 if TYPE_CHECKING:
     import keras
+
+
+def value_of(variable: keras.Variable) -> np.ndarray:
+    """Return what a variable holds, which must not change while it is looked at.
+
+    It is the variable's own memory where that is the processor's: no copy of what may be gigabytes.
+    """
+    return np.asarray(tf.convert_to_tensor(variable))
 
 
 class KerasVariables(TrainingVariables):

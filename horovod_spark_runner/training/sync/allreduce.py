@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...settings.training import Allreduce
-from .synchroniser import Collectives, Equality, Share, Tensor, Variables
+from ...settings.sync import Allreduce
+from .synchroniser import Alike, Collectives, Share, Tensor, Variables
 
 
 class AllreduceSynchroniser:
@@ -23,14 +23,15 @@ class AllreduceSynchroniser:
         collectives: sums of the framework's tensors.
     """
 
-    equality = Equality.EVERY_STEP
+    meets_in_every_step = True
+    alike = Alike.EVERYTHING
 
     def __init__(self, options: Allreduce, collectives: Collectives) -> None:
         self._collectives = collectives
         self._compression = collectives.compression(options.compression)
 
-    def meets_after(self, step: int) -> bool:
-        return True
+    def begin(self, variables: Variables) -> None:
+        """There is nothing to note."""
 
     def gradients(
         self,
@@ -56,10 +57,10 @@ class AllreduceSynchroniser:
         summed = self._collectives.sum([share.term(change) for change in changes], name)
         return [share.total(change) for change in summed]
 
-    def after_step(self, variables: Variables, step: int) -> None:
-        """All is done within the step."""
+    def after_step(self, variables: Variables, step: int, rows: int) -> bool:
+        return True
 
-    def finish(self, variables: Variables) -> None:
+    def meet(self, variables: Variables) -> None:
         """All ranks hold the same model already."""
 
     def capture(self, rank: int) -> dict[str, np.ndarray]:

@@ -13,17 +13,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 # A tensor of the framework that trains.
 Tensor = Any
 
 
-class Equality(enum.Enum):
-    """When all ranks hold the same model; what is kept of it depends on this."""
+class Alike(enum.Enum):
+    """What has the same values on all ranks once they have met."""
 
-    EVERY_STEP = "after every step"
-    AT_MEETINGS = "after the steps at which they meet"
-    NEVER = "never before the end"
+    EVERYTHING = "weights and optimizers"
+    WEIGHTS = "weights"
 
 
 class Share(Protocol):
@@ -57,7 +57,8 @@ class Collectives(Protocol):
         """Return each tensor's sum over all ranks.
 
         Args:
-            tensors: the same shapes and types on all ranks.
+            tensors: the same shapes and types on all ranks; outside a step, arrays of NumPy's will
+                do, and what is returned can be read as such.
             name: the same on all ranks, and different for every call within one step.
         """
         ...
@@ -67,15 +68,32 @@ class Collectives(Protocol):
         ...
 
 
-class Variables(Protocol):
-    """The variables of a model and its optimizers on this rank, by name."""
+class Variable(Protocol):
+    """One of `Variables`."""
 
-    def capture(self) -> dict[str, np.ndarray]:
-        """Return a copy of the values."""
+    def assign(self, value: np.ndarray) -> object:
+        """Set the value."""
         ...
 
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take over what `capture` returned."""
+
+class Variables(Protocol):
+    """The variables of a model and its optimizers on this rank."""
+
+    @property
+    def named(self) -> Mapping[str, Any]:
+        """Each `Variable` by its name, which begins with ``model/`` or ``optimizer``."""
+        ...
+
+    def view(self, variable: Any) -> ArrayLike:
+        """Return a variable's value, without a copy where that is possible."""
+        ...
+
+    def is_trained(self, variable: Any) -> bool:
+        """Tell whether an optimizer changes it."""
+        ...
+
+    def is_rate(self, variable: Any) -> bool:
+        """Tell whether it is a learning rate."""
         ...
 
 
@@ -87,16 +105,21 @@ class Synchroniser(Protocol):
     the same order.
 
     Attributes:
-        equality: when all ranks hold the same model. With ``EVERY_STEP``, ranks meet in every step,
-            and `gradients` carries what is put along. Otherwise it may do without a collective, and
-            ranks agree on what they do next at meetings only.
+        meets_in_every_step: whether each step is one of all ranks together: then `gradients`
+            carries what is put along. Otherwise a rank's step is that of a process of its own, and
+            ranks agree on what they do next, are validated and keep checkpoints where they have met
+            only.
+        alike: what is the same on all ranks once they have met.
     """
 
     @property
-    def equality(self) -> Equality: ...
+    def meets_in_every_step(self) -> bool: ...
 
-    def meets_after(self, step: int) -> bool:
-        """Tell, equally on all ranks, whether they have met once ``step`` steps are done."""
+    @property
+    def alike(self) -> Alike: ...
+
+    def begin(self, variables: Variables) -> None:
+        """Note what training begins or goes on with, which is alike on all ranks."""
         ...
 
     def gradients(
@@ -127,37 +150,37 @@ class Synchroniser(Protocol):
         """
         ...
 
-    def after_step(self, variables: Variables, step: int) -> None:
-        """Do what is to be done to the variables once ``step`` steps of the run are done.
+    def after_step(self, variables: Variables, step: int, rows: int) -> bool:
+        """Do what is to be done to the variables after a step.
 
         Not called where ranks meet in every step: all is done within it.
+
+        Args:
+            variables: those of this rank.
+            step: how many steps of the run are done.
+            rows: this rank's rows of the last one.
+
+        Returns:
+            Whether the ranks have met, equally on all.
         """
         ...
 
-    def finish(self, variables: Variables) -> None:
-        """Bring all ranks to the same model, after the last step."""
+    def meet(self, variables: Variables) -> None:
+        """Bring all ranks together, at an epoch's end; does nothing where they have just met."""
         ...
 
     def capture(self, rank: int) -> dict[str, np.ndarray]:
-        """Return what the way itself keeps, by name, for a checkpoint.
+        """Return what the way itself keeps, by name, for a checkpoint; ranks have met.
 
         Each rank's is kept for it: residuals of its own, say. What is the same on all ranks (an
-        outer optimizer, the weights at the last meeting) is to be returned on rank 0 only, and its
-        names begin with ``shared/``.
+        outer optimizer) is to be returned on rank 0 only, and its names begin with ``shared/``.
         """
         ...
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take over what `capture` returned on this rank, with what is shared.
 
-        A rank that was not there when the checkpoint was taken gets what is shared only.
+        A rank that was not there when the checkpoint was taken gets what is shared only; after a
+        change of the way of synchronising, none of it may be this one's.
         """
         ...
-
-
-def equal_after(synchroniser: Synchroniser, step: int) -> bool:
-    """Tell whether all ranks hold the same model once ``step`` steps of the run are done."""
-    equality = synchroniser.equality
-    return equality is Equality.EVERY_STEP or (
-        equality is Equality.AT_MEETINGS and synchroniser.meets_after(step)
-    )

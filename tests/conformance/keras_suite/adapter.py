@@ -16,7 +16,8 @@ from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.rundir.lock import RunLock
 from horovod_spark_runner.settings.data import DataOptions
-from horovod_spark_runner.settings.training import Allreduce, CheckpointOptions, FitOptions
+from horovod_spark_runner.settings.sync import Allreduce
+from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.spec import Binding, ModelSource, TrainingSpec
 

@@ -1,0 +1,1 @@
+"""Exported pipelines as one ONNX graph."""

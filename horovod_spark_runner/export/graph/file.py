@@ -1,0 +1,128 @@
+"""The ONNX file of a pipeline, compared with the scorer on real rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import DataError, ModelError
+from ...scoring.bundle import Bundle
+from ...scoring.columns import Column, Numbers, Vectors, Words
+from ...scoring.inputs import DTYPES, Input
+from ...scoring.network import Network
+from ...scoring.onnx_session import OnnxSession
+from ...scoring.scorer import Scorer
+from .model import NULL, STATE, onnx_of, wanted_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_ROWS = 50
+# Sums of vectors' elements may be made in another order; networks are of float32.
+_TOLERANCE, _NETWORK = 1e-9, 1e-4
+
+
+def pipeline_file(bundle: Bundle, frame: DataFrame, columns: Sequence[str] | None) -> bytes:
+    """Return a pipeline as an ONNX file that gives what the scorer gives.
+
+    Args:
+        bundle: the pipeline; its networks must be ONNX.
+        frame: a DataFrame with rows to compare by.
+        columns: the columns it is to give; by default those that the last stage adds.
+
+    Raises:
+        ModelError: a stage has no form in ONNX, or a row's values differ; the message names it.
+        InvalidInputError: ``columns`` names what the pipeline does not add.
+    """
+    contents = onnx_of(bundle, columns)
+    session = OnnxSession(contents)
+    wanted = wanted_columns(bundle, columns)
+    taken = {one["name"] for one in session.facts["inputs"]}
+    names = [one.name for one in bundle.inputs if one.needed or one.name in taken]
+    quoted = ["`" + name.replace("`", "``") + "`" for name in names]
+    found = frame.select(*quoted).limit(_ROWS).collect()
+    if not found:
+        return contents
+    rows = [dict(zip(names, row, strict=True)) for row in found]
+    _compare(bundle, session, rows, wanted)
+    return contents
+
+
+def _compare(
+    bundle: Bundle, session: OnnxSession, rows: list[dict[str, Any]], wanted: Sequence[str]
+) -> None:
+    taken = {one["name"] for one in session.facts["inputs"]}
+    inputs = {one.name: one for one in bundle.inputs if one.name in taken}
+    made = session(
+        given_of(inputs.values(), {name: [row[name] for row in rows] for name in inputs})
+    )
+    networks = any(isinstance(stage, Network) for stage in bundle.stages)
+    tolerance = _NETWORK if networks else _TOLERANCE
+    scorer = Scorer(bundle)
+    for number, row in enumerate(rows):
+        state = int(made[STATE][number])
+        try:
+            expected = scorer.score_row(row, wanted)
+        except DataError as error:
+            if state <= 0:
+                raise _differs(row, f"row_state is {state}", f"the error {error}") from error
+            continue
+        if expected is None or state:
+            if (expected is None) != (state == -1):
+                raise _differs(row, f"row_state is {state}", expected)
+            continue
+        for name in wanted:
+            if not same(made[name][number], expected[name], tolerance):
+                raise _differs(row, f"{name!r} is {made[name][number]!r:.300}", expected[name])
+
+
+def same(ours: Any, expected: Any, tolerance: float) -> bool:
+    """Tell whether a value of the file is the scorer's; null is NaN, or the least whole number."""
+    if expected is None:
+        whole = np.asarray(ours)
+        if whole.dtype.kind == "f":
+            return bool(np.isnan(whole).all())
+        return whole.dtype.kind != "i" or bool((whole == np.iinfo(whole.dtype).min).all())
+    if isinstance(expected, str):
+        return bool(ours == expected)
+    one, other = np.asarray(ours, np.float64), np.asarray(expected, np.float64)
+    return one.shape == other.shape and bool(
+        np.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+    )
+
+
+def _differs(row: Mapping[str, Any], found: str, expected: Any) -> ModelError:
+    return ModelError(
+        f"the ONNX file does not give what the pipeline gives: for the row {row!r:.500} its "
+        f"{found}, and the pipeline's is {expected!r:.300}"
+    )
+
+
+def given_of(inputs: Any, given: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
+    """Return what a pipeline's ONNX file is given for columns of Python's values.
+
+    Args:
+        inputs: the columns it takes.
+        given: their values; ``None`` for null.
+
+    Raises:
+        DataError: a value is of another type than the column.
+    """
+    fed: dict[str, np.ndarray] = {}
+    for one in inputs:
+        column = one.convert(list(given[one.name]))
+        fed[one.name], valid = _array(one, column), column.valid
+        if valid is not None:
+            fed[one.name + NULL] = ~valid
+    return fed
+
+
+def _array(one: Input, column: Column) -> np.ndarray:
+    if isinstance(column, Words):
+        return np.array(["" if text is None else text for text in column.data], object)
+    if isinstance(column, Vectors):
+        return column.dense()
+    assert isinstance(column, Numbers)
+    return column.data.astype(DTYPES[one.kind])

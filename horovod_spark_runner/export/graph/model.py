@@ -1,0 +1,256 @@
+"""A pipeline as one ONNX file, from raw columns to the columns that its last stage adds.
+
+What Spark has and ONNX has not is told beside the values: null by a boolean input ``NAME.null`` of
+each column, which may be left out; rows that are left out or errors by the output ``row_state``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from ..._version import __version__
+from ...errors import InvalidInputError, ModelError
+from ...scoring.bundle import Bundle
+from ...scoring.inputs import ARRAY, DTYPES, TEXT, VECTOR, WORDS, Input
+from ...scoring.onnx_session import METADATA
+from ...scoring.stage import Stage
+from .builder import ML, ML_OPSET, OPSET, Graph, Rows, Values, element_type
+from .categories import index_to_string, one_hot_encoder, string_indexer
+from .network import network
+from .values import binarizer, bucketizer, imputer
+from .vectors import (
+    interaction,
+    min_max_scaler,
+    normalizer,
+    polynomial_expansion,
+    projection,
+    scaler,
+    vector_assembler,
+    vector_slicer,
+)
+
+FORMAT = 1
+STATE, NULL, ROWS = "row_state", ".null", "rows"
+WRITERS: dict[str, Callable[[Rows, Any], None]] = {
+    "Binarizer": binarizer,
+    "Bucketizer": bucketizer,
+    "Imputer": imputer,
+    "IndexToString": index_to_string,
+    "Interaction": interaction,
+    "MinMaxScaler": min_max_scaler,
+    "Network": network,
+    "Normalizer": normalizer,
+    "OneHotEncoder": one_hot_encoder,
+    "Projection": projection,
+    "PolynomialExpansion": polynomial_expansion,
+    "Scaler": scaler,
+    "StringIndexer": string_indexer,
+    "VectorAssembler": vector_assembler,
+    "VectorSlicer": vector_slicer,
+}
+_WITHOUT = {
+    "CountVectorizer": "ONNX has no lists of words",
+    "FeatureHasher": "ONNX has no Murmur hash",
+    "HashingTF": "ONNX has no Murmur hash",
+    "NGram": "ONNX has no lists of words",
+    "RegexTokenizer": "ONNX has no regular expressions that split text",
+    "StopWordsRemover": "ONNX has no lists of words",
+    "Tokenizer": "ONNX has no lists of words, and no lower case as Java's",
+}
+
+
+def check_has_form(stages: Iterable[Stage]) -> None:
+    """Check that every stage has a form in ONNX.
+
+    Raises:
+        ModelError: one has none; the message names it.
+    """
+    for stage in stages:
+        kind = type(stage).__name__
+        if kind not in WRITERS:
+            raise ModelError(
+                f"stage {kind} (column {stage.adds[0]!r}) cannot be part of an ONNX file: "
+                f"{_WITHOUT.get(kind, 'there is no such form of it')}. format='bundle' takes it"
+            )
+
+
+def wanted_columns(bundle: Bundle, columns: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the columns that a file is to give.
+
+    Raises:
+        InvalidInputError: no stage adds one of them, or there is none.
+    """
+    made = [name for stage in bundle.stages for name in stage.adds]
+    if columns is None:
+        return bundle.stages[-1].adds if bundle.stages else ()
+    unknown = [name for name in columns if name not in made]
+    if isinstance(columns, str) or unknown or not columns:
+        raise InvalidInputError(
+            f"columns={columns!r}: there is no column {unknown or columns!r}; the pipeline adds "
+            f"{sorted(made)}"
+        )
+    return tuple(dict.fromkeys(columns))
+
+
+def needed_stages(bundle: Bundle, wanted: Sequence[str]) -> tuple[list[Stage], set[str]]:
+    """Return the stages that run for columns, and the inputs that these take.
+
+    A column that nothing but StringIndexers take, and that no wanted column is made of, such as a
+    label, is passed over, as Spark passes it over where it is not there.
+    """
+    last = max(
+        (n for n, stage in enumerate(bundle.stages) if set(stage.adds) & set(wanted)), default=-1
+    )
+    stages = list(bundle.stages[: last + 1])
+    made_of = set(wanted)
+    for stage in reversed(stages):
+        for name, source in _sources(stage):
+            if name in made_of:
+                made_of.update(source)
+    absent = {one.name for one in bundle.inputs if not one.needed and one.name not in made_of}
+    there = {one.name for one in bundle.inputs} - absent
+    left: list[Stage] = []
+    for stage in stages:
+        if type(stage).__name__ != "StringIndexer" and absent & set(_inputs(stage)):
+            absent |= set(stage.adds)
+            continue
+        absent |= {name for name, source in _sources(stage) if set(source) & absent}
+        left.append(stage)
+    taken = {name for stage in left for name in _inputs(stage)}
+    return left, there & taken
+
+
+def _inputs(stage: Stage) -> tuple[str, ...]:
+    several = getattr(stage, "inputs", None)
+    return (stage.input,) if several is None else tuple(several)  # type: ignore[attr-defined]
+
+
+def _sources(stage: Stage) -> list[tuple[str, tuple[str, ...]]]:
+    """Return each column a stage adds, and those it is made of."""
+    inputs = _inputs(stage)
+    if len(inputs) == len(stage.adds) and type(stage).__name__ != "Network":
+        return [(name, (source,)) for name, source in zip(stage.adds, inputs, strict=True)]
+    return [(name, inputs) for name in stage.adds]
+
+
+def onnx_of(bundle: Bundle, columns: Sequence[str] | None = None) -> bytes:
+    """Return a pipeline as an ONNX file.
+
+    Args:
+        bundle: the pipeline; its networks must be ONNX.
+        columns: the columns it is to give; by default those that the last stage adds.
+
+    Raises:
+        ModelError: a stage or a column has no form in ONNX; the message names it.
+        InvalidInputError: ``columns`` names what the pipeline does not add.
+    """
+    import onnx
+
+    wanted = wanted_columns(bundle, columns)
+    stages, taken = needed_stages(bundle, wanted)
+    check_has_form(stages)
+    inputs = [one for one in bundle.inputs if one.name in taken]
+    _check_names(inputs, wanted)
+    graph = Graph()
+    values, given = _given(graph, inputs)
+    shape = graph.add("Shape", inputs[0].name, start=0, end=1)
+    rows = Rows(graph, values, shape)
+    for stage in stages:
+        WRITERS[type(stage).__name__](rows, stage)
+    results = [_result(rows, name) for name in wanted]
+    graph.nodes.append(onnx.helper.make_node("Identity", [rows.state], [STATE], STATE))
+    state = onnx.helper.make_tensor_value_info(STATE, onnx.TensorProto.INT64, [ROWS])
+    made = onnx.helper.make_graph(
+        graph.nodes, "pipeline", given, [*results, state], initializer=graph.constants
+    )
+    model = onnx.helper.make_model(
+        made,
+        producer_name="horovod_spark_runner",
+        producer_version=__version__,
+        ir_version=graph.ir_version,
+        opset_imports=[
+            onnx.helper.make_opsetid("", graph.opset or OPSET),
+            onnx.helper.make_opsetid(ML, ML_OPSET),
+        ],
+    )
+    facts = {
+        "format": FORMAT,
+        "version": __version__,
+        "inputs": [asdict(one) for one in inputs],
+        "outputs": list(wanted),
+        "stages": [type(stage).__name__ for stage in stages],
+        "errors": rows.errors,
+    }
+    onnx.helper.set_model_props(model, {METADATA: json.dumps(facts)})
+    return _checked(model)
+
+
+def _checked(model: Any) -> bytes:
+    import onnx
+
+    try:
+        onnx.checker.check_model(model)
+        return bytes(model.SerializeToString())
+    except Exception as error:  # of 2 GiB and more, or a network's graph of another kind
+        raise ModelError(f"the pipeline does not fit into one ONNX file: {error!s:.300}") from error
+
+
+def _check_names(inputs: Sequence[Input], wanted: Sequence[str]) -> None:
+    if not inputs:
+        raise ModelError("the pipeline takes no columns, so there is nothing to score")
+    names = [*(one.name for one in inputs), *(one.name + NULL for one in inputs), *wanted, STATE]
+    double = {name for name in names if names.count(name) > 1 or name.startswith("\u00b7")}
+    if double:
+        raise ModelError(
+            f"an ONNX file cannot have the names {sorted(double)}: each column's {NULL!r} and "
+            f"{STATE!r} have a meaning of their own there; rename them"
+        )
+    for one in inputs:
+        if one.kind == WORDS:
+            raise ModelError(f"column {one.name!r} holds lists of words, which ONNX has not")
+
+
+def _given(graph: Graph, inputs: Sequence[Input]) -> tuple[dict[str, Values], list[Any]]:
+    """Return the columns of a file's inputs, and the inputs, with those of null."""
+    import onnx
+
+    values, given, flags = {}, [], []
+    for one in inputs:
+        dtype = "string" if one.kind == TEXT else DTYPES.get(one.kind, "float64")
+        size = one.size if one.kind in (VECTOR, ARRAY) else None
+        shape: list[Any] = [ROWS] if size is None else [ROWS, size]
+        given.append(onnx.helper.make_tensor_value_info(one.name, element_type(dtype), shape))
+        null = one.name + NULL
+        # Where it is not given, one value is meant for all rows.
+        graph.constants.append(onnx.numpy_helper.from_array(np.array([False]), null))
+        flags.append(onnx.helper.make_tensor_value_info(null, onnx.TensorProto.BOOL, [null]))
+        rows = graph.add("Shape", one.name, start=0, end=1)
+        valid = graph.add("Expand", graph.add("Not", null), rows)
+        values[one.name] = Values(one.name, dtype, size, valid)
+    return values, [*given, *flags]
+
+
+def _result(rows: Rows, name: str) -> Any:
+    """Add an output: NaN, the least whole number or "" where a row has no value."""
+    import onnx
+
+    graph, column = rows.graph, rows.columns[name]
+    there = graph.both(rows.live, column.valid)
+    assert there is not None
+    blank: Any = ""
+    if column.dtype != TEXT:
+        kind = np.dtype(column.dtype)
+        least = np.iinfo(kind).min if kind.kind == "i" else 0
+        blank = np.array(np.nan if kind.kind == "f" else least, kind)
+    mask = there if column.size is None else graph.column(there)
+    node = onnx.helper.make_node(
+        "Where", [mask, column.data, graph.constant(blank)], [name], f"result {name}"
+    )
+    graph.nodes.append(node)
+    shape: list[Any] = [ROWS] if column.size is None else [ROWS, column.size]
+    return onnx.helper.make_tensor_value_info(name, element_type(column.dtype), shape)

@@ -1,0 +1,223 @@
+"""A network's graph as a part of a pipeline's, and what becomes of its outputs."""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import ModelError
+from ...scoring.classes import CLASS, PLAIN, PROBABILITY, VECTOR
+from ...scoring.network import MODEL_FILE, Network
+from ...scoring.stage import ERROR, SKIP
+from .builder import TEXT, Rows, Values
+
+
+@dataclass(frozen=True)
+class _Output:
+    """One output of the network's graph.
+
+    Attributes:
+        told: what errors call it.
+        data: the tensor.
+        dtype: NumPy's type of it, or ``"string"``.
+        width: elements per row.
+        others: which rows it is not asked about, if that is some.
+    """
+
+    told: str
+    data: str
+    dtype: str
+    width: int
+    others: str | None
+
+
+def network(rows: Rows, stage: Network) -> None:
+    """Add what a trained model makes of columns."""
+    graph = rows.graph
+    valid: str | None = None
+    for name, dtype, shape in zip(stage.inputs, stage.dtypes, stage.shapes, strict=True):
+        right = _fitting(rows, name, dtype, math.prod(shape))
+        if stage.handle_invalid == ERROR:
+            rows.check(f"column {name!r}", right, "there is no prediction for it")
+        else:
+            valid = graph.both(valid, right)
+    if stage.handle_invalid == SKIP:
+        rows.keep(valid)
+        valid = None
+    # What is not scored is replaced: it may be nothing that the network takes.
+    asked = graph.both(rows.live, valid)
+    assert asked is not None
+    given = [
+        _argument(rows, name, dtype, shape, asked)
+        for name, dtype, shape in zip(stage.inputs, stage.dtypes, stage.shapes, strict=True)
+    ]
+    outputs = _merge(rows, stage, given)
+    for name, number, holds, scores, scalar, dtype in stage.added:
+        told = f"output {stage.outputs[number]!r} of the model"
+        data, kind, width = outputs[number]
+        others = graph.add("Not", asked) if valid is not None else None
+        output = _Output(told, data, kind, width, others)
+        if holds == PLAIN:
+            column = _plain(rows, name, output, scalar, dtype)
+        else:
+            column = _of_scores(rows, output, scalar, scores, holds)
+        rows.columns[name] = Values(column.data, column.dtype, column.size, valid)
+
+
+def _fitting(rows: Rows, name: str, dtype: str, width: int) -> str | None:
+    """Return which rows hold what the model takes; ``None`` if all do."""
+    graph, column = rows.graph, rows.columns[name]
+    if column.size is not None:
+        if column.size != width:
+            raise ModelError(
+                f"column {name!r} holds {column.size} numbers, and the network takes {width}"
+            )
+        return column.valid
+    if (column.dtype == TEXT) != (dtype == TEXT):
+        raise ModelError(f"column {name!r} holds {column.dtype}, and the network takes {dtype}")
+    if dtype == TEXT or np.dtype(dtype).kind != "i" or column.dtype == dtype:
+        return column.valid
+    bounds = np.iinfo(dtype)
+    data = graph.cast(column.data, "float64") if column.dtype == "bool" else column.data
+    kind = "float64" if column.dtype == "bool" else column.dtype
+    if np.dtype(kind).kind == "i" and np.iinfo(kind).bits <= bounds.bits:
+        return column.valid
+    low = graph.add("GreaterOrEqual", data, graph.constant(np.array(bounds.min, kind)))
+    high = graph.add("LessOrEqual", data, graph.constant(np.array(bounds.max, kind)))
+    return graph.both(column.valid, low, high)
+
+
+def _argument(rows: Rows, name: str, dtype: str, shape: tuple[int, ...], asked: str) -> str:
+    """Return what the network is given: a blank for rows it is not asked about."""
+    graph, column = rows.graph, rows.columns[name]
+    mask = asked if column.size is None else graph.column(asked)
+    blank = "" if column.dtype == TEXT else np.zeros((), column.dtype)
+    data = graph.add("Where", mask, column.data, graph.constant(blank))
+    if column.dtype != dtype:
+        data = graph.cast(data, dtype)
+    # A scalar may be taken as a row of one.
+    return graph.shaped(data, 0, *shape) if shape or column.size is not None else data
+
+
+def _merge(rows: Rows, stage: Network, given: list[str]) -> list[tuple[str, str, int]]:
+    """Add the network's graph; return its outputs, their types and their sizes."""
+    import onnx
+
+    with zipfile.ZipFile(io.BytesIO(stage.contents)) as archive:
+        whole = onnx.load_model_from_string(archive.read(MODEL_FILE))
+    if whole.functions:
+        whole = onnx.inliner.inline_local_functions(whole)
+    graph = rows.graph
+    opset = next(one.version for one in whole.opset_import if one.domain in ("", "ai.onnx"))
+    if graph.opset not in (None, opset):
+        raise ModelError(
+            f"the networks of one ONNX file must be of one version of ONNX's operators, and these "
+            f"are of {graph.opset} and {opset}: they are of different frameworks; "
+            "format='bundle' takes them"
+        )
+    graph.opset, graph.ir_version = opset, max(graph.ir_version, whole.ir_version)
+    # A name that no other network's nodes have.
+    prefix = f"{graph.new_name()} "
+    inner = onnx.compose.add_prefix(whole, prefix).graph
+    for argument, data in zip(stage.arguments, given, strict=True):
+        name = prefix + argument
+        graph.nodes.append(onnx.helper.make_node("Identity", [data], [name], name))
+    graph.nodes.extend(inner.node)
+    graph.constants.extend(inner.initializer)
+    known = {value.name: value.type.tensor_type for value in inner.output}
+    found = []
+    for output in stage.outputs:
+        kind = known[prefix + output]
+        sizes = [one.dim_value for one in kind.shape.dim][1:]
+        if 0 in sizes:
+            raise ModelError(
+                f"output {output!r} of the network is of another size for other rows, which a "
+                "column of vectors cannot be"
+            )
+        dtype = (
+            TEXT
+            if kind.elem_type == onnx.TensorProto.STRING
+            else onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+        )
+        found.append((prefix + output, dtype, math.prod(sizes)))
+    return found
+
+
+def _plain(rows: Rows, name: str, output: _Output, scalar: bool, dtype: str) -> Values:
+    """Return an output as it is."""
+    graph = rows.graph
+    if dtype == TEXT and not scalar:
+        raise ModelError(f"column {name!r} holds lists of strings, which ONNX has not")
+    data = graph.shaped(output.data, -1) if scalar else graph.shaped(output.data, 0, output.width)
+    if dtype != output.dtype:
+        data = graph.cast(data, dtype)
+    return Values(data, dtype, None if scalar else output.width)
+
+
+def _of_scores(rows: Rows, output: _Output, scalar: bool, scores: bool, holds: str) -> Values:
+    """Return an output as a vector, the likeliest class, or probabilities or scores of classes."""
+    graph = rows.graph
+    data = graph.cast(graph.shaped(output.data, 0, output.width), "float64")
+    if holds == VECTOR:
+        return Values(data, "float64", output.width)
+    probable = holds == PROBABILITY
+    if scalar:
+        classes, count = _of_two(rows, output, data, scores, probable), 2
+    else:
+        classes, count = _of_several(rows, output, data, scores, probable), output.width
+    if holds == CLASS:
+        best = graph.add("ArgMax", classes, axis=1, keepdims=0)
+        return Values(graph.cast(best, "float64"), "float64")
+    return Values(classes, "float64", count)
+
+
+def _of_two(rows: Rows, output: _Output, value: str, scores: bool, probable: bool) -> str:
+    graph = rows.graph
+    one = graph.constant(1.0)
+    if scores:
+        right = graph.add("Not", graph.add("IsNaN", value))
+    else:
+        low = graph.add("GreaterOrEqual", value, graph.constant(0.0))
+        right = graph.add("And", low, graph.add("LessOrEqual", value, one))
+    _check(rows, output, graph.shaped(right, -1), scores)
+    if scores and not probable:
+        return graph.add("Concat", graph.add("Neg", value), value, axis=1)
+    if scores:
+        power = graph.add("Exp", graph.add("Neg", value))
+        value = graph.add("Div", one, graph.add("Add", one, power))
+    return graph.add("Concat", graph.add("Sub", one, value), value, axis=1)
+
+
+def _of_several(rows: Rows, output: _Output, data: str, scores: bool, probable: bool) -> str:
+    graph = rows.graph
+    axis = graph.constant(np.array([1], np.int64))
+    if scores:
+        nan = graph.cast(graph.add("IsNaN", data), "float64")
+        count = graph.add("ReduceSum", nan, axis, keepdims=0)
+        right = graph.add("Equal", count, graph.constant(0.0))
+    else:
+        half = np.dtype(output.dtype).itemsize == 2
+        tolerance = 2e-2 if half else 1e-3
+        least = graph.add("ReduceMin", data, axis, keepdims=0)
+        low = graph.add("GreaterOrEqual", least, graph.constant(-tolerance))
+        total = graph.add("ReduceSum", data, axis, keepdims=0)
+        apart = graph.add("Abs", graph.add("Sub", total, graph.constant(1.0)))
+        near = graph.add("LessOrEqual", apart, graph.constant(tolerance))
+        right = graph.add("And", low, near)
+    _check(rows, output, right, scores)
+    if not (scores and probable):
+        return data
+    largest = graph.add("ReduceMax", data, axis, keepdims=1)
+    powers = graph.add("Exp", graph.add("Sub", data, largest))
+    return graph.add("Div", powers, graph.add("ReduceSum", powers, axis, keepdims=1))
+
+
+def _check(rows: Rows, output: _Output, right: str, scores: bool) -> None:
+    told = "has scores that are no numbers" if scores else "is no probabilities"
+    if output.others is not None:
+        right = rows.graph.add("Or", right, output.others)
+    rows.check(output.told, right, told)

@@ -1,0 +1,103 @@
+"""What the transformers of trained models share, whichever framework has trained them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar, TypeVar
+
+from pyspark.ml.util import MLReadable, MLWritable
+
+from ..errors import InvalidInputError
+from ..rundir.directory import RunDirectory
+from ..settings.prediction import PredictionSettings
+from ..storage.filesystem import Location
+from .persistence import StageWriter
+from .predictions import PredictionModel
+from .served import ServedModel
+from .summary import TrainingSummary
+from .trained import read_finished_run
+
+T = TypeVar("T", bound="TrainedTransformer")
+
+
+class TrainedTransformer(PredictionModel, MLReadable, MLWritable):  # type: ignore[misc]
+    """Adds a trained model's predictions to a DataFrame; all other columns stay.
+
+    Args:
+        model: the model, on the driver.
+        summary: what is told of its training.
+        settings: how it predicts.
+
+    Attributes:
+        engine: the engine of the models that a class holds, where a model does not say another.
+        loading_advice: how the user's own code is given when one is loaded, for messages.
+    """
+
+    engine: ClassVar[str]
+    loading_advice: ClassVar[str]
+
+    def __init__(
+        self,
+        model: ServedModel,
+        *,
+        summary: TrainingSummary | None = None,
+        settings: PredictionSettings | None = None,
+    ) -> None:
+        super().__init__(model, settings)
+        self._summary = summary
+
+    @classmethod
+    def _of_run(
+        cls: type[T],
+        run_dir: str | os.PathLike[str],
+        settings: PredictionSettings,
+        **how: Any,
+    ) -> T:
+        """Return the transformer of a finished run; ``how`` as `read_finished_run` takes it."""
+        directory = RunDirectory(Location(run_dir))
+        model = read_finished_run(directory, engine=cls.engine, **how)
+        summary = TrainingSummary(str(directory.location), directory.read_metrics())
+        return cls(ServedModel(model), summary=summary, settings=settings)
+
+    @property
+    def output_names(self) -> list[str]:
+        """The names of the model's outputs, in its order."""
+        return [output.name for output in self._model.known.recipe.outputs]
+
+    @property
+    def summary(self) -> TrainingSummary:
+        """What is told of the model's training.
+
+        Raises:
+            InvalidInputError: it comes from no training of this package's.
+        """
+        if self._summary is None:
+            raise InvalidInputError(
+                "there is no summary: the model comes from no training of this package's"
+            )
+        return self._summary
+
+    @property
+    def hasSummary(self) -> bool:
+        """Whether there is a `summary`."""
+        return self._summary is not None
+
+    def getModel(self) -> Any:
+        """Return the framework's own model, with its weights, on the driver.
+
+        The framework is imported by this call. A Keras model is not compiled; a PyTorch module is
+        on the CPU, in evaluation mode.
+
+        Raises:
+            ModelError: ``model_fn`` builds another model than was trained.
+        """
+        return self._model.model()
+
+    def write(self) -> StageWriter:
+        """Return what saves this transformer: ``write().overwrite().save(path)``.
+
+        Raises:
+            RunDirectoryError: from its ``save``: there is something at the path, or the files the
+                model was read from are gone.
+        """
+        return StageWriter(self, self._model, self._summary)

@@ -1,0 +1,154 @@
+"""The page, and what stands around charts in it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .appearance import SCRIPT, STYLE
+from .markup import Child, Markup, element
+
+# More rows of a table are left out, and their number told.
+MOST_ROWS = 500
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page.
+
+    Attributes:
+        title: its heading.
+        contents: from above to below.
+        about: a sentence on what is shown.
+    """
+
+    title: str
+    contents: Sequence[Child]
+    about: str = ""
+
+
+def page(title: str, subtitle: str, sections: Iterable[Section], top: Child = "") -> str:
+    """Return a whole HTML page, which loads nothing and runs no other script than its own.
+
+    Args:
+        title: of the page, and its heading.
+        subtitle: a line below it.
+        sections: those without contents are left out.
+        top: what stands before the first section.
+    """
+    written = [
+        element(
+            "section",
+            element("h2", section.title),
+            element("p", section.about, class_="about") if section.about else "",
+            section.contents,
+        )
+        for section in sections
+        if any(section.contents)
+    ]
+    policy = f"default-src 'none'; style-src '{_sum(STYLE)}'; script-src '{_sum(SCRIPT)}'"
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("title", title),
+        element("style", Markup(STYLE)),
+    )
+    body = element(
+        "body",
+        element("h1", title),
+        element("p", subtitle, class_="sub"),
+        top,
+        written,
+        element("script", Markup(SCRIPT)),
+    )
+    return "<!DOCTYPE html>\n" + element("html", head, body, lang="en") + "\n"
+
+
+def figure(title: str, *contents: Child, about: str = "", wide: bool = False) -> Markup:
+    """Return a chart, or several, under a title.
+
+    Args:
+        title: what is shown.
+        contents: the charts.
+        about: a line on it, such as the last and the best value.
+        wide: whether it takes the whole width; needed around wide charts, which phones scroll.
+    """
+    caption = element("figcaption", title, element("span", about) if about else "")
+    inner: Child = element("div", contents, class_="scroll") if wide else contents
+    return element("figure", caption, inner, class_="wide" if wide else None)
+
+
+def grid(*figures: Child) -> Markup:
+    """Return figures side by side, as many as there is room for."""
+    return element("div", figures, class_="grid")
+
+
+def facts(pairs: Mapping[str, Child]) -> Markup:
+    """Return what is to be seen first, by its name."""
+    return element(
+        "dl",
+        [
+            element("div", element("dt", name), element("dd", value))
+            for name, value in pairs.items()
+        ],
+        class_="facts",
+    )
+
+
+def paragraph(*words: Child) -> Markup:
+    """Return a paragraph."""
+    return element("p", words)
+
+
+def preformatted(words: str) -> Markup:
+    """Return text whose lines and spaces stay as they are."""
+    return element("pre", words)
+
+
+def folded(title: str, *contents: Child) -> Markup:
+    """Return what is shown only once its title is chosen."""
+    return element("details", element("summary", title), contents)
+
+
+def table(
+    header: Sequence[Child],
+    rows: Sequence[Sequence[Child]],
+    *,
+    numeric: Iterable[int] = (),
+    strong: Iterable[int] = (),
+) -> Markup:
+    """Return a table of at most `MOST_ROWS` rows; below it is told how many are left out.
+
+    Args:
+        header: names of the columns.
+        rows: each as long as the header.
+        numeric: numbers, from 0, of the columns that are aligned to the right.
+        strong: numbers of the rows that are pointed out.
+    """
+    right, bold = set(numeric), set(strong)
+
+    def cells(kind: str, row: Sequence[Child]) -> list[Markup]:
+        if len(row) != len(header):
+            raise ValueError(f"a row of {len(row)} cells in a table of {len(header)} columns")
+        return [element(kind, c, class_="n" if i in right else None) for i, c in enumerate(row)]
+
+    body = [
+        element("tr", cells("td", row), class_="strong" if i in bold else None)
+        for i, row in enumerate(rows[:MOST_ROWS])
+    ]
+    written = element(
+        "table",
+        element("thead", element("tr", cells("th", header))),
+        element("tbody", body),
+    )
+    left_out = len(rows) - MOST_ROWS
+    note = element("p", f"and {left_out:,} more", class_="about") if left_out > 0 else ""
+    return element("div", written, note, class_="scroll")
+
+
+def _sum(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,1 @@
+"""What a run directory tells, and the report of it."""

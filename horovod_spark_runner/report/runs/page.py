@@ -1,0 +1,199 @@
+"""The report of a run, and of two side by side."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...rundir.attempt import steps_lost
+from ...rundir.directory import RunDirectory
+from ...storage.urls import without_secrets
+from ..markup import Child
+from ..numbers import duration, moment, number, share, shortened
+from ..page import Section, facts, folded, page, preformatted, table
+from .curves import MOST_METRICS, metric_figures, pace_figures
+from .facts import RunFacts, read_facts
+from .state import RunSummary
+from .times import slow_ranks, time_contents
+
+# Settings that differ between two runs are shown up to this length.
+_LENGTH = 200
+
+
+def write_report(directory: RunDirectory) -> None:
+    """Write the report of a run into its directory, once the run has ended.
+
+    Raises:
+        InvalidInputError: there is no run.
+        RunDirectoryError: its metrics are damaged.
+        OSError: it cannot be written.
+    """
+    directory.report.write_text(run_page(read_facts(directory, time.time(), ended=True)))
+
+
+def run_page(run: RunFacts) -> str:
+    """Return the report of a run as an HTML page."""
+    state = run.state
+    sections = [
+        Section("Metrics", metric_figures([run]), _left_out(run)),
+        Section("Pace", pace_figures([run])),
+        Section("Where the time went", time_contents(run)),
+        Section("Attempts", _attempts(run)),
+        Section("Checkpoints", _checkpoints(state)),
+        Section("Ranks", _placement(run)),
+        Section("Settings", _settings(run)),
+        Section("Versions", _versions([run])),
+    ]
+    return page(f"Run {run.name}", run.place, sections, facts(_facts(run)))
+
+
+def comparison_page(runs: Sequence[RunFacts]) -> str:
+    """Return a page that lays runs over each other.
+
+    Args:
+        runs: two, or more.
+    """
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):  # folders of the same name in different places
+        runs = [
+            RunFacts(**{**vars(run), "name": f"{i} {run.name}"}) for i, run in enumerate(runs, 1)
+        ]
+    columns = [_facts(run) for run in runs]
+    keys = list(dict.fromkeys(key for one in columns for key in one))
+    rows: list[list[Child]] = [[key, *(one.get(key, "") for one in columns)] for key in keys]
+    header = ["", *(run.name for run in runs)]
+    sections = [
+        Section("In short", [table(header, rows)]),
+        Section("Metrics", metric_figures(runs), "Training is dashed, validation is not."),
+        Section("Pace", pace_figures(runs)),
+        *(Section(f"Where the time went: {run.name}", time_contents(run)) for run in runs),
+        Section("Settings that differ", _differing(runs)),
+        Section("Versions", _versions(runs)),
+    ]
+    title = " and ".join(run.name for run in runs)
+    return page(f"Runs {title}", "; ".join(run.place for run in runs), sections)
+
+
+def _facts(run: RunFacts) -> dict[str, Child]:
+    state = run.state
+    found: dict[str, Child] = {"state": state.state, "progress": state.progress}
+    ranks = run.last_call.get("workers") or state.workers
+    if ranks:
+        found["ranks"] = f"{ranks:,}"
+    rows = run.settings.get("rows")
+    if isinstance(rows, int):
+        found["rows"] = f"{rows:,}"
+    if run.seconds:
+        found["time of all calls"] = duration(run.seconds)
+    rates = run.recorded("samples_per_second")[1]
+    if rates:
+        found["samples/s, last epoch"] = number(rates[-1])
+    slow = slow_ranks(run.accounts)
+    if slow.total:
+        found["waiting for slow ranks"] = share(slow.waited, slow.total)
+    tried = len(state.attempts)
+    if tried > 1:
+        found["attempts"] = f"{tried}, {steps_lost(state.attempts):,} steps trained again"
+    if run.calls:
+        found["written"] = moment(float(run.last_call.get("ended", 0.0)))
+    return found
+
+
+def _left_out(run: RunFacts) -> str:
+    more = len(run.metric_names()) - MOST_METRICS
+    rows = "Means over the rows of all ranks."
+    return rows + (f" {more:,} more metrics are in metrics.jsonl." if more > 0 else "")
+
+
+def _attempts(run: RunFacts) -> list[Child]:
+    rows: list[list[Child]] = [
+        [
+            str(one.number),
+            str(one.workers),
+            moment(one.started),
+            duration(one.ended - one.started),
+            f"{one.first_step:,} to {one.last_step:,}",
+            one.ending,
+            one.cause,
+        ]
+        for one in run.state.attempts
+    ]
+    header = ["attempt", "ranks", "began", "took", "steps", "ended", "cause"]
+    contents: list[Child] = [table(header, rows, numeric=(0, 1))] if rows else []
+    error = run.last_call.get("error")
+    return [*contents, preformatted(str(error))] if error else contents
+
+
+def _checkpoints(state: RunSummary) -> list[Child]:
+    rows: list[list[Child]] = [
+        [
+            line.name,
+            f"{line.epoch}" + (f" and {line.epoch_step:,} steps" if line.epoch_step else ""),
+            f"cannot be used: {line.problem}" if line.problem else _metrics(line.metrics),
+            "best" if line.best else "",
+        ]
+        for line in state.checkpoints
+    ]
+    best = [i for i, line in enumerate(state.checkpoints) if line.best]
+    header = ["checkpoint", "whole epochs", "metrics", ""]
+    return [table(header, rows, strong=best)] if rows else []
+
+
+def _placement(run: RunFacts) -> list[Child]:
+    rows: list[list[Child]] = [
+        [str(one["rank"]), one["host"], str(one["slot"]), ", ".join(one["gpus"]) or "CPU"]
+        for one in run.last_call.get("placement", ())
+    ]
+    return [table(["rank", "host", "Spark task", "device"], rows, numeric=(0, 2))] if rows else []
+
+
+def _settings(run: RunFacts) -> list[Child]:
+    rows: list[list[Child]] = [
+        [key, shortened(value, 2000)] for key, value in _flat(run.settings).items()
+    ]
+    whole = table(["setting", "value"], rows)
+    return [folded("All settings of the newest call", whole)] if rows else []
+
+
+def _versions(runs: Sequence[RunFacts]) -> list[Child]:
+    found = [{**run.last_call.get("versions", {})} for run in runs]
+    for versions, run in zip(found, runs, strict=True):
+        if "master" in run.last_call:
+            versions["Spark master"] = without_secrets(str(run.last_call["master"]))
+    names = list(dict.fromkeys(name for one in found for name in one))
+    rows: list[list[Child]] = [[name, *(one.get(name, "") for one in found)] for name in names]
+    header = ["", *(run.name for run in runs)] if len(runs) > 1 else ["", "version"]
+    return [table(header, rows)] if rows else []
+
+
+def _differing(runs: Sequence[RunFacts]) -> list[Child]:
+    each = [_flat(run.settings) for run in runs]
+    names = list(dict.fromkeys(name for one in each for name in one))
+    rows: list[list[Child]] = [
+        [name, *(shortened(one.get(name, ""), _LENGTH) for one in each)]
+        for name in names
+        if len({one.get(name, "") for one in each}) > 1
+    ]
+    return [table(["setting", *(run.name for run in runs)], rows)] if rows else ["None."]
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return settings one by one, those within others by their path; without secrets of URLs."""
+    found: dict[str, str] = {}
+    for key, value in settings.items():
+        name = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, Mapping) and value:
+            found.update(_flat(value, name))
+        elif isinstance(value, str):
+            found[name] = without_secrets(value)
+        else:
+            found[name] = json.dumps(value)
+    return found
+
+
+def _metrics(metrics: Mapping[str, object]) -> str:
+    return ", ".join(
+        f"{name} {number(value)}" for name, value in metrics.items() if isinstance(value, float)
+    )

@@ -1,0 +1,194 @@
+"""What became of a run, read from its run directory alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import InvalidInputError, RunDirectoryError
+from ...rundir.attempt import FINISHED, RUNNING, Attempt
+from ...rundir.checkpoint import (
+    CheckpointInfo,
+    PlainLogs,
+    best_step,
+    read_info,
+    verify_checkpoint,
+)
+from ...rundir.directory import RunDirectory
+from ...rundir.lock import read_lock, seems_held
+from ...settings.training import CheckpointOptions
+from ...training.trained_model import read_model
+
+INTERRUPTED, UNFINISHED = "interrupted", "not finished"
+# Of a model: it is there, and no file of it is damaged.
+WHOLE = "whole"
+
+
+@dataclass(frozen=True)
+class CheckpointLine:
+    """One checkpoint as it is shown.
+
+    Attributes:
+        name: its folder's name.
+        step: steps of the whole run.
+        epoch: whole epochs.
+        epoch_step: steps of the epoch after those.
+        metrics: of the last whole epoch.
+        best: whether it is the best by the run's metric.
+        problem: why it cannot be resumed from; empty if it can.
+    """
+
+    name: str
+    step: int
+    epoch: int
+    epoch_step: int
+    metrics: PlainLogs
+    best: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a run directory tells of its run.
+
+    Attributes:
+        place: the run directory.
+        state: ``"finished"``, ``"running"``, ``"interrupted"`` (its process is gone) or how its
+            last attempt ended.
+        holder: who is writing, of a running one.
+        epochs: epochs asked for; 0 if unknown.
+        workers: ranks asked for; 0 if unknown.
+        checkpoints: newest first.
+        attempts: oldest first.
+        program: the script that started it; empty if unknown.
+        model: `WHOLE`, as far as it was read, or why the trained model cannot be used; empty if
+            there is none yet.
+        events: where its event files are; empty if there are none.
+    """
+
+    place: str
+    state: str
+    holder: str
+    epochs: int
+    workers: int
+    checkpoints: tuple[CheckpointLine, ...]
+    attempts: tuple[Attempt, ...]
+    program: str
+    model: str
+    events: str = ""
+
+    @property
+    def newest(self) -> CheckpointLine | None:
+        """The checkpoint that would be resumed from."""
+        return next((line for line in self.checkpoints if not line.problem), None)
+
+    @property
+    def progress(self) -> str:
+        newest = self.newest
+        if newest is None:
+            return f"0/{self.epochs or '?'} epochs"
+        within = f" and {newest.epoch_step} steps" if newest.epoch_step else ""
+        return f"{newest.epoch}{within}/{self.epochs or '?'} epochs"
+
+
+def read_run(
+    directory: RunDirectory, now: float, *, verify: bool, ended: bool = False
+) -> RunSummary:
+    """Return what the run directory tells.
+
+    Args:
+        directory: the run directory.
+        now: seconds since the epoch.
+        verify: read all files of checkpoints and model and check their sums; else what their
+            manifests say is believed.
+        ended: whether the run is known to have ended, though its lock is still held.
+
+    Raises:
+        InvalidInputError: it holds no run.
+    """
+    if not (directory.config.exists() or directory.attempts.exists()):
+        raise InvalidInputError(f"{directory.location} is no run directory: it has no config.json")
+    settings = read_settings(directory)
+    attempts = _read_attempts(directory)
+    lock = read_lock(directory.lock)
+    alive = not ended and lock is not None and seems_held(lock, now)
+    holder = f"process {lock.get('pid')} on {lock.get('host')}" if alive and lock else ""
+    fit = settings.get("fit", {})
+    return RunSummary(
+        place=str(directory.location),
+        state=RUNNING if alive else _ended_state(directory, attempts),
+        holder=holder,
+        epochs=int(fit.get("epochs", 0)),
+        workers=int(settings.get("num_workers", 0)),
+        checkpoints=tuple(_checkpoint_lines(directory, settings, verify)),
+        attempts=tuple(attempts),
+        program=str(settings.get("program", "")),
+        model=_model_state(directory, verify),
+        events=str(directory.events) if directory.events.exists() else "",
+    )
+
+
+def _model_state(directory: RunDirectory, verify: bool) -> str:
+    if not directory.signature.exists():
+        return ""
+    try:
+        model = read_model(directory)
+        for name in model.sums if verify else ():
+            model.read(name)
+    except (RunDirectoryError, OSError) as error:
+        return str(error)
+    return WHOLE
+
+
+def _ended_state(directory: RunDirectory, attempts: Sequence[Attempt]) -> str:
+    if attempts:
+        # An attempt that nobody could close any more: the driver was killed.
+        return INTERRUPTED if attempts[-1].ending == RUNNING else attempts[-1].ending
+    return FINISHED if directory.signature.exists() else UNFINISHED
+
+
+def read_settings(directory: RunDirectory) -> dict[str, Any]:
+    """Return the settings of the newest call; none if they cannot be read."""
+    try:
+        settings = json.loads(directory.config.read_text())
+    except (OSError, ValueError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def _read_attempts(directory: RunDirectory) -> list[Attempt]:
+    try:
+        return [Attempt(**fields) for fields in directory.read_attempts()]
+    except TypeError:  # of another version
+        return []
+
+
+def _checkpoint_lines(
+    directory: RunDirectory, settings: dict[str, Any], verify: bool
+) -> list[CheckpointLine]:
+    read = verify_checkpoint if verify else read_info
+    whole: dict[int, CheckpointInfo] = {}
+    problems: dict[int, str] = {}
+    for step in directory.checkpoint_steps():
+        try:
+            whole[step] = read(directory.checkpoint(step))
+        except (OSError, ValueError) as error:
+            problems[step] = str(error)
+    best = best_step(whole, CheckpointOptions(**settings.get("checkpoints", {})))
+    lines = [
+        CheckpointLine(
+            directory.checkpoint(step).name,
+            step,
+            info.epoch,
+            info.epoch_step,
+            info.history[-1] if info.history else {},
+            step == best,
+        )
+        for step, info in whole.items()
+    ]
+    for step, problem in problems.items():
+        name = directory.checkpoint(step).name
+        lines.append(CheckpointLine(name, step, 0, 0, {}, problem=problem))
+    return sorted(lines, key=lambda line: line.step, reverse=True)

@@ -1,0 +1,194 @@
+"""Where the time of a run went: by phase, by rank, by epoch, and what slow ranks cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...rundir.directory import Account
+from ...training.accounting import Kind
+from ..markup import Child, Markup
+from ..numbers import duration, share
+from ..page import figure, grid, paragraph, table
+from ..stacked import Part, Whole, legend, stacked_columns, stacked_rows
+from .facts import RunFacts
+
+# Phases of a call, with the keys of its record.
+_PHASES: tuple[tuple[Part, tuple[str, ...]], ...] = (
+    (Part("checks", 7, "of the call, the columns, and the slots Spark has"), ("prepare", "check")),
+    (Part("rows", 0, "writing the rows for the ranks"), ("materialize",)),
+    (Part("waiting for slots", 1, "other runs of this process held them"), ("slots",)),
+    (Part("launch", 6, "Spark's tasks, and starting the ranks"), ("tasks", "rendezvous", "start")),
+    (Part("training", 2, "building, epochs and saving, on the ranks"), ("function",)),
+    (Part("restarts", 3, "attempts that failed, and the pauses after them"), ("attempts",)),
+    (Part("results", 4, "their way back to the driver"), ("results",)),
+)
+# What ranks do, with the kinds of their accounts.
+_RANK: tuple[tuple[Part, tuple[str, ...]], ...] = (
+    (
+        Part("building", 5, "the model, and the first step, which compiles it"),
+        (Kind.BUILD, Kind.FIRST_STEP),
+    ),
+    (Part("computing", 2, "training steps, without the exchange"), (Kind.COMPUTE,)),
+    (Part("computing and exchanging", 2, "training steps"), (Kind.STEP,)),
+    (Part("exchanging", 1, "with other ranks, and waiting for them"), (Kind.EXCHANGE,)),
+    (Part("waiting for data", 0, "the reader had no batch yet"), (Kind.DATA,)),
+    (Part("validation", 4, "all of it"), (Kind.VALIDATION,)),
+    (Part("checkpoints", 3, "what they held the training up"), (Kind.CHECKPOINT,)),
+    (
+        Part("callbacks, metrics", 6, "callbacks, the loop, and what ranks agree on"),
+        (Kind.CALLBACKS, Kind.AGREE),
+    ),
+    (Part("saving", 7, "all after the last epoch"), (Kind.SAVE,)),
+)
+PHASE_PARTS = [part for part, _ in _PHASES]
+RANK_PARTS = [part for part, _ in _RANK]
+# Bars of calls, the last ones, and of ranks, the first ones and those that others waited for.
+MOST_ROWS = 24
+# Of an epoch's chart, what belongs to the run and not to the epoch is left out.
+_ONCE = {Kind.BUILD, Kind.FIRST_STEP}
+
+
+def grouped(
+    label: str, seconds: Mapping[str, float], parts: Sequence[tuple[Part, tuple[str, ...]]]
+) -> Whole:
+    """Return what ``seconds`` by key are by part; what is of no part is left out."""
+    values = {part.name: sum(seconds.get(key, 0.0) for key in keys) for part, keys in parts}
+    return Whole(label, {name: max(value, 0.0) for name, value in values.items()})
+
+
+def time_contents(run: RunFacts) -> list[Child]:
+    """Return figures of where the time of a run went."""
+    figures: list[Child] = []
+    if run.calls:
+        calls = [
+            grouped(f"call {i}", call.get("seconds", {}), _PHASES)
+            for i, call in enumerate(run.calls, 1)
+        ][-MOST_ROWS:]
+        figures.append(
+            figure(
+                "Each call",
+                legend(PHASE_PARTS, calls),
+                stacked_rows(calls, PHASE_PARTS, title="time"),
+                about="from the beginning of the call to the trained model",
+            )
+        )
+    accounts = run.last_call.get("accounts") or {}
+    if accounts:
+        ranks = rank_wholes(accounts)
+        left_out = int(run.last_call.get("workers", 0)) - len(ranks)
+        figures.append(
+            figure(
+                "Each rank, in the last call",
+                legend(RANK_PARTS, ranks),
+                stacked_rows(ranks, RANK_PARTS, title="time in the training"),
+                about=f"{left_out:,} ranks are left out" if left_out > 0 else "",
+            )
+        )
+    contents: list[Child] = [grid(figures)] if figures else []
+    return [*contents, *_epochs(run), *_slowest(run)]
+
+
+def rank_wholes(account: Mapping[str, Any]) -> list[Whole]:
+    """Return the bars of ranks, of many those that say most."""
+    ranks, seconds = account["ranks"], account["seconds"]
+    chosen = list(range(len(ranks)))
+    if len(chosen) > MOST_ROWS:
+        waiting = np.asarray(_waiting(seconds))
+        slowest = np.argsort(waiting, kind="stable")[: MOST_ROWS // 2].tolist()
+        chosen = sorted({*slowest, *range(MOST_ROWS - len(set(slowest)))})
+    return [
+        grouped(f"rank {ranks[i]}", {kind: each[i] for kind, each in seconds.items()}, _RANK)
+        for i in chosen
+    ]
+
+
+def _epochs(run: RunFacts) -> list[Markup]:
+    epochs = [
+        grouped(f"epoch {i}", {k: v for k, v in each.items() if k not in _ONCE}, _RANK)
+        for i, each in enumerate(run.mean_seconds(), 1)
+    ]
+    if not any(epoch.total for epoch in epochs):
+        return []
+    chart = stacked_columns(
+        epochs, RANK_PARTS, x_title="epoch", y_title="seconds, mean of the ranks", wide=True
+    )
+    about = "a checkpoint counts to the epoch after it; building and the first step are left out"
+    return [figure("Each epoch", legend(RANK_PARTS, epochs), chart, about=about, wide=True)]
+
+
+# -- what slow ranks cost ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SlowRanks:
+    """What the slowest ranks of each epoch cost the others.
+
+    All ranks leave a step together. So the rank that has spent least in it, or in its exchange,
+    was the last to come, and what the others have spent more, they have waited for it. Over an
+    epoch that is the least they have waited: the last one may be another in every step.
+
+    Attributes:
+        waited: seconds, the mean of the ranks, at least.
+        exchanged: seconds of the exchange itself, with nobody to wait for; 0 where the framework
+            does not tell it from computing.
+        total: seconds of these epochs, the mean of the ranks.
+        last: in how many epochs each rank came last, by rank.
+    """
+
+    waited: float
+    exchanged: float
+    total: float
+    last: Mapping[int, int]
+
+
+def slow_ranks(accounts: Sequence[Account]) -> SlowRanks:
+    """Return what slow ranks cost in the epochs whose accounts are known."""
+    waited = exchanged = total = 0.0
+    last: dict[int, int] = {}
+    for account in accounts:
+        if account is None or len(account["ranks"]) < 2:
+            continue
+        seconds = account["seconds"]
+        each = np.asarray(_waiting(seconds))
+        mean = account.get("mean") or {kind: float(np.mean(v)) for kind, v in seconds.items()}
+        least = float(each.min())
+        known = Kind.EXCHANGE in mean and Kind.STEP not in mean
+        waited += mean.get(Kind.EXCHANGE, 0.0) + mean.get(Kind.STEP, 0.0) - least
+        exchanged += least if known else 0.0
+        total += sum(value for kind, value in mean.items() if kind not in _ONCE)
+        rank = int(account["ranks"][int(each.argmin())])
+        last[rank] = last.get(rank, 0) + 1
+    return SlowRanks(waited, exchanged, total, last)
+
+
+def _waiting(seconds: Mapping[str, Sequence[float]]) -> list[float]:
+    """Return for each rank the seconds in which it may have waited for others."""
+    kinds = [seconds[kind] for kind in (Kind.EXCHANGE, Kind.STEP) if kind in seconds]
+    ranks = len(next(iter(seconds.values()), ()))
+    return [sum(each) for each in zip(*kinds, strict=True)] if kinds else [0.0] * ranks
+
+
+def _slowest(run: RunFacts) -> list[Child]:
+    slow = slow_ranks(run.accounts)
+    if not slow.total:
+        return []
+    words = (
+        f"Each rank waited at least {duration(slow.waited)} for slower ones, "
+        f"{share(slow.waited, slow.total)} of the epochs, in the mean."
+    )
+    if slow.exchanged:
+        words += (
+            f" The exchange itself took {duration(slow.exchanged)}, "
+            f"{share(slow.exchanged, slow.total)}."
+        )
+    hosts = {one["rank"]: one["host"] for one in run.last_call.get("placement", ())}
+    rows = [
+        [str(rank), hosts.get(rank, ""), f"{count:,} of {sum(slow.last.values()):,}"]
+        for rank, count in sorted(slow.last.items(), key=lambda item: (-item[1], item[0]))[:10]
+    ]
+    header = ["rank", "host", "epochs in which the others waited for it most"]
+    return [figure("What the slowest ranks cost", paragraph(words), table(header, rows), wide=True)]

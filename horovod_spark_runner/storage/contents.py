@@ -1,0 +1,209 @@
+"""What a file holds, read from where it lies: models are larger than memory has copies for."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, TypeAlias
+
+# Bytes up to which contents are simply held in memory.
+SMALL_BYTES = 16 * 1024 * 1024
+# Bytes that are taken into memory at once of what is larger.
+PART_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """A part of a local file.
+
+    Attributes:
+        path: the file.
+        begin: its first byte in the file.
+        size: how many bytes it has.
+    """
+
+    path: str
+    begin: int
+    size: int
+
+
+Piece: TypeAlias = "bytes | memoryview | FilePart"
+
+
+class Contents:
+    """Bytes in memory, in mapped files or in parts of files, one after the other.
+
+    They do not change. Pickled, they are one object of bytes; `horovod_spark_runner.serialize`
+    can leave them out.
+
+    Args:
+        pieces: where the bytes are, in their order.
+
+    Attributes:
+        size: how many bytes there are.
+    """
+
+    def __init__(self, *pieces: Piece) -> None:
+        self.pieces = pieces
+        self.size = sum(_size(piece) for piece in pieces)
+
+    def __repr__(self) -> str:
+        return f"Contents({self.size} bytes)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Contents, (self.read(),)
+
+    def __copy__(self) -> Contents:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Contents:
+        return self
+
+    def open(self) -> IO[bytes]:
+        """Return a file to read them from, at any place in any order."""
+        return io.BufferedReader(_Reader(self.pieces))
+
+    def parts(self, size: int = PART_BYTES) -> Iterator[bytes | memoryview]:
+        """Yield them in parts of at most ``size`` bytes."""
+        for piece in self.pieces:
+            if isinstance(piece, FilePart):
+                with open(piece.path, "rb") as file:
+                    file.seek(piece.begin)
+                    for begin in range(0, piece.size, size):
+                        yield _whole(file.read(min(size, piece.size - begin)), piece)
+            else:
+                view = memoryview(piece)
+                for begin in range(0, len(view), size):
+                    yield view[begin : begin + size]
+
+    def read(self) -> bytes:
+        """Return them as one object."""
+        if len(self.pieces) == 1 and isinstance(self.pieces[0], bytes):
+            return self.pieces[0]
+        return b"".join(self.parts())
+
+
+class _Reader(io.RawIOBase):
+    """Reads pieces as one file."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = pieces
+        self._place = 0
+        self._size = sum(map(_size, pieces))
+        self._file: tuple[str, IO[bytes]] | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        self._place = max(0, start + offset)
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        into = memoryview(buffer).cast("B")
+        begin = self._place
+        for piece in self._pieces:
+            size = _size(piece)
+            if begin < size:
+                count = min(len(into), size - begin)
+                into[:count] = self._some(piece, begin, count)
+                self._place += count
+                return count
+            begin -= size
+        return 0
+
+    def _some(self, piece: Piece, begin: int, count: int) -> bytes | memoryview:
+        if not isinstance(piece, FilePart):
+            return memoryview(piece)[begin : begin + count]
+        if self._file is None or self._file[0] != piece.path:
+            self._close_file()
+            self._file = piece.path, open(piece.path, "rb", buffering=0)  # noqa: SIM115
+        self._file[1].seek(piece.begin + begin)
+        return _whole(self._file[1].read(count), piece, count)
+
+    def close(self) -> None:
+        self._close_file()
+        super().close()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file[1].close()
+            self._file = None
+
+
+class Sink:
+    """A file that is being written from its beginning to its end.
+
+    Args:
+        stream: takes the parts.
+        told: is called after each.
+
+    Attributes:
+        seen: is called with each part, if it is set.
+    """
+
+    def __init__(self, stream: Any, told: Callable[[], object]) -> None:
+        self._stream = stream
+        self._told = told
+        self.seen: Callable[[bytes | memoryview], object] | None = None
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write some bytes; return how many they were."""
+        view = memoryview(data).cast("B")
+        self.write_all(view)
+        return len(view)
+
+    def write_all(self, data: bytes | memoryview | Contents) -> None:
+        """Write any number of bytes."""
+        whole = data if isinstance(data, Contents) else Contents(memoryview(data).cast("B"))
+        for part in whole.parts():
+            self._stream.write(part)
+            if self.seen is not None:
+                self.seen(part)
+            self._told()
+
+    def flush(self) -> None:
+        """Do nothing: what has been written is the file once it is whole."""
+
+
+def _size(piece: Piece) -> int:
+    return piece.size if isinstance(piece, FilePart) else len(piece)
+
+
+def _whole(read: bytes, piece: FilePart, count: int | None = None) -> bytes:
+    if not read or (count is not None and len(read) != count):
+        raise OSError(f"{piece.path} is shorter than it was")
+    return read
+
+
+def spooled(write: Callable[[IO[bytes]], object]) -> Contents:
+    """Return what ``write`` writes into a file: held in memory if it is little, else mapped.
+
+    The file has no name, and goes with the contents.
+
+    Raises:
+        OSError: the folder for temporary files (``TMPDIR``) does not take it.
+    """
+    try:
+        with tempfile.TemporaryFile() as file:
+            write(file)
+            file.flush()
+            size = file.seek(0, io.SEEK_END)
+            if size <= SMALL_BYTES:
+                file.seek(0)
+                return Contents(file.read())
+            return Contents(memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)))
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = tempfile.gettempdir()
+        raise

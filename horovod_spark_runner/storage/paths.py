@@ -1,0 +1,73 @@
+"""What users write for places in storage, read as they mean it. Pure but for users' homes."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import unquote, urlsplit
+
+from ..errors import InvalidInputError
+
+HDFS_SCHEMES = ("hdfs", "viewfs")
+_HALF_A_URL = re.compile(
+    r"(s3a?|s3n|gs|gcs|hdfs|viewfs|abfss?|wasbs?|az|adl|oss|dbfs|https?):/(?!/)(.*)", re.DOTALL
+)
+
+
+def check_not_half_a_url(text: str) -> None:
+    """Refuse what is meant as a URL, and would be a local folder named like ``s3:``.
+
+    Raises:
+        InvalidInputError: ``text`` is such.
+    """
+    found = _HALF_A_URL.match(text)
+    if found is None:
+        return
+    scheme, path = found.groups()
+    if scheme == "dbfs":
+        hint = f"on Databricks that is /dbfs/{path} to all processes"
+    elif scheme in HDFS_SCHEMES:
+        hint = f"write {scheme}:///{path}, or {scheme}://NAMENODE/{path}"
+    else:
+        hint = f"write {scheme}://{path} as text: pathlib takes one of the slashes away"
+    raise InvalidInputError(f"{text!r} is neither a path nor a whole URL; {hint}")
+
+
+def path_of_url(url: str) -> str:
+    """Return the path of a ``file:`` URL.
+
+    Raises:
+        InvalidInputError: it is a file of another machine.
+    """
+    host, path = urlsplit(url).netloc, urlsplit(url).path
+    if host not in ("", "localhost"):
+        raise InvalidInputError(
+            f"{url} names the host {host!r}; a file on this one is file:///path, with three slashes"
+        )
+    return unquote(path)
+
+
+def with_home(path: str) -> str:
+    """Return ``path`` with ``~`` and ``~user`` replaced by that user's home.
+
+    Raises:
+        InvalidInputError: there is no such user.
+    """
+    found = os.path.expanduser(path)
+    if path.startswith("~") and found == path:
+        user = path.partition("/")[0]
+        raise InvalidInputError(
+            f"{path}: {user} is no user's home; a folder of that name is ./{user}"
+        )
+    return found
+
+
+def what_is_lacking(scheme: str) -> str:
+    """Return a hint if this process has nothing in its environment that leads to the storage."""
+    if scheme != "s3" or any(name.startswith("AWS_") for name in os.environ):
+        return ""
+    return (
+        ". This process has none of the environment variables AWS_… that tell endpoint, region and "
+        "credentials; executors get what the driver has by spark.executorEnv.NAME, before the "
+        "Spark session is made"
+    )

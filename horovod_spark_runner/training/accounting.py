@@ -1,0 +1,228 @@
+"""Where the time of a rank goes: each moment of it is put down to one thing."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..rundir.directory import Account
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Kind:
+    """What time goes to.
+
+    Attributes:
+        BUILD: building the model, restoring or sharing its values; all up to the first epoch.
+        FIRST_STEP: the first step, in which a framework compiles what is left, and its checks.
+        DATA: waiting for the reader.
+        STEP: computing and exchanging in one, where a framework does not tell them apart.
+        COMPUTE: steps, but for what they spend exchanging.
+        EXCHANGE: exchanging with other ranks, and waiting for those that compute longer.
+        CALLBACKS: callbacks, and the loop itself.
+        VALIDATION: all of it, reading as well.
+        AGREE: metrics of all ranks, and what ranks agree on at an epoch's end; waiting for others.
+        CHECKPOINT: what checkpoints hold a training up.
+        SAVE: all after the last epoch, such as writing the model.
+    """
+
+    BUILD = "build"
+    FIRST_STEP = "first_step"
+    DATA = "data"
+    STEP = "step"
+    COMPUTE = "compute"
+    EXCHANGE = "exchange"
+    CALLBACKS = "callbacks"
+    VALIDATION = "validation"
+    AGREE = "agree"
+    CHECKPOINT = "checkpoint"
+    SAVE = "save"
+
+
+KINDS: tuple[str, ...] = tuple(v for k, v in vars(Kind).items() if k.isupper())
+# Of larger worlds, the record of an epoch names so many ranks, and the mean of all.
+MOST_RANKS = 64
+
+
+class Clock:
+    """Puts the time from now on down to kinds, one after the other; begins with `Kind.BUILD`.
+
+    Args:
+        read: seconds of a steady clock.
+
+    Attributes:
+        seconds: of each kind, up to the last change.
+    """
+
+    def __init__(self, read: Callable[[], float] = time.perf_counter) -> None:
+        self._read = read
+        self._last = read()
+        self._kind = Kind.BUILD
+        self.seconds = dict.fromkeys(KINDS, 0.0)
+
+    def to(self, kind: str) -> None:
+        """Put what follows down to ``kind``."""
+        now = self._read()
+        self.seconds[self._kind] += now - self._last
+        self._last, self._kind = now, kind
+
+    @contextlib.contextmanager
+    def during(self, kind: str) -> Iterator[None]:
+        """Put what is done inside down to ``kind``, and what follows to what it was before."""
+        before = self._kind
+        self.to(kind)
+        try:
+            yield
+        finally:
+            self.to(before)
+
+    def look(self) -> dict[str, float]:
+        """Return the seconds of each kind up to now."""
+        self.to(self._kind)
+        return dict(self.seconds)
+
+
+class Accounts:
+    """The accounts of a rank's training, epoch by epoch, and on rank 0 those of all ranks.
+
+    An epoch's account goes from the end of the one before to the moment its metrics are known; its
+    checkpoint, taken after that, counts to what follows.
+
+    Args:
+        world: communicator of all ranks.
+        clock: this rank's.
+        exchanged: returns the seconds that steps have spent exchanging so far; ``None`` where that
+            cannot be told from computing.
+
+    Attributes:
+        epochs: on rank 0, the record of each whole epoch, as `metrics.jsonl` keeps it; ``None``
+            where nothing is known of one.
+    """
+
+    def __init__(
+        self, world: MPI.Comm, clock: Clock, exchanged: Callable[[], float | None]
+    ) -> None:
+        self._world = world
+        self._clock = clock
+        self._exchanged = exchanged
+        self._first = 0.0
+        self._before = dict.fromkeys(KINDS, 0.0)
+        self.epochs: list[Account] = []
+
+    def first_step_ended(self) -> None:
+        """Take note that exchanging counts from now on: the first step is an account of its own."""
+        self._first = self._exchanged() or 0.0
+
+    def seconds(self) -> dict[str, float]:
+        """Return this rank's seconds of each kind up to now."""
+        seconds, exchanged = self._clock.look(), self._exchanged()
+        if exchanged is not None:
+            # Clocks that are read in different places may differ by moments.
+            part = min(max(exchanged - self._first, 0.0), seconds[Kind.STEP])
+            seconds[Kind.COMPUTE] = seconds[Kind.STEP] - part
+            seconds[Kind.EXCHANGE] += part
+            seconds[Kind.STEP] = 0.0
+        return seconds
+
+    def end_epoch(self, rows: int, seconds: float, facts: Mapping[str, float]) -> float:
+        """Close an epoch's account, with all other ranks; return all ranks' samples per second.
+
+        Args:
+            rows: rows that this rank has trained on in the epoch.
+            seconds: what its training steps took.
+            facts: what else is to be kept of the epoch.
+
+        Returns:
+            The rate on rank 0, 0 on the others.
+        """
+        now = self.seconds()
+        own = [rows, *(now[kind] - self._before[kind] for kind in KINDS)]
+        table = gather(self._world, own)
+        self._before = now
+        if table is None:
+            return 0.0
+        rate = float(table[:, 0].sum()) / max(seconds, 1e-9)
+        self.epochs.append(
+            {
+                "time": round(time.time(), 3),
+                "workers": len(table),
+                "samples_per_second": rate,
+                **facts,
+                **record(table[:, 1:]),
+            }
+        )
+        return rate
+
+    def totals(self) -> dict[str, Any]:
+        """Return the `record` of the whole training on rank 0; all ranks must call it."""
+        table = gather(self._world, list(self.seconds().values()))
+        return {} if table is None else record(table)
+
+
+def gather(world: MPI.Comm, own: Sequence[float]) -> np.ndarray | None:
+    """Return a row of numbers of each rank on rank 0, ``None`` on the others."""
+    sent = np.asarray(own, np.float64)
+    table = np.empty((world.Get_size(), len(sent))) if world.Get_rank() == 0 else None
+    world.Gather(sent, table)
+    return table
+
+
+def record(table: np.ndarray) -> dict[str, Any]:
+    """Return where the time of all ranks went, as JSON.
+
+    Args:
+        table: a row for each rank, a column for each of `KINDS`.
+
+    Returns:
+        ``ranks``, which they are of, and ``seconds``, of each kind on each of these. Of more than
+        `MOST_RANKS` these are the extremes of each kind and others, and there is the ``mean`` of
+        all.
+    """
+    size = len(table)
+    kinds = [(i, kind) for i, kind in enumerate(KINDS) if table[:, i].any()]
+    ranks = list(range(size))
+    if size > MOST_RANKS:
+        extreme = {int(f(table[:, i])) for i, _ in kinds for f in (np.argmin, np.argmax)}
+        even = np.linspace(0, size - 1, MOST_RANKS - len(extreme), dtype=int).tolist()
+        ranks = sorted({*extreme, *even})
+    found: dict[str, Any] = {
+        "ranks": ranks,
+        "seconds": {kind: _rounded(table[ranks, i]) for i, kind in kinds},
+    }
+    if size > MOST_RANKS:
+        found["mean"] = {kind: _rounded(table[:, i].mean()) for i, kind in kinds}
+    return found
+
+
+def mean_seconds(account: Account) -> dict[str, float]:
+    """Return the seconds of each kind in an epoch's record, as the mean of all ranks."""
+    if account is None:
+        return {}
+    if "mean" in account:
+        return dict(account["mean"])
+    return {kind: sum(each) / len(each) for kind, each in account["seconds"].items()}
+
+
+def phases(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return the phases of a rank's training, one after the other, and what the second was for."""
+    within = {
+        kind: value
+        for kind, value in seconds.items()
+        if kind not in (Kind.BUILD, Kind.SAVE) and value
+    }
+    return {
+        "build": seconds[Kind.BUILD],
+        "epochs": sum(within.values()),
+        "save": seconds[Kind.SAVE],
+        **within,
+    }
+
+
+def _rounded(values: Any) -> Any:
+    return np.round(values, 5).tolist()

@@ -1,0 +1,81 @@
+"""Which engine a model's function is for, where its code or its annotation tells."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from types import FunctionType, MethodType, ModuleType
+
+from .spec import TORCH
+
+_PACKAGE = __name__.partition(".")[0]
+_TORCH_MODULE = "torch.nn.modules.module.Module"
+
+
+def said_engine(model: object) -> str | None:
+    """Return the ``horovod_engine`` of the class that ``model`` returns, if that shows.
+
+    A function's return annotation counts first, then the names in its code: classes, and functions
+    by their annotation. A module of PyTorch's own is for that engine, which tells how it is to be
+    given.
+    """
+    if any(f"{cls.__module__}.{cls.__name__}" == _TORCH_MODULE for cls in _classes(model)):
+        return TORCH
+    function = _function(model)
+    if function is None:
+        return None
+    code = function.__code__
+    called = list(_named(function, [*code.co_names, *code.co_freevars]))
+    told = [_annotated(each) for each in called if isinstance(each, FunctionType)]
+    for thing in (_annotated(function), *called, *told):
+        engine = getattr(thing, "horovod_engine", None) if isinstance(thing, type) else None
+        if isinstance(engine, str):
+            return engine
+    return None
+
+
+def _annotated(function: FunctionType) -> object:
+    """Return the class that a function says it returns."""
+    annotation = function.__annotations__.get("return")
+    if not isinstance(annotation, str):
+        return annotation
+    text = annotation.strip("'\"").rpartition(".")[2]
+    return next((each for each in _named(function, [text]) if isinstance(each, type)), None)
+
+
+def _classes(model: object) -> Sequence[type]:
+    return (model if isinstance(model, type) else type(model)).__mro__
+
+
+def _function(model: object) -> FunctionType | None:
+    """Return the function of Python's that runs where ``model`` is called."""
+    while isinstance(model, functools.partial):
+        model = model.func
+    if isinstance(model, type) or not callable(model):
+        return None
+    found = model if isinstance(model, (FunctionType, MethodType)) else type(model).__call__
+    found = inspect.unwrap(getattr(found, "__func__", found))
+    return found if isinstance(found, FunctionType) else None
+
+
+def _named(function: FunctionType, names: Sequence[str]) -> Iterator[object]:
+    """Yield what ``names`` stand for in ``function``, also as names of this package."""
+    known: dict[str, object] = {**function.__globals__, **_closure(function)}
+    modules = {thing.__name__ for n in names if isinstance(thing := known.get(n), ModuleType)}
+    # `package.Name`, or imported within the function; nobody else's module is looked into.
+    package = sys.modules[_PACKAGE] if _PACKAGE in {*names, *modules} else None
+    for name in names:
+        yield known.get(name)
+        if package is not None and name in package.__all__:
+            yield getattr(package, name)
+
+
+def _closure(function: FunctionType) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not set yet
+            found[name] = cell.cell_contents
+    return found

@@ -1,0 +1,130 @@
+"""Rounds: ranks train alone for some steps, then take the mean of what they have learned.
+
+The mean is that of the changes since ranks met last, by the rows that each has trained on, so what
+has not changed stays as it is, to the bit. With ``every=1`` and plain SGD it is the step of
+allreduce. Sources: see `LocalSGD` and `DiLoCo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ...settings.sync import DiLoCo, LocalSGD
+from .synchroniser import Alike, Collectives, Share, Tensor, Variables
+
+_MODEL = "model/"
+_VELOCITY = "shared/velocity/"
+Arrays = dict[str, np.ndarray]
+
+
+class RoundsSynchroniser:
+    """Ranks hold the same weights after every so many steps, and at every epoch's end.
+
+    Whole numbers are not exchanged: those of an optimizer count steps, and ranks make equally many.
+
+    Args:
+        options: when ranks meet, and what is done then.
+        collectives: sums of the framework's tensors.
+    """
+
+    meets_in_every_step = False
+
+    def __init__(self, options: LocalSGD | DiLoCo, collectives: Collectives) -> None:
+        self._options = options
+        self._collectives = collectives
+        averaging = isinstance(options, LocalSGD) and options.average_optimizer
+        self._groups = (_MODEL, "optimizer") if averaging else (_MODEL,)
+        self.alike = Alike.EVERYTHING if averaging else Alike.WEIGHTS
+        # The values when ranks met last, and what each has done since.
+        self._met: Arrays = {}
+        self._rows = self._steps = 0
+        self._velocity: Arrays = {}
+
+    def begin(self, variables: Variables) -> None:
+        self._met = self._read(variables)
+        self._rows = self._steps = 0
+
+    def gradients(
+        self,
+        gradients: Sequence[Tensor | None],
+        share: Share,
+        name: str,
+        along: Sequence[Tensor] = (),
+    ) -> tuple[list[Tensor | None], list[Tensor]]:
+        return list(gradients), []
+
+    def changes(self, changes: Sequence[Tensor], share: Share, name: str) -> list[Tensor]:
+        return list(changes)
+
+    def after_step(self, variables: Variables, step: int, rows: int) -> bool:
+        self._rows += rows
+        self._steps += 1
+        warm = step > self._options.warmup_steps
+        if warm and step % self._options.every:
+            return False
+        self._take_mean(variables, outer=warm)
+        return True
+
+    def meet(self, variables: Variables) -> None:
+        if self._steps:
+            self._take_mean(variables, outer=True)
+
+    def _take_mean(self, variables: Variables, *, outer: bool) -> None:
+        now = self._read(variables)
+        # An optimizer may have made variables since.
+        met = {name: self._met.get(name, np.zeros_like(value)) for name, value in now.items()}
+        rows = np.array([self._rows], np.float64)
+        terms = [self._rows * (now[name] - met[name]) for name in now]
+        *sums, total = map(np.asarray, self._collectives.sum([*terms, rows], "round"))
+        named = variables.named
+        for (name, before), summed in zip(met.items(), sums, strict=True):
+            change = summed / np.asarray(total[0], summed.dtype)
+            if outer and isinstance(self._options, DiLoCo) and variables.is_trained(named[name]):
+                change = self._outer(self._options, name, change)
+            value = np.asarray(variables.view(named[name]))
+            named[name].assign((before + change).astype(value.dtype))
+        self.begin(variables)
+
+    def _outer(self, options: DiLoCo, name: str, change: np.ndarray) -> np.ndarray:
+        """Return the step of SGD with Nesterov momentum along ``change``."""
+        momentum = np.asarray(options.outer_momentum, change.dtype)
+        velocity = momentum * self._velocity.get(name, np.zeros_like(change)) + change
+        self._velocity[name] = velocity
+        rate = np.asarray(options.outer_lr, change.dtype)
+        step: np.ndarray = rate * (change + momentum * velocity)
+        return step
+
+    def _read(self, variables: Variables) -> Arrays:
+        """Return copies of what is exchanged, of at least single precision."""
+        values: Arrays = {}
+        for name, variable in variables.named.items():
+            if not name.startswith(self._groups) or variables.is_rate(variable):
+                continue
+            value = np.asarray(variables.view(variable))
+            if _is_floating(value.dtype):
+                values[name] = value.astype(np.result_type(np.float32, _numeric(value.dtype)))
+        return values
+
+    def capture(self, rank: int) -> Arrays:
+        if rank:
+            return {}
+        return {_VELOCITY + name: array.copy() for name, array in self._velocity.items()}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        if isinstance(self._options, DiLoCo):
+            self._velocity = {
+                name.removeprefix(_VELOCITY): np.array(array)
+                for name, array in arrays.items()
+                if name.startswith(_VELOCITY)
+            }
+
+
+def _is_floating(dtype: np.dtype) -> bool:
+    # bfloat16 and the like are no types of NumPy's own.
+    return dtype.kind == "f" or (dtype.kind == "V" and "float" in dtype.name)
+
+
+def _numeric(dtype: np.dtype) -> np.dtype:
+    return dtype if dtype.kind == "f" else np.dtype(np.float32)

@@ -1,0 +1,160 @@
+"""A trained PyTorch module in its directory, for inference and for other programs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import nn
+
+from ...data.manifest import Column
+from ...errors import CheckpointError, ModelError
+from ...rundir.directory import RunDirectory
+from ...settings.code import import_name
+from ...storage.arrays import dump_arrays
+from ..likeness import check_close
+from ..model_inputs import ModelInputs
+from ..spec import TORCH, OutputSpec
+from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature
+from .feeding import Feed
+from .loading import CPU, Predicting, computing_in, device_of, take_sample, to_numpy
+from .outputs import leaves, output_specs
+from .program import Program, dump_program, load_program, make_program, silent
+from .saved import FILES, PROGRAM_FILE, SAMPLE_FILE, TorchFacts
+from .variables import as_array, weights_of
+
+# Rows that a module is tried with; a program is for other numbers of them, too.
+_ROWS, _OTHERS = 3, (1, 5)
+
+logger = logging.getLogger(__name__)
+
+
+def save_module(
+    directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed, autocast: str = ""
+) -> None:
+    """Write a trained module: its weights, what it takes and gives, and a program of it.
+
+    A module that torch.export cannot hold is kept as weights only; they suffice with the function
+    that built it. One that cannot be called is kept likewise, without outputs.
+
+    Args:
+        directory: the run directory.
+        module: the module; its mode and its gradients stay as they are.
+        inputs: what it takes.
+        feed: how columns are fed to it.
+        autocast: type that it is computed in, ``""`` for that of its weights.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    directory.saved_model.delete_folder()  # an earlier one, of another model
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        _save(directory, module.eval(), inputs, feed, autocast)
+    except OSError as error:
+        raise CheckpointError(
+            f"the training is done, but its model could not be written to {directory.model}: "
+            f"{error}. Nothing is lost: once the storage takes files again, the same call writes "
+            "the model of the newest checkpoint"
+        ) from error
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def _save(
+    directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed, autocast: str
+) -> None:
+    device = device_of(module)
+    called = Predicting(module, feed, device, autocast)
+    files = ModelWriter(directory)
+    weights = weights_of(module)
+    arrays = {f"{number:05d}": as_array(one) for number, one in enumerate(weights.values())}
+    files.write(WEIGHTS_FILE, dump_arrays(arrays))
+    del arrays  # may be of gigabytes
+    outputs, problem = _outputs(called, inputs)
+    program = None
+    if outputs is not None:
+        sample = take_sample(called, some_rows(inputs.columns, _ROWS))
+        if sample is not None:
+            files.write(SAMPLE_FILE, dump_arrays(sample))
+        program, problem = _program(called, inputs)
+    if program is not None:
+        files.write(PROGRAM_FILE, program)
+    facts = TorchFacts(
+        torch=torch.__version__,
+        module=import_name(type(module)) or "",
+        names=feed.names,
+        autocast=autocast,
+        program=program is not None,
+    )
+    signature = Signature(
+        inputs=inputs.inputs,
+        columns=inputs.columns,
+        outputs=outputs,
+        engine=TORCH,
+        weights=tuple(weights),
+        transforms=inputs.transforms,
+        problem=problem,
+        own=facts.to_fields(),
+        targets=inputs.targets,
+    )
+    files.finish(signature, FILES)
+
+
+def some_rows(columns: tuple[Column, ...], rows: int) -> dict[str, np.ndarray]:
+    """Return rows that tell modules apart: random real numbers, zeros for whole ones."""
+    random = np.random.default_rng(0)
+    return {
+        column.name: random.random((rows, *column.shape)).astype(column.dtype)
+        if column.numpy_dtype.kind == "f"
+        else column.blank().repeat(rows, 0)
+        for column in columns
+    }
+
+
+def _outputs(called: Predicting, inputs: ModelInputs) -> tuple[tuple[OutputSpec, ...] | None, str]:
+    """Return what the module gives, or why it gives nothing."""
+    try:
+        given = called.of(some_rows(inputs.columns, _ROWS))
+        return output_specs(called.module, given, _ROWS), ""
+    except Exception as error:  # the user's own forward may fail in any way
+        reason = _first_line(error)
+        logger.warning("the model is saved, but it cannot predict: %s", reason)
+        return None, reason
+
+
+def _program(called: Predicting, inputs: ModelInputs) -> tuple[bytes | None, str]:
+    """Return the module as a program that gives the same, or why there is none."""
+    on_cpu = called.feed.values(some_rows(inputs.columns, _ROWS), CPU)
+    try:
+        with silent(), computing_in(called.autocast, CPU):
+            data = dump_program(make_program(called.module, called.feed, on_cpu))
+        again = Program(load_program(data, PROGRAM_FILE), called.device)
+        made = Predicting(again, called.feed, called.device)
+        for rows in _OTHERS:
+            check_same(called, made, some_rows(inputs.columns, rows))
+    except Exception as error:  # whatever torch.export or the module raises
+        return None, f"torch.export cannot hold it: {_first_line(error)}"
+    return data, ""
+
+
+def check_same(called: Predicting, other: Predicting, arrays: Mapping[str, np.ndarray]) -> None:
+    """Check that two modules give the same for some rows.
+
+    Raises:
+        ModelError: they give outputs in other places.
+        AssertionError: they give other numbers.
+    """
+    ours, theirs = list(leaves(called.of(arrays))), list(leaves(other.of(arrays)))
+    if [path for path, _ in ours] != [path for path, _ in theirs]:
+        raise ModelError("its outputs are in other places")
+    for (_, value), (_, found) in zip(ours, theirs, strict=True):
+        check_close(to_numpy(value), to_numpy(found))
+
+
+def _first_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"

@@ -1,0 +1,100 @@
+"""Batches of columns as what a PyTorch module and its losses take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...data.read.classes import classes_of
+from ...storage.arrays import Arrays
+from ..spec import TrainingSpec
+from .feeding import Feed, check_columns, input_feed, to_tensor
+from .losses import target_of
+
+
+@dataclass(frozen=True)
+class TorchBatch:
+    """Some rows.
+
+    Attributes:
+        inputs: in the order of ``feature_cols``.
+        labels: in the order of ``label_cols``.
+        weights: of the rows; ``None`` where there are none.
+        rows: their number.
+    """
+
+    inputs: list[Tensor]
+    labels: list[Tensor]
+    weights: Tensor | None
+    rows: int
+
+
+class Batches:
+    """Connects the columns of a training with its module.
+
+    Args:
+        module: the module.
+        spec: the training.
+        device: where tensors are computed with.
+
+    Raises:
+        ModelError: the module's inputs do not fit the columns.
+    """
+
+    def __init__(self, module: nn.Module, spec: TrainingSpec, device: torch.device) -> None:
+        self._spec = spec
+        self._device = device
+        names = [*spec.inputs.columns, *spec.outputs.columns]
+        if spec.weight is not None:
+            names.append(spec.weight)
+        self.columns = list(dict.fromkeys(names))
+        known = {name: spec.train.column(name) for name in self.columns}
+        check_columns(spec.outputs.slots, known)
+        self.feed = input_feed(module, spec.inputs, known)
+        self._labels = Feed(spec.outputs.slots)
+        # Stands in where a rank has no row of its own.
+        self.blank: Arrays = {name: column.blank() for name, column in known.items()}
+
+    @property
+    def weighted(self) -> bool:
+        """Whether rows of the training have weights."""
+        return self._spec.weight is not None or self._spec.fit.class_weight is not None
+
+    def of(self, arrays: Arrays, *, training: bool) -> TorchBatch:
+        """Return rows as tensors, in a training with the weights of classes."""
+        weights = None
+        if self._spec.weight is not None:
+            weights = arrays[self._spec.weight]
+        elif training and self._spec.fit.class_weight is not None:
+            weights = self._class_weights(arrays[self._spec.outputs.columns[0]])
+        inputs = self.feed.values(arrays, self._device)
+        return TorchBatch(
+            inputs,
+            self._labels.values(arrays, self._device),
+            None if weights is None else to_tensor(weights, self._device).reshape(-1),
+            len(inputs[0]),
+        )
+
+    def nothing(self) -> TorchBatch:
+        """Return two rows of zeros, which count for nothing where a rank has no rows."""
+        twice = {name: np.repeat(array, 2, axis=0) for name, array in self.blank.items()}
+        return self.of(twice, training=True)
+
+    def call(self, module: nn.Module, batch: TorchBatch) -> Any:
+        """Return what ``module`` gives for a batch."""
+        return self.feed.call(module, batch.inputs)
+
+    def target(self, batch: TorchBatch) -> Any:
+        """Return what functions of all outputs and labels are given as labels."""
+        return target_of(self._spec.outputs, batch.labels, batch.inputs)
+
+    def _class_weights(self, labels: np.ndarray) -> np.ndarray:
+        given = self._spec.fit.class_weight or {}
+        classes, indices = np.unique(classes_of(labels), return_inverse=True)
+        by_class = np.array([given.get(int(c), 1.0) for c in classes], np.float32)
+        found: np.ndarray = by_class[indices.reshape(-1)]
+        return found

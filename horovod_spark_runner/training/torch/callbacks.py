@@ -1,0 +1,118 @@
+"""What PyTorch trainings call back. Loads no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...errors import InvalidInputError, brief
+from ...settings.kinds import check_choice, check_count
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class TorchCallback:
+    """What a training calls on every rank; a subclass overrides what it needs.
+
+    All ranks must do the same. What is told of an epoch is the same on all of them.
+
+    Attributes:
+        stop_training: set it to true, on any rank, to end the training after this step or epoch.
+    """
+
+    stop_training: bool = False
+
+    def on_train_begin(self, module: nn.Module) -> None:
+        """Before the first step, of a resumed run as well.
+
+        Args:
+            module: the module that is trained.
+        """
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        """Before an epoch.
+
+        Args:
+            epoch: its number, from 0.
+        """
+
+    def on_step_end(self, step: int, logs: Mapping[str, Any]) -> None:
+        """After a step.
+
+        Args:
+            step: its number in the epoch.
+            logs: those of this rank so far.
+        """
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any]) -> None:
+        """After an epoch and its validation.
+
+        Args:
+            epoch: its number, from 0.
+            logs: the results over the rows of all ranks.
+        """
+
+    def on_train_end(self) -> None:
+        """After the last step; weights may be set here for the last time."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what checkpoints keep of it: JSON, and NumPy arrays as values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned.
+
+        Args:
+            state: that of a checkpoint.
+        """
+
+
+@dataclass
+class EarlyStopping(TorchCallback):
+    """Ends a training whose results get no better.
+
+    Attributes:
+        monitor: the result to look at (``"val_loss"``).
+        patience: epochs without an improvement before the training ends (0).
+        min_delta: what counts as one, at least (0).
+        mode: whether a result is better if it is smaller, ``"min"`` (default), or larger,
+            ``"max"``.
+
+    Raises:
+        InvalidInputError: an option has a value that it cannot have.
+    """
+
+    monitor: str = "val_loss"
+    patience: int = 0
+    min_delta: float = 0.0
+    mode: Literal["min", "max"] = "min"
+    best: float | None = field(default=None, init=False)
+    waited: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        check_count("patience", self.patience, 0)
+        check_choice("mode", self.mode, ("min", "max"))
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any]) -> None:
+        if self.monitor not in logs:
+            raise InvalidInputError(
+                f"EarlyStopping looks at {self.monitor!r}, but the epoch gave "
+                f"{', '.join(map(repr, logs)) or 'nothing'}"
+            )
+        value = logs[self.monitor]
+        if not isinstance(value, float):
+            raise InvalidInputError(f"{self.monitor!r} is {brief(value)}, which is no number")
+        sign = 1.0 if self.mode == "min" else -1.0
+        if self.best is None or sign * value < sign * self.best - self.min_delta:
+            self.best, self.waited = value, 0
+            return
+        self.waited += 1
+        self.stop_training = self.waited > self.patience
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.waited = state["best"], state["waited"]

@@ -1,0 +1,233 @@
+"""A trained PyTorch module and its metrics, evaluated on parts of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import HorovodSparkError, InvalidInputError, ModelError
+from ...rundir.checkpoint import LogValue
+from ...storage.arrays import Arrays
+from ..evaluation import Question
+from ..spec import TORCH
+from ..trained_model import Recipe, with_model_fn
+from .build import build
+from .feeding import Feed, check_columns, to_tensor
+from .loading import computing_in, make_predicting, own_device, to_numpy
+from .losses import SUM, Losses, target_of
+from .metrics import Metrics, Sums, add_terms, total_loss
+from .outputs import leaves
+from .torch_model import TorchModel
+
+# How far rounding may be off, relative to the value.
+_TOLERANCE = 1e-4
+
+
+class TorchEvaluator:
+    """See `Evaluator`.
+
+    Losses and metrics are sums over rows and what these are divided by, in float64.
+
+    Args:
+        recipe: how the module is made.
+        question: what is asked of it.
+
+    Raises:
+        ModelError: the model cannot be evaluated exactly; the message names the metric or loss.
+        InvalidInputError: a metric is not known, or does not fit the model.
+    """
+
+    def __init__(self, recipe: Recipe, question: Question) -> None:
+        if recipe.batch_size is not None:
+            raise ModelError(
+                f"the program takes batches of exactly {recipe.batch_size} rows, and rows that "
+                "fill the last one would count; export it for any number of rows"
+            )
+        self._called = make_predicting(recipe, own_device())
+        targets = question.targets
+        check_columns(targets.outputs.slots, {column.name: column for column in targets.columns})
+        self._labels = Feed(targets.outputs.slots)
+        self._binding, self._weight = targets.outputs, targets.weight
+        self._losses: Losses | None = None
+        self._metrics: list[Metrics] = []
+        if question.compiled:
+            self._take_own(_trained_by(recipe))
+        if question.metrics is not None:
+            if self._weight is not None:
+                raise InvalidInputError(
+                    "metrics of PyTorch models do not weigh rows, as sample_weight_col "
+                    "asks; give sample_weight_col=False, or metrics of Spark's, 'spark:…'"
+                )
+            self._metrics.append(_known(question.metrics))
+        names = [*self._loss_names, *(name for one in self._metrics for name in one.names)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InvalidInputError(
+                f"several metrics are called {', '.join(map(repr, twice))}; give them other names, "
+                "metrics={name: function}"
+            )
+        self._sums = Sums(torch.device("cpu"))
+        self._sums.declare(names)
+        self._untried = True
+        self._try(recipe, question)
+
+    def _take_own(self, model: TorchModel) -> None:
+        """Evaluate by what the model was trained with."""
+        if model.loss is None and not model.metrics:
+            raise ModelError(
+                "the TorchModel has a train_step and no loss or metrics to evaluate by; ask for "
+                "some, metrics=[…]"
+            )
+        if model.loss is not None:
+            self._losses = Losses(model.loss, self._binding, weighted=self._weight is not None)
+        self._metrics.append(Metrics(model.metrics))
+
+    @property
+    def _loss_names(self) -> list[str]:
+        return [] if self._losses is None else self._losses.names
+
+    def _try(self, recipe: Recipe, question: Question) -> None:
+        """Evaluate two rows of zeros, by which shapes show."""
+        features = {column.name: column.blank().repeat(2, 0) for column in recipe.columns}
+        labels = {column.name: column.blank().repeat(2, 0) for column in question.targets.columns}
+        try:
+            self._add(*self._tensors(features, labels))
+        except HorovodSparkError:
+            raise
+        except Exception as error:  # a metric's or the user's own code may fail in any way
+            raise InvalidInputError(
+                f"{type(self._called.module).__name__} cannot be evaluated by what was asked for: "
+                f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            ) from error
+        self._sums.reset()
+
+    # -- what workers do -----------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._untried = True
+        self._sums.reset()
+
+    def update(self, features: Arrays, labels: Arrays) -> np.ndarray:
+        data = self._tensors(features, labels)
+        if self._untried and len(data[0][0]) > 1:
+            self._untried = False
+            self._check_parts(data)
+        return self._add(*data)
+
+    def take_sums(self) -> list[np.ndarray]:
+        sums = self._sums.numpy()
+        self._sums.reset()
+        return [sums]
+
+    def results(self, sums: Sequence[np.ndarray]) -> dict[str, LogValue]:
+        return dict(total_loss(self._sums.results(sums[0]), self._loss_names))
+
+    def _tensors(
+        self, features: Arrays, labels: Arrays
+    ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+        device = self._called.device
+        # A module may change its inputs, with which it is compared.
+        inputs = [value.clone() for value in self._called.feed.values(features, device)]
+        weights = None
+        if self._weight is not None:
+            weights = to_tensor(labels[self._weight], device).reshape(-1)
+        return inputs, self._labels.values(labels, device), weights
+
+    def _add(
+        self, inputs: list[Tensor], labels: list[Tensor], weights: Tensor | None
+    ) -> np.ndarray:
+        """Add rows to the sums; return the first output."""
+        called = self._called
+        with torch.inference_mode(), computing_in(called.autocast, called.device):
+            outputs = called([value.clone() for value in inputs])
+            if self._losses is not None:
+                terms = self._losses.terms(outputs, labels, inputs, weights)
+                summed = [term.name for term in terms if term.kind == SUM]
+                if summed:
+                    raise ModelError(
+                        f"loss {summed[0]!r} is a sum over the rows of a batch: its value depends "
+                        "on how many are in one, so that it has no exact value over all rows; ask "
+                        "for metrics instead, metrics=[…] without 'compiled'"
+                    )
+                add_terms(self._sums, terms, first=True)
+            target = target_of(self._binding, labels, inputs)
+            for metrics in self._metrics:
+                metrics.update(self._sums, outputs, target)
+            return to_numpy(next(leaves(outputs))[1])
+
+    def _check_parts(self, data: tuple[list[Tensor], list[Tensor], Tensor | None]) -> None:
+        """Check that no value depends on which rows are in a batch together.
+
+        Raises:
+            ModelError: one does; the message names it.
+        """
+        rows = len(data[0][0])
+        if rows == 2:  # too few for parts of unequal size
+            data, rows = _rows_of(data, [0, 1, 0, 1]), 4
+        every = list(range(rows))
+        kept = self._sums.numpy()
+
+        def after(*parts: list[int]) -> dict[str, float]:
+            self._sums.reset()
+            for part in parts:
+                self._add(*_rows_of(data, part))
+            return self._sums.results()
+
+        once, again = after(every), after(every)
+        apart = after(every[: rows // 3], every[rows // 3 :])
+        self._sums.assign(kept)
+        for name in _differing(once, again, apart):
+            raise ModelError(
+                f"{name!r} is no mean over rows: its value depends on which rows are in a batch "
+                "together, so that it has no exact value over all rows. Return one value per row, "
+                "or a pair of a sum and what it is divided by; or ask for other metrics, "
+                "metrics=[…] without 'compiled'"
+            )
+
+
+def _trained_by(recipe: Recipe) -> TorchModel:
+    """Return what a model was trained with.
+
+    Raises:
+        ModelError: that is not known here.
+    """
+    source = recipe.own.source
+    if source is None or source.function is None:
+        raise ModelError(
+            "what the module was trained with is not known, as code is not kept in storage: give "
+            f"the function that returns the TorchModel, {with_model_fn(TORCH)}, or ask for metrics "
+            "without 'compiled', metrics=['accuracy', …]"
+        )
+    return build(source)[0]
+
+
+def _known(given: object) -> Metrics:
+    try:
+        return Metrics(given)  # type: ignore[arg-type]
+    except ModelError as error:  # there, a metric is a part of the model
+        raise InvalidInputError(str(error)) from error
+
+
+def _rows_of(
+    data: tuple[list[Tensor], list[Tensor], Tensor | None], rows: list[int]
+) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+    inputs, labels, weights = data
+    return (
+        [value[rows] for value in inputs],
+        [value[rows] for value in labels],
+        None if weights is None else weights[rows],
+    )
+
+
+def _differing(
+    once: dict[str, float], again: dict[str, float], apart: dict[str, float]
+) -> Iterator[str]:
+    for name, value in once.items():
+        # What is random shows nothing.
+        same = np.isclose(value, again.get(name, np.nan), rtol=_TOLERANCE, equal_nan=True)
+        other = apart.get(name, np.nan)
+        if same and not np.isclose(value, other, rtol=_TOLERANCE, atol=1e-6, equal_nan=True):
+            yield name

@@ -1,0 +1,222 @@
+"""Gradients on their way from the backward pass to the optimizers, by the synchroniser.
+
+In the usual step they leave in buckets while the backward pass goes on: a thread hands each bucket
+to the synchroniser once its gradients, and all buckets before it, are there. One is on its way at
+a time, so that sums are made in the same order whenever a step is repeated. In a step of the
+user's own, an optimizer's gradients leave where it is about to step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..sync.synchroniser import Synchroniser
+from .collectives import Part, TensorCollectives
+from .variables import parameters_of
+
+# Gradients that are sent together: enough to be worth a message, few enough to leave early.
+BUCKET_BYTES = 4 << 20
+
+_Sent = tuple[list[Tensor | None], list[Tensor]]
+
+
+class GradientExchange:
+    """Gives optimizers the gradients of the global batch.
+
+    Args:
+        optimizers: those of the training.
+        synchroniser: what becomes of gradients.
+        size: number of ranks.
+        device: where gradients are.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        synchroniser: Synchroniser,
+        size: int,
+        device: torch.device,
+    ) -> None:
+        self._synchroniser = synchroniser
+        # Between meetings, a rank's step is that of a process of its own.
+        self._together = synchroniser.meets_in_every_step
+        self._size = size if self._together else 1
+        self._device = device
+        self._part = Part(self._size)
+        self._asked: Sequence[bool] = ()
+        self._counts: list[float] | None = None
+        self._own_count = self._total_count = 0.0
+        self._calls = 0
+        trained = [p for p in parameters_of(optimizers[0]) if p.requires_grad]
+        self._buckets = buckets_of(trained)
+        self._bucket_of = {id(p): n for n, bucket in enumerate(self._buckets) for p in bucket}
+        self._waiting = [0] * len(self._buckets)
+        self._sent: list[Future[_Sent]] = []
+        self._overlapping = False
+        self._thread: ThreadPoolExecutor | None = None
+
+    def overlap(self) -> None:
+        """Let gradients leave while the backward pass goes on, where there are several buckets."""
+        if self._size > 1 and len(self._buckets) > 1:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradients")
+            for bucket in self._buckets:
+                for parameter in bucket:
+                    parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                        self._arrived
+                    )
+
+    @contextlib.contextmanager
+    def step(self, fraction: float | None, asked: Sequence[bool]) -> Iterator[None]:
+        """Be within a step, in which this rank asks for something.
+
+        Args:
+            fraction: its part of the rows; ``None`` where all ranks have equally many.
+            asked: what it asks for.
+        """
+        part = Part(self._size, fraction if self._together else None)
+        self._part, self._asked, self._counts, self._calls = part, asked, None, 0
+        self._own_count = self._total_count = 0.0
+        yield
+        if self._counts is None and self._together:
+            self._note(TensorCollectives().sum([self._control()], "control")[0])
+
+    def count(self, own: float) -> None:
+        """Say what this rank's loss is to be divided by, before the backward pass.
+
+        The sum of all ranks' goes along with the gradients: see `total_count`.
+        """
+        self._own_count = own
+
+    @property
+    def size(self) -> int:
+        """The ranks that make a step together."""
+        return self._size
+
+    @property
+    def fraction(self) -> float:
+        """This rank's part of the rows of the step."""
+        return self._part.fraction
+
+    @property
+    def total_count(self) -> float:
+        """The sum over all ranks of what `count` was told in this step."""
+        return self._total_count
+
+    @property
+    def counts(self) -> list[float] | None:
+        """How many ranks asked for each thing; ``None`` where ranks do not meet in every step."""
+        return self._counts
+
+    # -- the usual step ------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """Be within the backward pass, whose gradients may leave before it has ended."""
+        self._waiting = [len(bucket) for bucket in self._buckets]
+        self._sent = []
+        self._overlapping = self._thread is not None
+        try:
+            yield
+        finally:
+            self._overlapping = False
+
+    def exchange(self) -> None:
+        """Give all parameters the gradients of the global batch, after the backward pass."""
+        if self._thread is None:
+            for number in range(len(self._buckets)):
+                self._take(number, self._send(number))
+            return
+        while len(self._sent) < len(self._buckets):
+            self._submit()
+        for number, sent in enumerate(self._sent):
+            self._take(number, sent.result())
+
+    def _arrived(self, parameter: nn.Parameter) -> None:
+        if not self._overlapping:
+            return
+        self._waiting[self._bucket_of[id(parameter)]] -= 1
+        while len(self._sent) < len(self._buckets) and not self._waiting[len(self._sent)]:
+            self._submit()
+
+    def _submit(self) -> None:
+        assert self._thread is not None
+        self._sent.append(self._thread.submit(self._send, len(self._sent)))
+
+    def _send(self, number: int) -> _Sent:
+        last = number == len(self._buckets) - 1
+        return self._reduce(self._buckets[number], f"gradients.{number}", ask=last)
+
+    def _take(self, number: int, sent: _Sent) -> None:
+        self._assign(self._buckets[number], *sent)
+
+    # -- a step of the user's own --------------------------------------------------------------
+
+    def of(self, optimizer: Optimizer) -> None:
+        """Give an optimizer's parameters the gradients of the global batch, before it steps."""
+        parameters = [p for p in parameters_of(optimizer) if p.requires_grad]
+        name = f"gradients.own.{self._calls}"
+        self._calls += 1
+        self._assign(parameters, *self._reduce(parameters, name, ask=self._counts is None))
+
+    # -- both ----------------------------------------------------------------------------------
+
+    def changes(self, changes: Sequence[Tensor]) -> list[Tensor]:
+        """Return by what statistics change, given by what they have changed on this rank."""
+        return self._synchroniser.changes(changes, self._part, "statistics")
+
+    def _reduce(self, parameters: Sequence[nn.Parameter], name: str, *, ask: bool) -> _Sent:
+        if self._size == 1:  # there is nobody to ask
+            gradients, _ = self._synchroniser.gradients(
+                [parameter.grad for parameter in parameters], self._part, name
+            )
+            along = [self._control()] if ask and self._together else []
+            return gradients, along
+        # A parameter that only some ranks have used counts as one without a gradient on the others.
+        there = [parameter.grad is not None for parameter in parameters]
+        own = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in parameters
+        ]
+        used = torch.tensor(there, dtype=torch.float32, device=self._device)
+        along = [used, self._control()] if ask else [used]
+        gradients, summed = self._synchroniser.gradients(own, self._part, name, along)
+        by_any = (summed[0] if summed else used).tolist()
+        kept = [g if count else None for g, count in zip(gradients, by_any, strict=True)]
+        return kept, summed[1:]
+
+    def _assign(
+        self,
+        parameters: Sequence[nn.Parameter],
+        gradients: Sequence[Tensor | None],
+        asked: Sequence[Tensor],
+    ) -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        if asked:
+            self._note(asked[0])
+
+    def _control(self) -> Tensor:
+        numbers = [*map(float, self._asked), self._own_count]
+        return torch.tensor(numbers, dtype=torch.float32, device=self._device)
+
+    def _note(self, control: Tensor) -> None:
+        *self._counts, self._total_count = control.tolist()
+
+
+def buckets_of(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Return the parameters in the order their gradients appear, about, and in parts. Pure."""
+    buckets: list[list[nn.Parameter]] = []
+    size = BUCKET_BYTES
+    for parameter in reversed(parameters):
+        if size >= BUCKET_BYTES:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(parameter)
+        size += parameter.numel() * parameter.element_size()
+    return buckets

@@ -1,0 +1,95 @@
+"""Weights to begin with, put into the module that model_fn built."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...errors import ModelError
+from ...launch.worker.reporting import notify
+from ...rundir.checkpoint import VARIABLES_FILE
+from ...storage.arrays import load_arrays
+from ..spec import WarmStart
+from ..warm_start import ARRAYS, STATE_DICT
+from .variables import set_tensor, weights_of
+
+_SHOWN = 5
+
+
+def load_initial_weights(module: nn.Module, start: WarmStart) -> None:
+    """Give ``module`` the weights of ``start``; tell the driver if not all were taken.
+
+    Raises:
+        ModelError: they do not fit; the first difference is shown. With ``skip_mismatch``: none
+            of them does.
+    """
+    if start.kind not in (ARRAYS, STATE_DICT):
+        raise ModelError(
+            f"initial_weights={start.origin!r} holds a Keras model, but the training is one of a "
+            "PyTorch module; give a file of torch.save(module.state_dict()) or a run of one"
+        )
+    given = _of_run(start) if start.kind == ARRAYS else _of_file(start)
+    own = weights_of(module)
+    fitting = [n for n in given if n in own and tuple(given[n].shape) == tuple(own[n].shape)]
+    if not start.skip_mismatch or not fitting:
+        _check_all(own, given, start.origin)
+    for name in fitting:
+        value = given[name]
+        if isinstance(value, Tensor):
+            with torch.no_grad():
+                own[name].copy_(value)
+        else:
+            set_tensor(own[name], value)
+    if len(fitting) < len(own):
+        left = [name for name in own if name not in fitting]
+        more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+        notify(
+            f"initial_weights={start.origin!r}: took {len(fitting)} of {len(own)} weights; left "
+            f"as they are: {', '.join(left[:_SHOWN])}{more}"
+        )
+
+
+def _of_run(start: WarmStart) -> Mapping[str, np.ndarray]:
+    ((name, data),) = start.files.items()
+    arrays = load_arrays(data)
+    prefix = "model/" if name == VARIABLES_FILE else ""
+    values = [arrays[key] for key in sorted(arrays) if key.startswith(prefix)]
+    return dict(zip(start.paths, values, strict=True))
+
+
+def _of_file(start: WarmStart) -> Mapping[str, Tensor]:
+    ((_, data),) = start.files.items()
+    try:
+        # Nothing but tensors and plain containers is made of what a file says.
+        found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever PyTorch raises for what it does not load
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"initial_weights={start.origin!r} holds something else than weights: {reason}; write "
+            "them with torch.save(module.state_dict(), …)"
+        ) from error
+    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
+        found = found["state_dict"]
+    if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
+        raise ModelError(
+            f"initial_weights={start.origin!r} holds no state_dict, tensors by name; write it with "
+            "torch.save(module.state_dict(), …)"
+        )
+    return found
+
+
+def _check_all(
+    own: Mapping[str, Tensor], given: Mapping[str, np.ndarray | Tensor], origin: str
+) -> None:
+    for name in dict.fromkeys([*own, *given]):
+        ours = f"shape {tuple(own[name].shape)}" if name in own else "no such weight"
+        theirs = f"shape {tuple(given[name].shape)}" if name in given else "no such weight"
+        if ours != theirs:
+            raise ModelError(
+                f"initial_weights={origin!r} does not fit the module: {name!r} has {theirs} there "
+                f"and {ours} in the module; InitialWeights(…, skip_mismatch=True) takes what fits"
+            )

@@ -1,0 +1,238 @@
+"""Metrics as sums that can be merged over ranks, tasks and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import ModelError, brief
+from .losses import LOSS, SUM, Term
+from .outputs import leaves
+from .torch_model import MetricLike
+
+# Results of one training at most: they are kept as one array.
+CAPACITY = 64
+
+
+class Sums:
+    """Sums of values, and what each is divided by in the end, by name.
+
+    Args:
+        device: where they are added up.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.names: list[str] = []
+        # Named as other variables that training changes.
+        self.path = "sums"
+        self._values = torch.zeros((CAPACITY, 2), dtype=torch.float64, device=device)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._values.shape)
+
+    @property
+    def dtype(self) -> object:
+        return np.dtype(np.float64)
+
+    def numpy(self) -> np.ndarray:
+        """Return a copy of the sums, a row for each name and then zeros."""
+        found: np.ndarray = self._values.cpu().numpy().copy()
+        return found
+
+    def assign(self, value: np.ndarray) -> None:
+        """Take over what `numpy` returned."""
+        self._values.copy_(torch.from_numpy(np.array(value, np.float64)))
+
+    def reset(self) -> None:
+        """Begin new sums."""
+        self._values.zero_()
+
+    def declare(self, names: Iterable[str]) -> None:
+        """Take note of names, in the order of the array's rows.
+
+        Raises:
+            ModelError: there are too many.
+        """
+        for name in names:
+            if name not in self.names:
+                self.names.append(name)
+        if len(self.names) > CAPACITY:
+            raise ModelError(f"a training has {CAPACITY} results at most, got {len(self.names)}")
+
+    def add(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
+        """Add to the sums of ``name``."""
+        if name not in self.names:
+            self.declare([name])
+        row = self._values[self.names.index(name)]
+        row[0] += total.detach() if isinstance(total, Tensor) else total
+        row[1] += count
+
+    def results(self, values: np.ndarray | None = None) -> dict[str, float]:
+        """Return the means there are, of ``values`` (sums over all ranks) or this rank's sums."""
+        array = self.numpy() if values is None else values
+        return {
+            name: float(total / count)
+            for name, (total, count) in zip(self.names, array, strict=False)
+            if count
+        }
+
+
+class Metrics:
+    """The metrics of a `TorchModel`.
+
+    Args:
+        given: `TorchModel.metrics`.
+
+    Raises:
+        ModelError: one cannot be used; the message names it.
+    """
+
+    def __init__(self, given: Mapping[str, MetricLike] | Sequence[MetricLike] | None) -> None:
+        if isinstance(given, (str, Tensor)) or not isinstance(given or (), (Mapping, Sequence)):
+            raise ModelError(
+                "metrics must be a list or a dictionary of functions of outputs and labels, got "
+                f"{brief(given)}"
+            )
+        named = given if isinstance(given, Mapping) else {_name(one): one for one in given or ()}
+        if not isinstance(given, Mapping) and len(named) != len(given or ()):
+            raise ModelError("two metrics have the same name; give metrics as a dictionary")
+        if LOSS in named:
+            raise ModelError("a metric cannot be called 'loss', which is the loss")
+        self._own = {name: _function(name, one) for name, one in named.items()}
+
+    @property
+    def names(self) -> list[str]:
+        """What they are called in the results."""
+        return list(self._own)
+
+    def functions(self) -> list[tuple[str, Callable[..., Any]]]:
+        """Return the user's own functions, which may be no means over rows, by their names."""
+        own = [(name, one) for name, one in self._own.items()]
+        return [(name, one) for name, one in own if one not in BUILT_IN.values()]
+
+    def update(self, sums: Sums, outputs: Any, target: Any) -> None:
+        """Add a batch to the sums.
+
+        Raises:
+            ModelError: a metric gave something else than it may.
+        """
+        rows = next(leaves(outputs))[1].shape[0]
+        for name, function in self._own.items():
+            total, count = merged(name, function(outputs, target), rows)
+            sums.add(name, total, count)
+
+
+def merged(name: str, value: Any, rows: int) -> tuple[Tensor | float, Tensor | float]:
+    """Return what a metric gave for a batch as a sum and what it is divided by.
+
+    Raises:
+        ModelError: it is neither a number, nor one for each row, nor such a pair.
+    """
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        return value[0], value[1]
+    if isinstance(value, (int, float)):
+        return float(value) * rows, rows
+    if isinstance(value, Tensor):
+        if value.dim() == 0:
+            return value.double() * rows, rows
+        if value.shape[0] == rows:
+            return value.reshape(rows, -1).double().mean(1).sum(), rows
+    shown = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else brief(value)
+    raise ModelError(
+        f"metric {name!r} must return one value per row, a mean over the rows, or a pair of a sum "
+        f"and what it is divided by, but returned {shown} for {rows} rows"
+    )
+
+
+def add_terms(sums: Sums, terms: Sequence[Term], *, first: bool) -> None:
+    """Add the losses of a batch to the sums.
+
+    Args:
+        sums: those of this rank.
+        terms: the losses.
+        first: whether this is rank 0, which counts the batches of what is a sum over rows.
+    """
+    for term in terms:
+        sums.add(term.name, term.summed, float(first) if term.kind == SUM else term.count)
+
+
+def total_loss(results: dict[str, float], names: Sequence[str]) -> dict[str, float]:
+    """Return the results with the sum of several losses as ``loss``.
+
+    Args:
+        results: of one batch, rank, epoch or evaluation.
+        names: `Losses.names`.
+    """
+    if len(names) < 2 or not results.keys() >= set(names):
+        return results
+    return {LOSS: sum(results[name] for name in names), **results}
+
+
+def _accuracy(outputs: Any, target: Any) -> Tensor:
+    output, label = _single("accuracy", outputs, target)
+    if output.dim() > 1 and output.shape[1] > 1:
+        found = output.argmax(1)
+        label = label.argmax(1) if label.shape == output.shape else label.reshape(found.shape)
+        return (found == label).double()
+    raise ModelError(
+        "metric 'accuracy' compares classes, but the output has one number per row; give a "
+        "function that says from where on it is true"
+    )
+
+
+def _mae(outputs: Any, target: Any) -> Tensor:
+    output, label = _single("mae", outputs, target)
+    return (output - label.reshape(output.shape)).abs()
+
+
+def _mse(outputs: Any, target: Any) -> Tensor:
+    output, label = _single("mse", outputs, target)
+    return (output - label.reshape(output.shape)).square()
+
+
+BUILT_IN: dict[str, Callable[[Any, Any], Tensor]] = {
+    "accuracy": _accuracy,
+    "mae": _mae,
+    "mse": _mse,
+}
+
+
+def _single(name: str, outputs: Any, target: Any) -> tuple[Tensor, Tensor]:
+    found = list(leaves(outputs))
+    if len(found) != 1 or not isinstance(target, Tensor):
+        raise ModelError(
+            f"metric {name!r} compares one output with one label; give a function of all outputs "
+            "and labels"
+        )
+    return found[0][1], target
+
+
+def _name(metric: Any) -> str:
+    if isinstance(metric, str):
+        return metric
+    return getattr(metric, "__name__", None) or type(metric).__name__
+
+
+def _function(name: str, metric: Any) -> Callable[[Any, Any], Any]:
+    if isinstance(metric, str):
+        if metric not in BUILT_IN:
+            raise ModelError(
+                f"metric {metric!r} is not known; there are {', '.join(sorted(BUILT_IN))}, or give "
+                "a function of outputs and labels"
+            )
+        return BUILT_IN[metric]
+    if isinstance(metric, type) or not callable(metric):
+        raise ModelError(
+            f"metric {name!r} must be a function of outputs and labels, got {brief(metric)}"
+        )
+    if any(cls.__module__.startswith("torchmetrics.") for cls in type(metric).__mro__):
+        raise ModelError(
+            f"metric {name!r} is of torchmetrics, which keeps its sums itself; give its functional "
+            "form, a function of outputs and labels that returns one value per row"
+        )
+    return metric  # type: ignore[no-any-return]

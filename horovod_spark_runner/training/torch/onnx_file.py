@@ -1,0 +1,81 @@
+"""A trained PyTorch module as one ONNX file, whose inputs are the columns."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from ...errors import EnvironmentProblem, ModelError
+from ...quiet import quiet_imports
+from ...scoring.onnx_session import OnnxSession, import_onnxruntime
+from ..onnx_facts import MOST_BYTES, name_rows, tell_facts
+from ..trained_model import Recipe
+from .program import silent
+
+
+def need_onnx() -> None:
+    """Check that what writes and runs ONNX files is installed.
+
+    Raises:
+        EnvironmentProblem: it is not.
+    """
+    import_onnxruntime()
+    try:
+        with quiet_imports(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import onnx
+            import onnxscript
+
+            assert onnx, onnxscript
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "ONNX files of PyTorch modules need onnx, onnxscript and onnxruntime, of which one is "
+            f"not installed: pip install 'horovod_spark_runner[onnx]' ({error})"
+        ) from error
+
+
+def onnx_session(
+    program: ExportedProgram, recipe: Recipe, inputs: Any, added: list[str]
+) -> tuple[bytes, OnnxSession]:
+    """Return the contents of an ONNX file of a program, and the file loaded.
+
+    Args:
+        program: takes the columns, and gives the outputs.
+        recipe: the model.
+        inputs: the columns, by their names in the file.
+        added: the names of the outputs in the file.
+
+    Raises:
+        ModelError: the format cannot hold the program.
+    """
+    size = sum(tensor.numel() * tensor.element_size() for tensor in program.state_dict.values())
+    if size >= MOST_BYTES:
+        raise ModelError(
+            "an ONNX file of one piece holds less than 2 GiB, and the module's weights are "
+            f"{size:,} bytes; export it as 'torch_export'"
+        )
+    try:
+        with silent():
+            made = torch.onnx.export(
+                program,
+                dynamo=True,
+                verbose=False,
+                input_names=[column.name for column in inputs],
+                output_names=added,
+            )
+        assert made is not None
+        model = made.model_proto
+        if recipe.batch_size is None:
+            name_rows(model.graph)
+        tell_facts(model, inputs, recipe.outputs, added)
+        contents = bytes(model.SerializeToString())
+        return contents, OnnxSession(contents)
+    except Exception as error:  # whatever PyTorch's exporter comes across
+        told = " ".join(str(error).split())[:500]
+        raise ModelError(
+            f"an ONNX file cannot hold the module: {type(error).__name__}: {told}. A program "
+            "(format='torch_export') may"
+        ) from error

@@ -1,0 +1,169 @@
+"""The optimizers of a training, their settings as JSON, and their learning rates."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...errors import ModelError, brief
+from .torch_model import TorchModel
+from .variables import parameters_of
+
+# What the checkpoint decides wherever a run goes on.
+_RATES = ("lr", "initial_lr")
+
+
+def make_optimizers(model: TorchModel, module: nn.Module) -> dict[str, Optimizer]:
+    """Return the optimizers by name; a single one is called ``""``.
+
+    Raises:
+        ModelError: one cannot be used.
+    """
+    given = model.optimizer
+    if isinstance(given, Mapping):
+        if model.train_step is None:
+            raise ModelError(
+                f"optimizer is a dictionary of {len(given)}; several optimizers need a train_step, "
+                "which says when each of them steps"
+            )
+        made = {str(name): one for name, one in given.items()}
+    else:
+        made = {"": _made(given, module)}
+    own = {id(parameter) for parameter in module.parameters()}
+    for name, optimizer in made.items():
+        _check(optimizer, f"optimizer {name!r}" if name else "optimizer", own)
+    return made
+
+
+def _made(given: Any, module: nn.Module) -> Any:
+    if isinstance(given, Optimizer):
+        return given
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not trained:
+        raise ModelError(f"{type(module).__name__} has no parameter that requires a gradient")
+    if isinstance(given, str):
+        found = getattr(torch.optim, given, None)
+        if not (inspect.isclass(found) and issubclass(found, Optimizer)):
+            known = [n for n, c in vars(torch.optim).items() if inspect.isclass(c)]
+            raise ModelError(
+                f"optimizer={given!r} is no optimizer of torch.optim; there are "
+                f"{', '.join(sorted(n for n in known if n not in ('Optimizer', 'LBFGS')))}"
+            )
+        by_name: Any = found  # each class has a constructor of its own
+        return by_name(trained)
+    if not callable(given):
+        raise ModelError(
+            "optimizer must be the name of a class of torch.optim, a function that makes one of "
+            f"parameters, or an optimizer, got {brief(given)}"
+        )
+    return given(trained)
+
+
+def _check(optimizer: Any, what: str, own: set[int]) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise ModelError(f"{what} must be a torch.optim.Optimizer, got {brief(optimizer)}")
+    kind = type(optimizer).__name__
+    if type(optimizer).__module__.startswith("horovod."):
+        raise ModelError(
+            f"{what} is Horovod's DistributedOptimizer; give the one that it wraps: gradients are "
+            "exchanged already"
+        )
+    if isinstance(optimizer, (torch.optim.LBFGS, torch.optim.SparseAdam)):
+        raise ModelError(
+            f"{what} {kind} cannot be used: it computes gradients several times a step"
+            if isinstance(optimizer, torch.optim.LBFGS)
+            else f"{what} {kind} is for sparse gradients, which are not exchanged"
+        )
+    if any(id(parameter) not in own for parameter in parameters_of(optimizer)):
+        raise ModelError(
+            f"{what} {kind} was made of parameters that are not the module's: their values would "
+            "not be kept. Build module and optimizer in the same call of model_fn, without copying "
+            "the module in between"
+        )
+
+
+def check_gradients(module: nn.Module) -> None:
+    """Check that no layer gives sparse gradients.
+
+    Raises:
+        ModelError: one does.
+    """
+    for name, layer in module.named_modules():
+        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse:
+            raise ModelError(
+                f"layer {name!r} gives sparse gradients, which are not exchanged; build it with "
+                "sparse=False"
+            )
+
+
+def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the settings of each group of an optimizer's parameters, as JSON.
+
+    Raises:
+        ModelError: one is no number, text or list of these.
+    """
+    return [
+        {key: _as_json(optimizer, key, value) for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def restore_settings(
+    optimizer: Optimizer, begun: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
+) -> None:
+    """Give an optimizer the settings of a checkpoint that training has changed, and its rates.
+
+    Args:
+        optimizer: as this call made it.
+        begun: the settings that the checkpoint's training was begun with.
+        now: those when it was taken.
+    """
+    for group, first, last in zip(optimizer.param_groups, begun, now, strict=True):
+        for key, value in last.items():
+            if key in _RATES or (key in group and first.get(key) != value):
+                _set(group, key, value)
+
+
+def _set(group: dict[str, Any], key: str, value: Any) -> None:
+    held = group.get(key)
+    if isinstance(held, Tensor):
+        held.fill_(value)
+    else:
+        group[key] = tuple(value) if isinstance(value, list) else value
+
+
+def _as_json(optimizer: Optimizer, key: str, value: Any) -> Any:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [_as_json(optimizer, key, each) for each in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ModelError(
+        f"optimizer {type(optimizer).__name__} has the setting {key}={brief(value)}, which "
+        "checkpoints cannot hold: they are arrays and JSON"
+    )
+
+
+class LearningRates:
+    """The learning rates of all optimizers' groups, to be scaled; see `Rates`."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._groups = [group for one in optimizers for group in one.param_groups]
+
+    def read(self) -> list[float]:
+        return [float(group["lr"]) for group in self._groups]
+
+    def write(self, values: Sequence[float]) -> None:
+        for group, value in zip(self._groups, values, strict=True):
+            _set(group, "lr", value)
+
+
+def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    """Return what tells an optimizer from another one, as JSON."""
+    return {"class": type(optimizer).__name__, "groups": settings_of(optimizer)}

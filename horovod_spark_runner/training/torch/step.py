@@ -1,0 +1,282 @@
+"""The steps of a training of a PyTorch module, together with all other ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...errors import ModelError, brief
+from ..epochs import Step
+from ..sync.synchroniser import Synchroniser
+from .batches import Batches, TorchBatch
+from .exchange import GradientExchange
+from .losses import LABELS, ROWS, SUM, Losses, Term
+from .metrics import Metrics, Sums, add_terms
+from .outputs import leaves
+from .own_step import TorchStep, clip
+from .statistics import Statistics
+from .sync_norm import synchronise_norms
+from .torch_model import TorchModel
+from .variables import parameters_of
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Steps:
+    """Trains and evaluates on batches.
+
+    Args:
+        model: what is trained.
+        module: its module.
+        optimizers: its optimizers, by name.
+        batches: makes tensors of columns.
+        losses: its losses; ``None`` with a ``train_step`` and no loss.
+        metrics: its metrics.
+        sums: what results are added up in.
+        synchroniser: what becomes of gradients.
+        world: communicator of all ranks.
+        device: where tensors are.
+    """
+
+    def __init__(
+        self,
+        model: TorchModel,
+        module: nn.Module,
+        optimizers: Mapping[str, Optimizer],
+        batches: Batches,
+        losses: Losses | None,
+        metrics: Metrics,
+        sums: Sums,
+        synchroniser: Synchroniser,
+        world: MPI.Comm,
+        device: torch.device,
+    ) -> None:
+        self._model, self._module = model, module
+        self._optimizers = optimizers
+        self._batches, self._losses, self._metrics = batches, losses, metrics
+        self._sums = sums
+        self._world = world
+        self._rank = world.Get_rank()
+        self._device = device
+        every = list(optimizers.values())
+        self.exchange = GradientExchange(every, synchroniser, world.Get_size(), device)
+        self._size = self.exchange.size
+        self._statistics = Statistics(module, self.exchange, world)
+        self._training: bool | None = None
+        if model.sync_batch_norm and not synchroniser.meets_in_every_step:
+            raise ModelError(
+                "sync_batch_norm takes the moments of all ranks in every step, but sync lets each "
+                "rank step by itself; give sync=Allreduce()"
+            )
+        if model.sync_batch_norm and self._size > 1:
+            synchronise_norms(module, lambda: self.exchange.fraction)
+        if model.train_step is None:
+            self.exchange.overlap()
+            return
+        for optimizer in every:
+            optimizer.register_step_pre_hook(self._before_own)
+
+    def train(self, step: Step, asked: Sequence[bool]) -> list[float] | None:
+        """Train on this rank's part of a global batch; return the sums of what was asked."""
+        self._mode(training=True)
+        fraction = None if step.equal else step.fraction
+        with self.exchange.step(fraction, asked), self._statistics.averaged(step):
+            if self._size == 1 and not step.batch.rows:
+                return self.exchange.counts  # a step of this rank alone, which has nothing to do
+            if self._model.train_step is None:
+                self._usual(step)
+            else:
+                self._own(step)
+        return self.exchange.counts
+
+    def test(self, step: Step) -> None:
+        """Add this rank's part of a global batch to the sums."""
+        self._mode(training=False)
+        if not step.batch.rows:
+            return
+        with torch.no_grad():
+            batch = self._batches.of(step.batch.arrays, training=False)
+            outputs, terms = self._forward(batch)
+            self._report(batch, outputs, terms)
+
+    def evaluated(self, batch: TorchBatch) -> Any:
+        """Return what the module gives for a batch, as in an evaluation."""
+        self._mode(training=False)
+        with torch.no_grad(), self._autocast():
+            return self._batches.call(self._module, batch)
+
+    # -- the usual step ------------------------------------------------------------------------
+
+    def _usual(self, step: Step) -> None:
+        optimizer = next(iter(self._optimizers.values()))
+        optimizer.zero_grad(set_to_none=True)
+        outputs, terms = None, self._no_terms()
+        batch = None
+        if step.batch.rows:  # else there is nothing to compute, and zeros are sent
+            batch = self._batches.of(step.batch.arrays, training=True)
+            outputs, terms = self._forward(batch)
+        loss = self._scalar(terms, step)
+        if loss is None and self._model.sync_batch_norm:
+            loss = self._of_no_rows(step)
+        with self.exchange.backward():
+            if loss is not None:
+                loss.backward()  # type: ignore[no-untyped-call]
+        self.exchange.exchange()
+        self._divide(terms, step, optimizer)
+        self._clip(optimizer)
+        optimizer.step()
+        if batch is not None:
+            with torch.no_grad():
+                self._report(batch, outputs, terms)
+
+    def _forward(self, batch: TorchBatch) -> tuple[Any, list[Term]]:
+        with self._autocast():
+            outputs = self._batches.call(self._module, batch)
+            if self._losses is None:
+                return outputs, []
+            return outputs, self._losses.terms(outputs, batch.labels, batch.inputs, batch.weights)
+
+    def _of_no_rows(self, step: Step) -> Tensor:
+        """Return 0, computed by the module, whose layers need all ranks."""
+        batch = self._batches.of(step.batch.arrays, training=False)
+        with self._autocast():
+            given = self._batches.call(self._module, batch)
+        return torch.stack([tensor.sum() for _, tensor in leaves(given)]).sum() * 0.0
+
+    def _no_terms(self) -> list[Term]:
+        """Return the terms of no rows."""
+        assert self._losses is not None
+        return self._losses.nothing(self._device)
+
+    def _scalar(self, terms: Sequence[Term], step: Step) -> Tensor | None:
+        """Return what is differentiated: this rank's mean over its rows.
+
+        What divides a single loss otherwise is made good afterwards, by what went along with the
+        gradients; several losses need to know it before.
+        """
+        rows = step.batch.rows
+        whole = self._whole(step)
+        counts = [float(term.count) for term in terms]
+        if len(terms) == 1:
+            self.exchange.count(counts[0])
+            return terms[0].summed / rows if rows else None
+        if self._size > 1 and LABELS in [term.kind for term in terms]:
+            counts = self._world.allreduce(np.array(counts)).tolist()
+        if not rows:
+            return None
+        parts = [
+            term.summed / rows * _factor(term, whole, count)
+            for term, count in zip(terms, counts, strict=True)
+        ]
+        return torch.stack([part.reshape(()) for part in parts]).sum()
+
+    def _whole(self, step: Step) -> int:
+        """Return the rows of all ranks that make the step together."""
+        return step.rows if self._size > 1 else step.batch.rows
+
+    def _divide(self, terms: Sequence[Term], step: Step, optimizer: Optimizer) -> None:
+        """Bring the gradients to what the loss is divided by, where these are not the rows."""
+        if len(terms) != 1 or terms[0].kind == ROWS:
+            return
+        total = self.exchange.total_count if self._size > 1 else float(terms[0].count)
+        factor = _factor(terms[0], self._whole(step), total)
+        if factor != 1.0:
+            for parameter in parameters_of(optimizer):
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+
+    def _clip(self, optimizer: Optimizer) -> None:
+        norm, value = self._model.clip_norm, self._model.clip_value
+        if norm is not None or value is not None:
+            clip(parameters_of(optimizer), norm, value)
+
+    # -- a step of the user's own --------------------------------------------------------------
+
+    def _own(self, step: Step) -> None:
+        assert self._model.train_step is not None
+        for optimizer in self._optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+        batch = self._batches.nothing()
+        if step.batch.rows:
+            batch = self._batches.of(step.batch.arrays, training=True)
+        given = TorchStep(
+            self._module,
+            batch.inputs,
+            batch.labels,
+            batch.weights,
+            self._optimizers,
+            lambda: self._batches.call(self._module, batch),
+        )
+        with self._autocast():
+            logs = self._model.train_step(given)
+        self._agree_to_step(-1)
+        if logs is None:
+            return
+        if not isinstance(logs, Mapping):
+            raise ModelError(
+                "train_step must return what to report, numbers by name, or None, but returned "
+                f"{brief(logs)}"
+            )
+        rows = step.batch.rows
+        for name, value in logs.items():
+            self._sums.add(str(name), float(value) * rows if rows else 0.0, rows)
+
+    def _before_own(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        every = list(self._optimizers.values())
+        self._agree_to_step(next(n for n, each in enumerate(every) if each is optimizer))
+        self.exchange.of(optimizer)
+        self._clip(optimizer)
+
+    def _agree_to_step(self, number: int) -> None:
+        """Check that all ranks are about to step with the same optimizer, or none is (-1)."""
+        if self._size == 1:
+            return
+        numbers = self._world.allgather(number)
+        if len(set(numbers)) > 1:
+            names = [*self._optimizers, "none"]
+            shown = ", ".join(
+                f"rank {rank} {names[each]!r}" for rank, each in enumerate(numbers[:8])
+            )
+            raise ModelError(
+                "train_step let the ranks step with other optimizers, or not as often: next are "
+                f"{shown}. Call step() of each optimizer equally often in every step (multiply a "
+                "loss by 0 where it is not to count)"
+            )
+
+    # -- both ----------------------------------------------------------------------------------
+
+    def _report(self, batch: TorchBatch, outputs: Any, terms: Sequence[Term]) -> None:
+        add_terms(self._sums, terms, first=self._rank == 0)
+        if self._metrics.names:
+            target = self._batches.target(batch)
+            self._metrics.update(self._sums, outputs, target)
+
+    def _mode(self, *, training: bool) -> None:
+        if self._training is not training:
+            self._module.train(training)
+            self._training = training
+
+    @contextlib.contextmanager
+    def _autocast(self) -> Iterator[None]:
+        if self._model.autocast is None:
+            yield
+            return
+        dtype = getattr(torch, self._model.autocast)
+        with torch.autocast(self._device.type, dtype=dtype):
+            yield
+
+
+def _factor(term: Term, rows: int, count: float) -> float:
+    """Return what makes of a mean over ``rows`` what the loss is."""
+    if term.kind == ROWS:
+        return 1.0
+    if term.kind == SUM:
+        return float(rows)
+    return rows / count if count else float("nan")

@@ -1,0 +1,99 @@
+"""Batch normalisation by the moments of the global batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ...errors import ModelError
+from .collectives import TensorCollectives
+
+
+def synchronise_norms(module: nn.Module, fraction: Callable[[], float]) -> None:
+    """Let all layers of batch normalisation take the moments of all ranks' rows while training.
+
+    Args:
+        module: the module.
+        fraction: returns this rank's part of the rows of the step.
+
+    Raises:
+        ModelError: there is no such layer.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    if not layers:
+        raise ModelError(f"sync_batch_norm: {type(module).__name__} has no batch normalisation")
+    for number, layer in enumerate(layers):
+        # The layer stays what it is; only its call in a training is another one.
+        layer.forward = functools.partial(  # type: ignore[method-assign]
+            _forward, layer, layer.forward, f"norm.{number}", fraction
+        )
+
+
+def _forward(
+    layer: _BatchNorm,
+    original: Callable[[Tensor], Tensor],
+    name: str,
+    fraction: Callable[[], float],
+    values: Tensor,
+) -> Tensor:
+    if not layer.training:
+        return original(values)
+    own = fraction()
+    there = 1.0 if own else 0.0  # rows that only stand in count for nothing
+    dims = [0, *range(2, values.dim())]
+    shape = [1, -1, *[1] * (values.dim() - 2)]
+    wide = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+    rows = torch.full_like(wide.new_empty(1), there * wide.numel() / max(1, wide.shape[1]))
+    first = torch.cat([wide.sum(dims) * there, rows])
+    sums = _sum_of_ranks(first, f"{name}.mean", own)
+    count = sums[-1].detach()
+    mean = sums[:-1] / count
+    centred = wide - mean.view(shape)
+    squares = _sum_of_ranks(centred.square().sum(dims) * there, f"{name}.variance", own)
+    variance = squares / count
+    result = centred * torch.rsqrt(variance + layer.eps).view(shape)
+    if layer.affine:
+        result = result * layer.weight.view(shape) + layer.bias.view(shape)
+    if layer.track_running_stats:
+        _remember(layer, mean.detach(), variance.detach() * count / (count - 1))
+    return result.to(values.dtype)
+
+
+def _remember(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+    assert layer.num_batches_tracked is not None
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    layer.num_batches_tracked.add_(1)
+    factor = layer.momentum
+    if factor is None:  # the mean of all batches so far
+        factor = 1.0 / float(layer.num_batches_tracked)
+    layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), factor)
+    layer.running_var.lerp_(variance.to(layer.running_var.dtype), factor)
+
+
+def _sum_of_ranks(value: Tensor, name: str, own: float) -> Tensor:
+    summed: Tensor = _SumOfRanks.apply(value, name, own)  # type: ignore[no-untyped-call]
+    return summed
+
+
+class _SumOfRanks(torch.autograd.Function):
+    """The sum over all ranks, inside a loss.
+
+    Gradients are averaged afterwards by the ranks' parts of the rows, so what comes back to a rank
+    is the sum of all ranks' by these parts, over its own.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, name: str, own: float) -> Tensor:
+        ctx.name, ctx.own = name, own
+        return TensorCollectives().sum([value], name)[0]
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        (total,) = TensorCollectives().sum([upstream * ctx.own], f"{ctx.name}.gradient")
+        return total / ctx.own if ctx.own else torch.zeros_like(total), None, None

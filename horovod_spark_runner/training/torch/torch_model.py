@@ -1,0 +1,119 @@
+"""What a PyTorch training is given: a module, its loss and its optimizer. Loads no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+from ...errors import InvalidInputError, ModelError, brief
+from ...settings.kinds import check_choice
+from ..spec import TORCH
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from .own_step import TorchStep
+
+# A class of torch.nn by its name, a module of one, or a function of outputs and labels.
+Loss: TypeAlias = "str | nn.Module | Callable[..., Tensor]"
+# A class of torch.optim by its name, what makes one of parameters, or one that is made already.
+OptimizerLike: TypeAlias = "str | Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer]"
+SchedulerLike: TypeAlias = "LRScheduler | Callable[[Optimizer], LRScheduler]"
+# A name, a torchmetrics.Metric, or a function of outputs and labels.
+MetricLike: TypeAlias = str | Callable[..., Any]
+Logs: TypeAlias = "Mapping[str, Tensor | float]"
+
+
+@dataclass(frozen=True)
+class TorchModel:
+    """A PyTorch module, and how it is trained: what ``model_fn`` returns.
+
+    ``run_training`` takes a function without arguments that returns one, and calls it on every
+    rank; its code or its annotation (``def model_fn() -> TorchModel``) says so. It also takes a
+    `TorchModel` itself, which is sent to the ranks. Rank 0's weights are those of all.
+
+    Attributes:
+        module: the network, or a function or class that makes it without arguments.
+        loss: name of a class of ``torch.nn`` (``"CrossEntropyLoss"``), a module of one, or a
+            function of outputs and labels that returns the mean over the rows, or one value per
+            row. Without label columns the output is compared with the input; a function of one
+            argument gets the outputs alone. For several outputs a dictionary by the names of
+            ``label_cols``, or a list in their order, whose losses are added up; or one function of
+            all outputs and all labels. ``None`` (default) only with a ``train_step``.
+        optimizer: name of a class of ``torch.optim`` (``"Adam"``), which is made with its defaults;
+            a function that makes one of the module's parameters
+            (``functools.partial(torch.optim.SGD, lr=0.1)``); or an optimizer over them. For a
+            ``train_step``, a dictionary of several optimizers by name, already made.
+        scheduler: function that makes a learning rate scheduler of the optimizer, or a scheduler
+            of it; of several optimizers a dictionary by their names. ``None`` (default) for none.
+        schedule: when the scheduler steps: after every ``"epoch"`` (default) or every ``"step"``.
+            ``ReduceLROnPlateau`` is told the validation's loss, or without one the training's.
+        metrics: what is reported besides the loss, by name: functions of outputs and labels that
+            return one value per row, the mean over the rows, or a pair of a sum and what it is
+            divided by; ``"accuracy"``, ``"mae"`` or ``"mse"``; or ``torchmetrics`` whose states are
+            sums. A list takes the names of what is in it.
+        train_step: function that trains on one batch in place of the usual step: it gets a
+            `TorchStep`, calls ``backward()`` and the optimizers' ``step()`` itself, and returns
+            what to report, means over the batch's rows by name. All optimizers step with the
+            gradients of all ranks.
+        autocast: ``"bfloat16"`` computes outputs and loss under ``torch.autocast``; ``None``
+            (default) does not. Weights and gradients stay as they are.
+        clip_norm: largest norm of all of an optimizer's gradients together, those of all ranks;
+            ``None`` (default) for no limit.
+        clip_value: largest absolute value of a gradient's element; ``None`` (default) for none.
+        sync_batch_norm: whether batch normalisation takes the moments of the global batch, and not
+            of each rank's own rows (default).
+
+    Raises:
+        ModelError: something of it cannot be used for a training.
+        InvalidInputError: an option has a value that it cannot have.
+    """
+
+    module: nn.Module | Callable[[], nn.Module]
+    loss: Loss | Mapping[str, Loss] | Sequence[Loss] | None = None
+    optimizer: OptimizerLike | Mapping[str, Optimizer] | None = None
+    scheduler: SchedulerLike | Mapping[str, SchedulerLike] | None = None
+    schedule: Literal["epoch", "step"] = "epoch"
+    metrics: Mapping[str, MetricLike] | Sequence[MetricLike] | None = None
+    train_step: Callable[[TorchStep], Logs | None] | None = None
+    autocast: Literal["bfloat16"] | None = None
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    sync_batch_norm: bool = False
+
+    # How `run_training` finds what trains it.
+    horovod_engine: ClassVar[str] = TORCH
+
+    def __post_init__(self) -> None:
+        if not callable(self.module):
+            raise ModelError(
+                "module must be a torch.nn.Module, or a function that returns one, got "
+                f"{brief(self.module)}"
+            )
+        if self.train_step is not None and not callable(self.train_step):
+            raise ModelError(
+                f"train_step must be a function of a TorchStep, got {brief(self.train_step)}"
+            )
+        if self.loss is None and self.train_step is None:
+            raise ModelError(
+                "a TorchModel needs a loss: the name of a class of torch.nn such as "
+                "loss='CrossEntropyLoss', a module or a function; or a train_step of its own"
+            )
+        if self.optimizer is None:
+            raise ModelError(
+                "a TorchModel needs an optimizer: the name of a class of torch.optim such as "
+                "optimizer='Adam', or functools.partial(torch.optim.SGD, lr=…)"
+            )
+        check_choice("schedule", self.schedule, ("epoch", "step"))
+        if self.autocast is not None:
+            check_choice("autocast", self.autocast, ("bfloat16",))
+        for name in ("clip_norm", "clip_value"):
+            limit = getattr(self, name)
+            if limit is None:
+                continue
+            number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+            if not number or not limit > 0:
+                raise InvalidInputError(f"{name} must be a positive number, got {brief(limit)}")

@@ -1,0 +1,272 @@
+"""A PyTorch module as the training loop knows it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from ...errors import ModelError
+from ...launch.worker.reporting import notify
+from ...rundir.directory import RunDirectory
+from ..changes import ModelChanges, joined
+from ..epochs import Step
+from ..logs import Logs
+from ..model_inputs import ModelInputs
+from ..spec import TrainingSpec, WarmStart
+from ..state import Variable
+from ..sync.synchroniser import Synchroniser
+from ..trainee import Trainee
+from .artifact import save_module
+from .batches import Batches
+from .begin import rank_device
+from .build import build
+from .changes import compare, describe
+from .hooks import TorchHooks, made_callbacks
+from .initial_weights import load_initial_weights
+from .lone_rows import check_lone_rows
+from .losses import Losses
+from .metrics import Metrics, Sums, total_loss
+from .optimizers import (
+    LearningRates,
+    check_gradients,
+    make_optimizers,
+    restore_settings,
+    settings_of,
+)
+from .probe import check_means
+from .saved import SavedModule
+from .schedulers import Schedulers
+from .step import Steps
+from .variables import TorchVariables
+
+
+class TorchTrainee(Trainee):
+    """See `Trainee`.
+
+    Args:
+        spec: the training.
+        world: communicator of all ranks.
+        synchroniser: what becomes of gradients.
+
+    Raises:
+        ModelError: the module cannot be trained here, or not on these columns.
+        InvalidInputError: something given is no callback.
+    """
+
+    def __init__(self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser) -> None:
+        self._spec, self._world = spec, world
+        self._rank = world.Get_rank()
+        self._callbacks = made_callbacks(spec.callbacks)
+        self._model, self.module = build(spec.model)
+        self._device = rank_device()
+        self.module.to(self._device)
+        check_gradients(self.module)
+        self._optimizers = make_optimizers(self._model, self.module)
+        self._schedulers = Schedulers(self._model, self._optimizers)
+        self._batches = Batches(self.module, spec, self._device)
+        self.columns, self.blank = self._batches.columns, self._batches.blank
+        if not self._model.sync_batch_norm:
+            check_lone_rows(self.module, self._batches, spec, world.Get_size())
+        self._losses = None
+        if self._model.loss is not None:
+            self._losses = Losses(self._model.loss, spec.outputs, weighted=self._batches.weighted)
+        self._metrics = Metrics(self._model.metrics)
+        if self._losses is None and not self._metrics.names and spec.validation is not None:
+            raise ModelError(
+                "validation needs a loss or metrics in the TorchModel besides its train_step, "
+                "which only trains"
+            )
+        self._sums = Sums(self._device)
+        self._sums.declare([*self._loss_names, *self._metrics.names])
+        every = list(self._optimizers.values())
+        self._steps = Steps(
+            self._model,
+            self.module,
+            self._optimizers,
+            self._batches,
+            self._losses,
+            self._metrics,
+            self._sums,
+            synchroniser,
+            world,
+            self._device,
+        )
+        self.variables = TorchVariables(self.module, every)
+        self._begun = [settings_of(optimizer) for optimizer in every]
+        self._last_rates: list[float] = []
+
+    @property
+    def _loss_names(self) -> list[str]:
+        return [] if self._losses is None else self._losses.names
+
+    def train_step(
+        self, step: Step, asked: Sequence[bool], last: bool
+    ) -> tuple[Logs | None, list[float] | None]:
+        counts = self._steps.train(step, asked)
+        if self._schedulers:
+            self._last_rates = self._rates.read()
+            self._schedulers.after_step()
+        return self._logs, counts
+
+    def test_step(self, step: Step, last: bool) -> Logs | None:
+        self._steps.test(step)
+        return self._logs
+
+    def reset_metrics(self) -> None:
+        self._sums.reset()
+
+    @property
+    def _logs(self) -> Logs:
+        return _Later(lambda: total_loss(self._sums.results(), self._loss_names))
+
+    def results(self, kind: str, logs: Logs | None, fraction: float) -> dict[str, object]:
+        names = self._world.allgather(self._sums.names)
+        if any(own != names[0] for own in names):
+            raise ModelError(
+                "train_step must report the same names on all ranks, but rank 0 has "
+                f"{', '.join(names[0])} and others {joined(sorted({str(n) for n in names[1:]}))}"
+            )
+        summed = np.zeros(self._sums.shape)
+        self._world.Allreduce(self._sums.numpy(), summed)
+        return dict(total_loss(self._sums.results(summed), self._loss_names))
+
+    def describe(self) -> dict[str, Any]:
+        return describe(self._model, self.module, self._optimizers, self._schedulers)
+
+    def compare(
+        self, then: Mapping[str, Any], now: Mapping[str, Any], *, in_epoch: bool
+    ) -> ModelChanges:
+        return compare(then, now, in_epoch=in_epoch)
+
+    def save(self, directory: RunDirectory) -> SavedModule:
+        autocast = self._model.autocast or ""
+        inputs = ModelInputs.of_training(self._spec)
+        save_module(directory, self.module, inputs, self._batches.feed, autocast)
+        return SavedModule()
+
+    def hooks(self, *, steps: int, resumed: bool) -> TorchHooks:
+        return TorchHooks(
+            self._callbacks,
+            self.module,
+            self._capture,
+            self._restore,
+            self._schedulers.after_epoch,
+        )
+
+    def _capture(self) -> dict[str, Any]:
+        return {
+            "begun": self._begun,
+            "now": [settings_of(optimizer) for optimizer in self._optimizers.values()],
+            "schedulers": self._schedulers.capture(),
+            "results": self._sums.names,
+        }
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        every = self._optimizers.values()
+        for optimizer, begun, now in zip(every, state["begun"], state["now"], strict=True):
+            restore_settings(optimizer, begun, now)
+        self._schedulers.restore(state["schedulers"])
+        # Within an epoch the sums that follow are those of these names, in their order.
+        self._sums.names = []
+        self._sums.declare([*state["results"], *self._loss_names, *self._metrics.names])
+
+    @property
+    def _rates(self) -> LearningRates:
+        return LearningRates(list(self._optimizers.values()))
+
+    def rates(self, scaling: str) -> LearningRates:
+        if self._schedulers:
+            raise ModelError(
+                f"lr_scaling={scaling!r} is for models without a scheduler, which would set the "
+                "rate anew; scale it in model_fn, or in the scheduler"
+            )
+        return self._rates
+
+    def learning_rates(self) -> dict[str, float]:
+        rates = self._last_rates or self._rates.read()
+        if len(rates) == 1:
+            return {"learning_rate": rates[0]}
+        return {f"learning_rate/{number}": rate for number, rate in enumerate(rates)}
+
+    def load_initial_weights(self, start: WarmStart) -> None:
+        load_initial_weights(self.module, start)
+
+    def separate(self, rank: int) -> None:
+        if rank:
+            stream = np.random.SeedSequence([self._spec.fit.seed, rank])
+            torch.manual_seed(int(stream.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+
+    def generators(self) -> dict[str, Variable]:
+        found: dict[str, Variable] = {"torch": _GeneratorState("torch", "cpu")}
+        if self._device.type == "cuda":
+            found["cuda"] = _GeneratorState("cuda", "cuda")
+        return found
+
+    def metric_variables(self) -> list[Variable]:
+        return [self._sums]
+
+    def metric_names(self) -> list[str]:
+        return self._sums.names
+
+    def probe(self, step: Step) -> None:
+        if step.batch.rows < 2 or self._model.train_step is not None:
+            return
+        batch = self._batches.of(step.batch.arrays, training=False)
+        state = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        outputs = self._steps.evaluated(batch)
+        losses = [] if self._losses is None else self._losses.functions()
+        functions = [*losses, *self._metrics.functions()]
+        for text in check_means(functions, outputs, self._batches.target(batch)):
+            notify(text)
+        torch.set_rng_state(state[0])
+        random.setstate(state[1])
+        np.random.set_state(state[2])
+
+
+class _GeneratorState:
+    """The state of a generator of PyTorch's."""
+
+    def __init__(self, path: str, device: str) -> None:
+        self.path = path
+        self._cuda = device == "cuda"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.numpy().shape
+
+    @property
+    def dtype(self) -> object:
+        return np.dtype(np.uint8)
+
+    def numpy(self) -> np.ndarray:
+        state = torch.cuda.get_rng_state() if self._cuda else torch.get_rng_state()
+        found: np.ndarray = state.numpy()
+        return found
+
+    def assign(self, value: np.ndarray) -> None:
+        state = torch.from_numpy(np.array(value, np.uint8))
+        if self._cuda:
+            torch.cuda.set_rng_state(state)
+        else:
+            torch.set_rng_state(state)
+
+
+class _Later(Mapping[str, object]):
+    """Logs that are computed where somebody looks at them."""
+
+    def __init__(self, compute: Callable[[], Mapping[str, object]]) -> None:
+        self._compute = compute
+
+    def __getitem__(self, name: str) -> object:
+        return self._compute()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._compute())
+
+    def __len__(self) -> int:
+        return len(self._compute())

@@ -1,0 +1,184 @@
+"""The tensors of a PyTorch module and its optimizers, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...errors import ModelError, brief
+from ..state import TrainingVariables, Variable
+
+# Types that NumPy has none for, and those of as many bits that it has.
+_AS_BITS = {torch.bfloat16: torch.int16}
+
+
+class TensorVariable:
+    """A tensor, or a number, that training changes; found anew at every use.
+
+    Args:
+        path: what it is called.
+        holder: where it is.
+        key: its name there.
+        trainable: whether an optimizer may change it.
+    """
+
+    def __init__(
+        self, path: str, holder: MutableMapping[str, Any], key: str, *, trainable: bool = False
+    ) -> None:
+        self.path = path
+        self.trainable = trainable
+        self._holder = holder
+        self._key = key
+
+    @property
+    def _tensor(self) -> Tensor:
+        return torch.as_tensor(self._holder[self._key]).detach()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._tensor.shape)
+
+    @property
+    def dtype(self) -> object:
+        return str(self._tensor.dtype).removeprefix("torch.")
+
+    def numpy(self) -> np.ndarray:
+        """Return the value; that of a tensor on a CPU without a copy."""
+        return as_array(self._tensor)
+
+    def assign(self, value: np.ndarray) -> None:
+        """Set the value."""
+        held = self._holder[self._key]
+        if isinstance(held, Tensor):
+            set_tensor(held, value)
+        else:
+            self._holder[self._key] = type(held)(np.asarray(value).item())
+
+
+def as_array(tensor: Tensor) -> np.ndarray:
+    """Return a tensor's values; those on a CPU without a copy."""
+    held = tensor.detach().cpu()
+    bits = _AS_BITS.get(held.dtype)
+    if bits is None:
+        found: np.ndarray = held.numpy()
+        return found
+    import ml_dtypes  # has the types that NumPy lacks
+
+    name = str(held.dtype).removeprefix("torch.")
+    narrow: np.ndarray = held.view(bits).numpy().view(getattr(ml_dtypes, name))
+    return narrow
+
+
+def set_tensor(tensor: Tensor, value: np.ndarray) -> None:
+    """Give a tensor the values that `as_array` returned."""
+    values = np.array(value)
+    bits = _AS_BITS.get(tensor.dtype)
+    if bits is not None:
+        values = values.view(f"int{8 * values.dtype.itemsize}")
+    given = torch.from_numpy(values)
+    with torch.no_grad():
+        tensor.copy_((given if bits is None else given.view(tensor.dtype)).reshape(tensor.shape))
+
+
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a module's ``state_dict()`` themselves, by name."""
+    return {name: t.detach() for name, t in module.state_dict(keep_vars=True).items()}
+
+
+class TorchVariables(TrainingVariables):
+    """See `TrainingVariables`.
+
+    Args:
+        module: the module.
+        optimizers: its optimizers.
+    """
+
+    def __init__(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        held = weights_of(module)
+        trained = {name for name, p in module.named_parameters(remove_duplicate=False)}
+        self._weights: list[Variable] = [
+            TensorVariable(name, held, name, trainable=name in trained) for name in held
+        ]
+        self._optimizers = optimizers
+        parameters = list(module.named_parameters())
+        self._names = {id(parameter): name for name, parameter in parameters}
+        self._parameters = [parameter for _, parameter in parameters]
+
+    @property
+    def groups(self) -> dict[str, list[Variable]]:
+        groups = {"model": self._weights}
+        for number, optimizer in enumerate(self._optimizers):
+            groups[f"optimizer{number or ''}"] = list(self._state(optimizer))
+        return groups
+
+    def _state(self, optimizer: Optimizer) -> Iterator[Variable]:
+        for parameter in parameters_of(optimizer):
+            held = optimizer.state.get(parameter, {})
+            for key in sorted(held):
+                if held[key] is not None:
+                    path = f"{self._names[id(parameter)]}/{key}"
+                    _check_kept(optimizer, path, held[key])
+                    yield TensorVariable(path, held, key)
+
+    def trained_by(self) -> list[list[int] | None]:
+        found: list[list[int] | None] = []
+        for optimizer in self._optimizers:
+            own = [n for n, p in enumerate(self._parameters) if optimizer.state.get(p)]
+            found.append(own or None)
+        return found
+
+    def build_optimizers(self, trained: Sequence[Sequence[int] | None]) -> None:
+        for optimizer, indices in zip(self._optimizers, trained, strict=False):
+            if indices and not optimizer.state and max(indices) < len(self._parameters):
+                make_state(optimizer, [self._parameters[index] for index in indices])
+
+    def likely_cause(self, differing: Sequence[Variable]) -> str:
+        return (
+            "They are changed outside the optimizers, whose gradients are exchanged, or by what "
+            "only their own rank knows (a callback's clock or random numbers, buffers that forward "
+            "sets); change them by an optimizer's step(), or alike on all ranks"
+        )
+
+
+def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Return all parameters that an optimizer changes, in its order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def make_state(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+    """Let an optimizer make its state for ``parameters``, which keep their values.
+
+    PyTorch's do so in their first step only; the state's values are to be restored.
+    """
+    everything = parameters_of(optimizer)
+    gradients = [parameter.grad for parameter in everything]
+    values = [parameter.detach().clone() for parameter in parameters]
+    for parameter in everything:
+        parameter.grad = None
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    # The class's own: what was registered or wrapped around the object's is for steps that count.
+    hooks = optimizer._optimizer_step_pre_hooks.copy()
+    optimizer._optimizer_step_pre_hooks.clear()
+    try:
+        type(optimizer).step(optimizer)
+    finally:
+        optimizer._optimizer_step_pre_hooks.update(hooks)
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
+    for parameter, gradient in zip(everything, gradients, strict=True):
+        parameter.grad = gradient
+
+
+def _check_kept(optimizer: Optimizer, path: str, value: object) -> None:
+    if not isinstance(value, (Tensor, bool, int, float)):
+        raise ModelError(
+            f"optimizer {type(optimizer).__name__} keeps {brief(value)} for {path!r}: checkpoints "
+            "hold tensors and numbers only"
+        )

@@ -1,0 +1,55 @@
+"""Run by a test: a saved pipeline is loaded and used where no TensorFlow may be imported."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from pyspark.ml import PipelineModel
+from pyspark.sql import SparkSession
+
+from horovod_spark_runner import TorchTransformer
+
+FRAMEWORKS = ("tensorflow", "keras", "torch")
+
+
+def telling() -> Any:
+    """Return a module that tells whether its process has imported TensorFlow."""
+    import torch
+
+    class Telling(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.full((len(x),), "tensorflow" in sys.modules or "keras" in sys.modules)
+
+    return Telling()
+
+
+def main() -> None:
+    source, target = sys.argv[1:]
+    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
+    spark = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
+    model = PipelineModel.load(source)
+    before = [name for name in FRAMEWORKS if name in sys.modules]
+    frame = spark.createDataFrame([([1.0, 2.0, 3.0], 4)], "x array<float>, n int").coalesce(1)
+    predicted = model.transform(frame).first().p
+    model.write().overwrite().save(target)
+    again = PipelineModel.load(target).transform(frame).first().p
+    driver = [name for name in FRAMEWORKS if name in sys.modules]
+    import torch
+
+    asked = TorchTransformer.from_module(telling(), ["x"], example=torch.zeros(1, 3))
+    found = {
+        "predicted": [predicted, again],
+        "before": before,
+        "driver": driver,
+        "in worker": asked.transform(frame).first().prediction,
+        "loss": model.stages[-1].summary.history[0]["loss"],
+    }
+    print(json.dumps(found), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""N ranks with batch B train exactly what plain PyTorch trains with batch N·B."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from horovod_spark_runner import (
+    Allreduce,
+    DataOptions,
+    ModelError,
+    RanksDivergedError,
+    TorchModel,
+)
+from horovod_spark_runner.data.manifest import Manifest
+from horovod_spark_runner.data.read.reader import DatasetReader
+from horovod_spark_runner.data.read.sharding import plan_epoch
+from tests.torch.models import Recorder, TwoHeads, adversaries, digits_model, flat_weights
+from tests.trainings import train
+
+pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+
+GLOBAL_BATCH = 24
+ROWS = 4 * GLOBAL_BATCH + 19
+EPOCHS = 2
+
+
+def recorded(
+    frame: Any, folder: Path, model_fn: Callable[[], TorchModel], world: int, **more: Any
+) -> tuple[list[np.ndarray], Any]:
+    """Train on ``world`` ranks; return the weights of each rank after every step."""
+    folder.mkdir(parents=True, exist_ok=True)
+    transformer = train(
+        frame,
+        folder / "run",
+        model_fn=model_fn,
+        num_workers=world,
+        batch_size=GLOBAL_BATCH // world,
+        epochs=EPOCHS,
+        data=DataOptions(keep_data=True),
+        callbacks=[Recorder(folder)],
+        **more,
+    )
+    return [np.load(folder / f"rank-{rank}.npy") for rank in range(world)], transformer
+
+
+def batches(run: Path) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the global batches of a run, in its order."""
+    manifest = Manifest.from_json(next(run.glob("data/data-*/manifest.json")).read_text())
+    for epoch in range(EPOCHS):
+        plan = plan_epoch(
+            [(group.rows, group.size) for group in manifest.row_groups],
+            global_batch=GLOBAL_BATCH,
+            seed=0,
+            epoch=epoch,
+            window_bytes=256 * 1024 * 1024,
+        )
+        for batch in DatasetReader(manifest).epoch(plan, 0, 1):
+            yield {name: torch.from_numpy(a.copy()) for name, a in batch.arrays.items()}
+
+
+def plain_torch(run: Path, model: TorchModel, loss: Callable[..., torch.Tensor]) -> np.ndarray:
+    """Feed PyTorch alone the batches of a run; return the weights after each."""
+    module = model.module
+    assert isinstance(module, nn.Module)
+    assert callable(model.optimizer)
+    optimizer = model.optimizer(module.parameters())
+    steps = []
+    for batch in batches(run):
+        optimizer.zero_grad()
+        loss(module, batch).backward()  # type: ignore[no-untyped-call]
+        if model.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), model.clip_norm)
+        optimizer.step()
+        steps.append(flat_weights(module))
+    return np.stack(steps)
+
+
+def cross_entropy(module: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(module(batch["image"]), batch["digit"].long())
+
+
+@pytest.fixture(scope="module")
+def frame(digits_df: Any) -> Any:
+    return digits_df.filter(f"id < {ROWS}").cache()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "world", "clip"), [("sgd", 2, None), ("sgd", 3, 0.5), ("adam", 3, None)]
+)
+def test_ranks_equal_plain_torch(
+    frame: Any, tmp_path: Path, optimizer: str, world: int, clip: float | None
+) -> None:
+    def model_fn() -> TorchModel:
+        return digits_model(optimizer, clip_norm=clip)
+
+    weights, transformer = recorded(frame, tmp_path, model_fn, world)
+    expected = plain_torch(tmp_path / "run", model_fn(), cross_entropy)
+    assert len(expected) == EPOCHS * 5
+    for other in weights[1:]:
+        np.testing.assert_array_equal(other, weights[0])  # after every step, to the bit
+    np.testing.assert_allclose(weights[0], expected, rtol=0, atol=2e-5)
+    assert not np.allclose(weights[0][0], weights[0][-1], atol=1e-2), "nothing was learnt"
+    history = transformer.summary.history
+    assert set(history[0]) == {"loss", "accuracy"}
+    assert history[-1]["loss"] < history[0]["loss"]
+
+
+def test_fewer_rows_in_the_last_batch_than_ranks(digits_df: Any, tmp_path: Path) -> None:
+    """Four global batches and one row more: two of three ranks have none in the last step."""
+    frame = digits_df.filter(f"id < {4 * GLOBAL_BATCH + 1}")
+    weights, _ = recorded(frame, tmp_path, digits_model, 3)
+    expected = plain_torch(tmp_path / "run", digits_model(), cross_entropy)
+    assert np.abs(expected[4] - expected[3]).max() > 1e-3, "the last step changes nothing"
+    for ours in weights:
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+
+
+def without_exchange() -> TorchModel:
+    """Return the network, and let this rank keep its gradients to itself."""
+    from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
+
+    def gradients(self: Any, gradients: Any, share: Any, name: str, along: Any = ()) -> Any:
+        return list(gradients), self._collectives.sum(along, name)
+
+    AllreduceSynchroniser.gradients = gradients  # type: ignore[method-assign]
+    return digits_model()
+
+
+def test_without_the_exchange_the_run_ends_after_the_first_step(frame: Any, tmp_path: Path) -> None:
+    with pytest.raises(RanksDivergedError, match=r"after the first step, \d+ of .* rank 1: '0.w"):
+        recorded(frame, tmp_path, without_exchange, 2)
+
+
+WEIGHTS = torch.linspace(0.2, 3.0, 10)
+
+
+def test_a_loss_that_divides_by_weights_of_classes(frame: Any, tmp_path: Path) -> None:
+    """In half precision, and in buckets that leave before the backward pass has ended."""
+
+    def model_fn() -> TorchModel:
+        from horovod_spark_runner.training.torch import exchange
+
+        exchange.BUCKET_BYTES = 1
+        loss = nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=4)
+        return digits_model(loss=loss)
+
+    def expected_loss(module: nn.Module, batch: Any) -> torch.Tensor:
+        loss = nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=4)
+        found: torch.Tensor = loss(module(batch["image"]), batch["digit"].long())
+        return found
+
+    weights, _ = recorded(frame, tmp_path, model_fn, 2)
+    expected = plain_torch(tmp_path / "run", digits_model(), expected_loss)
+    np.testing.assert_allclose(weights[0], expected, rtol=0, atol=2e-5)
+    halved, _ = recorded(frame, tmp_path / "fp16", model_fn, 2, sync=Allreduce(compression="fp16"))
+    np.testing.assert_array_equal(halved[1], halved[0])
+    assert np.abs(halved[0] - expected).max() > 2e-5
+    np.testing.assert_allclose(halved[0], expected, rtol=0, atol=5e-3)
+
+
+def two_heads() -> TorchModel:
+    return TorchModel(
+        TwoHeads(),
+        loss={"kind": "CrossEntropyLoss", "number": nn.MSELoss(reduction="sum")},
+        optimizer=plain_sgd,
+    )
+
+
+def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.001)
+
+
+def test_several_inputs_and_outputs_and_weights_of_rows(frame: Any, tmp_path: Path) -> None:
+    columns = frame.selectExpr(
+        "image", "id % 7 as shift", "digit", "float(id % 5) as size", "float(1 + id % 3) as heavy"
+    )
+    weights, transformer = recorded(
+        columns,
+        tmp_path,
+        two_heads,
+        3,
+        feature_cols={"group": "shift", "image": "image"},
+        label_cols={"number": "size", "kind": "digit"},
+        sample_weight_col="heavy",
+    )
+
+    def loss(module: nn.Module, batch: Any) -> torch.Tensor:
+        given = module(batch["image"], batch["shift"])
+        heavy = batch["heavy"]
+        kinds = nn.functional.cross_entropy(given["kind"], batch["digit"].long(), reduction="none")
+        squares = (given["number"][:, 0] - batch["size"]).square()
+        total: torch.Tensor = (heavy * kinds).mean() + (heavy * squares).sum()
+        return total
+
+    expected = plain_torch(tmp_path / "run", two_heads(), loss)
+    np.testing.assert_allclose(weights[0], expected, rtol=0, atol=3e-5)
+    assert set(transformer.summary.history[0]) == {"loss", "kind_loss", "number_loss"}
+
+
+def test_adversaries_train_in_a_step_of_their_own(frame: Any, tmp_path: Path) -> None:
+    """Without any label, and with a rank that has no rows in the last step."""
+    images = frame.filter(f"id < {2 * GLOBAL_BATCH + 1}")
+    two, _ = recorded(images, tmp_path / "two", adversaries, 2, label_cols=None)
+    one, transformer = recorded(images, tmp_path / "one", adversaries, 1, label_cols=None)
+    np.testing.assert_array_equal(two[0], two[1])
+    np.testing.assert_allclose(two[0], one[0], rtol=0, atol=2e-4)
+    assert set(transformer.summary.history[0]) == {"judge", "generator"}
+    first = flat_weights(copy.deepcopy(adversaries().module))  # type: ignore[arg-type]
+    changed = np.abs(one[0][-1] - first) > 1e-3
+    for part in np.array_split(changed, 2):  # of the generator, and of the judge
+        assert part.mean() > 0.5
+
+
+def normalised(sync: bool) -> TorchModel:
+    torch.manual_seed(11)
+    module = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+    return TorchModel(module, "CrossEntropyLoss", plain_rate, sync_batch_norm=sync)
+
+
+def plain_rate(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
+def test_moments_of_the_global_batch(digits_df: Any, tmp_path: Path) -> None:
+    """Ranks of one row, and of none, in the last step."""
+    frame = digits_df.filter(f"id < {4 * GLOBAL_BATCH + 2}")
+    weights, _ = recorded(frame, tmp_path, lambda: normalised(True), 3)
+    expected = plain_torch(tmp_path / "run", normalised(True), cross_entropy)
+    for ours in weights:
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-5)
+    with pytest.raises(ModelError, match=r"98 rows in global batches of 24 leave a rank a single"):
+        recorded(frame, tmp_path / "alone", lambda: normalised(False), 3)

@@ -1,0 +1,423 @@
+"""Predicting with PyTorch modules on Spark's workers gives what they give in one process."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import subprocess
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyspark.ml import PipelineModel
+from torch import Tensor, nn
+
+from horovod_spark_runner import (
+    DataError,
+    InvalidInputError,
+    ModelError,
+    RunDirectoryError,
+    TFTransformer,
+    TorchModel,
+    TorchTransformer,
+)
+from horovod_spark_runner.data.manifest import Column
+
+from .models import TwoHeads, digits_model, digits_net
+from .runs import save_run
+
+pytestmark = pytest.mark.spark
+
+X, N = Column("x", "float32", (3,)), Column("n", "int32")
+
+
+class Summing(nn.Module):
+    """Computed by hand: the sum of x and n. In training it would drop and normalise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 1, bias=False)
+        nn.init.ones_(self.body.weight)
+        self.norm = nn.BatchNorm1d(1, eps=0.0)
+        self.drop = nn.Dropout(0.9)
+
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:
+        total: Tensor = self.drop(self.norm(self.body(x)))[:, 0] + n
+        return total
+
+
+class Doubling(nn.Module):
+    """Changes its input in place; gives a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        x.mul_(2)
+        return x.sum(1), {"whole": x * self.weight, "class": x.argmax(1)}
+
+
+class Choosing(nn.Module):
+    """Python decides by the values, which torch.export cannot hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.sum()) > 1e6:
+            x = -x
+        made: Tensor = self.body(x)
+        return made
+
+
+def rows(count: int) -> list[tuple[int, list[float], int]]:
+    return [(i, [float(i), 1.0, -float(i)], i % 5) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def frame(spark: Any) -> Any:
+    return spark.createDataFrame(rows(20), "id int, x array<float>, n int").repartition(2).cache()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("run")
+    save_run(place, Summing().train(), [X, N])
+    return str(place)
+
+
+def check(predicted: Any, name: str = "prediction", count: int = 20) -> None:
+    found = predicted.collect()
+    assert len(found) == count
+    for row in found:
+        assert row[name] == pytest.approx(sum(row.x) + row.n)
+
+
+def test_uneven_batches_of_several_inputs_and_outputs(
+    digits_df: Any, digits: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    """In three partitions of one DataFrame, by 100 rows: as the module in one process."""
+    images, labels = digits
+    module = TwoHeads()
+    save_run(tmp_path, module, [Column("image", "float32", (64,)), Column("group", "int32")])
+    transformer = TorchTransformer.from_run(tmp_path, predict_batch_size=100)
+    assert transformer.output_names == ["number", "kind"]
+    by_column = transformer.copy().setFeatureCols({"image": "image", "group": "g"})
+    given = digits_df.selectExpr("*", "digit % 7 as g").withColumn("x", digits_df.id * 2)
+    with torch.inference_mode():
+        group = torch.from_numpy(labels.astype(np.int32) % 7)
+        expected = module.eval()(torch.from_numpy(images.astype(np.float32)), group)
+    found = by_column.transform(given).collect()
+    assert len(found) == len(images)
+    for row in found:
+        assert row.x == 2 * row.id
+        assert row.number == pytest.approx(expected["number"][row.id].item(), abs=1e-5)
+        np.testing.assert_allclose(row.kind, expected["kind"][row.id], atol=1e-5)
+
+
+def test_a_module_that_changes_its_inputs_does_not_change_rows(frame: Any, tmp_path: Path) -> None:
+    save_run(tmp_path / "run", Doubling(), [X])
+    transformer = TorchTransformer.from_run(tmp_path / "run", predict_batch_size=3)
+    assert transformer.output_names == ["output_0", "1_whole", "1_class"]
+    frame.write.parquet(str(tmp_path / "rows"))
+    scored = transformer.predict_files(tmp_path / "rows", tmp_path / "scored")
+    assert scored == 20
+    written = frame.sparkSession.read.parquet(str(tmp_path / "scored"))
+    for found in (transformer.transform(frame).collect(), written.collect()):
+        assert sorted(row.id for row in found) == list(range(20))
+        for row in found:
+            assert list(row.x) == [row.id, 1.0, -row.id]
+            assert row.output_0 == 2.0
+            assert list(row["1_whole"]) == [2.0 * row.id, 2.0, -2.0 * row.id]
+            assert row["1_class"] == (0 if row.id else 1)
+
+
+def test_rows_without_values(run: str, frame: Any) -> None:
+    from pyspark.sql import functions as F
+
+    holes = frame.withColumn("x", F.when(frame.id % 4 > 0, frame.x))
+    with pytest.raises(Exception, match="column 'x' is null in row"):
+        TorchTransformer.from_run(run).transform(holes).collect()
+    skipping = TorchTransformer.from_run(run, handle_invalid="skip", predict_batch_size=4)
+    check(skipping.transform(holes), count=15)
+    keeping = TorchTransformer.from_run(run, handle_invalid="keep").transform(holes)
+    assert {row.id for row in keeping.collect() if row.prediction is None} == {0, 4, 8, 12, 16}
+    with pytest.raises(DataError, match="has no column 'n'"):
+        TorchTransformer.from_run(run).transform(frame.drop("n"))
+
+
+def test_classes_and_their_probabilities(
+    digits_df: Any, digits: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    module = nn.Sequential(digits_net(), nn.Softmax(1))
+    save_run(tmp_path, module, [Column("image", "float32", (64,))])
+    transformer = TorchTransformer.from_run(tmp_path, probability_col="p")
+    row = transformer.transform(digits_df.filter("id = 17")).first()
+    with torch.inference_mode():
+        expected = module(torch.from_numpy(digits[0][17:18].astype(np.float32)))[0]
+    np.testing.assert_allclose(row.p.toArray(), expected, atol=1e-6)
+    assert row.prediction == float(expected.argmax())
+
+
+def test_a_pipeline_is_loaded_where_tensorflow_is_not(
+    spark: Any, run: str, python: str, tmp_path: Path
+) -> None:
+    pipeline = PipelineModel([TorchTransformer.from_run(run, prediction_col="p")])
+    pipeline.write().save(str(tmp_path / "saved"))
+    command = [
+        python, "-m", "tests.torch.load_stage", str(tmp_path / "saved"), str(tmp_path / "again"),
+    ]  # fmt: skip
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr[-3000:]
+    found = json.loads(told.stdout.splitlines()[-1])
+    assert found == {
+        "predicted": [10.0, 10.0],
+        "before": [],
+        "driver": [],
+        "in worker": False,
+        "loss": 1.0,
+    }
+
+
+def test_a_module_that_needs_its_function(
+    frame: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = Choosing()
+    save_run(tmp_path / "run", module, [X])
+    with pytest.raises(RunDirectoryError, match=r"(?s)no program of it.*from_run\(run_dir, model"):
+        TorchTransformer.from_run(tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match="TorchTransformer reads it"):
+        TFTransformer.from_run(tmp_path / "run")
+    given = TorchTransformer.from_run(tmp_path / "run", model_fn=Choosing)
+    expected = {i: module(torch.tensor([x])).item() for i, x, _ in rows(20)}
+
+    def check_all(transformer: TorchTransformer) -> None:
+        for row in transformer.transform(frame).collect():
+            assert row.prediction == pytest.approx(expected[row.id], abs=1e-5)
+
+    check_all(given)
+    given.save(str(tmp_path / "stage"))
+    assert "TorchTransformer.read().modelFn(" in caplog.text
+    with pytest.raises(RunDirectoryError, match=r"with TorchTransformer\.loading\("):
+        TorchTransformer.load(str(tmp_path / "stage"))
+    with TorchTransformer.loading(model_fn=Choosing):
+        check_all(TorchTransformer.load(str(tmp_path / "stage")))
+    other = TorchTransformer.from_run(tmp_path / "run", model_fn=lambda: nn.Linear(3, 1))
+    with pytest.raises(ModelError, match=r"another model.*Linear, it has no weight 'body.weight'"):
+        other.transform(frame)
+
+
+def test_modules_that_were_trained_elsewhere(frame: Any, tmp_path: Path) -> None:
+    module = Summing()
+    example = (torch.zeros(2, 3), np.zeros(2, np.int32))
+    made = TorchTransformer.from_module(module, example=example)
+    check(made.transform(frame))
+    assert isinstance(made.getModel(), Summing)
+    assert not made.hasSummary
+    named = TorchTransformer.from_module(
+        module, {"n": "m", "x": "v"}, example={"x": example[0], "n": example[1]}
+    )
+    other = frame.withColumnsRenamed({"x": "v", "n": "m"})
+    check(named.transform(other).withColumnsRenamed({"v": "x", "m": "n"}))
+    made.save(str(tmp_path / "stage"))
+    check(TorchTransformer.load(str(tmp_path / "stage")).transform(frame))
+    refused: list[tuple[Any, Any, str]] = [
+        (Summing, example, "from_module takes a torch.nn.Module, got"),
+        (module, example[0], "nothing feeds 'n'|n, but feature_cols|takes x, n"),
+        (module, (torch.zeros(2, 7), example[1]), "Summing cannot be called with 'x': float32 of"),
+        (module, (torch.zeros(()), example[1]), "example must hold what the module is called"),
+    ]
+    for given, rows_given, message in refused:
+        with pytest.raises(ModelError, match=message):
+            TorchTransformer.from_module(given, example=rows_given)
+
+
+def test_files_that_others_have_written(frame: Any, tmp_path: Path) -> None:
+    module, batch = Summing().eval(), torch.export.Dim.DYNAMIC
+    example = (torch.zeros(2, 3), torch.zeros(2, dtype=torch.int32))
+    place = tmp_path / "summing.pt2"
+    for kwargs in ({}, {"n": example[1]}):
+        program = torch.export.export(
+            module,
+            example[: 2 - len(kwargs)],
+            kwargs,
+            dynamic_shapes={"x": {0: batch}, "n": {0: batch}},
+        )
+        torch.export.save(program, place)
+        read = TorchTransformer.from_exported(place)
+        check(read.transform(frame))
+    read.save(str(tmp_path / "stage"))
+    check(TorchTransformer.load(str(tmp_path / "stage")).transform(frame))
+    fixed = torch.export.export(module, (torch.zeros(6, 3), torch.zeros(6, dtype=torch.int32)))
+    torch.export.save(fixed, place)
+    check(TorchTransformer.from_exported(place, ["x", "n"][:0] or None).transform(frame))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(module), tmp_path / "summing.pt")
+    script = TorchTransformer.from_torchscript(tmp_path / "summing.pt", ["x", "n"], example=example)
+    check(script.transform(frame))
+    with pytest.raises(ModelError, match="is no .pt2 archive|is no program"):
+        TorchTransformer.from_exported(tmp_path / "summing.pt")
+    with pytest.raises(ModelError, match="does not exist"):
+        TorchTransformer.from_exported(tmp_path / "nothing.pt2")
+
+
+def test_exports_give_what_the_module_gives(
+    digits_df: Any, digits: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    images, labels = digits
+    columns = [Column("image", "float32", (64,)), Column("group", "int32")]
+    module = TwoHeads()
+    save_run(tmp_path / "run", module, columns)
+    transformer = TorchTransformer.from_run(tmp_path / "run", prediction_col="p")
+    transformer.setFeatureCols({"image": "image", "group": "g"})
+    image, group = images[:50].astype(np.float32), labels[:50].astype(np.int32) % 7
+    with torch.inference_mode():
+        expected = module.eval()(torch.from_numpy(image), torch.from_numpy(group))
+    transformer.export(tmp_path / "model.pt2")
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    found = program(image=torch.from_numpy(image), g=torch.from_numpy(group))
+    assert list(found) == ["p_number", "p_kind"]
+    for name in ("number", "kind"):
+        torch.testing.assert_close(found[f"p_{name}"], expected[name])
+    transformer.export(tmp_path / "model.onnx", format="onnx")
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    scored = session.run(["p_number", "p_kind"], {"image": image, "g": group})
+    for value, name in zip(scored, ("number", "kind"), strict=True):
+        np.testing.assert_allclose(value, expected[name], atol=1e-5)
+    given = digits_df.selectExpr("*", "digit % 7 as g").filter("id < 50")
+    read = TorchTransformer.from_exported(tmp_path / "model.pt2")
+    for row in read.transform(given).collect():
+        assert row.p_number == pytest.approx(expected["number"][row.id].item(), abs=1e-5)
+    with pytest.raises(RunDirectoryError, match="there already; mode='overwrite'"):
+        transformer.export(tmp_path / "model.pt2")
+    refused: list[tuple[dict[str, str], type[Exception], str]] = [
+        ({"format": "saved_model"}, InvalidInputError, "there is 'torch_export', 'onnx'"),
+        ({"format": "onnx"}, InvalidInputError, "one file, whose name ends in .onnx"),
+    ]
+    for how, error, message in refused:
+        with pytest.raises(error, match=message):
+            transformer.export(tmp_path / "other", **how)
+    with pytest.raises(ModelError, match="cannot take feature column 'a b': PyTorch makes it"):
+        transformer.setFeatureCols({"image": "a b", "group": "g"}).export(tmp_path / "b.pt2")
+    save_run(tmp_path / "choosing", Choosing(), [X])
+    choosing = TorchTransformer.from_run(tmp_path / "choosing", model_fn=Choosing)
+    with pytest.raises(ModelError, match="torch.export cannot hold Choosing"):
+        choosing.export(tmp_path / "choosing.pt2")
+    assert not (tmp_path / "choosing.pt2").exists()
+
+
+# -- evaluation ------------------------------------------------------------------------------------
+
+
+def wrong_share(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs.argmax(1) != labels).double()
+
+
+def summed(outputs: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+    """The mean of the largest outputs, as a sum and what it is divided by."""
+    return outputs.amax(1).double().sum(), len(outputs)
+
+
+def spread(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs.amax() - outputs.amin()
+
+
+def weighted_model() -> TorchModel:
+    """A loss that is divided by the weights of the classes, and a metric."""
+    loss = nn.CrossEntropyLoss(weight=torch.arange(1.0, 11.0))
+    return digits_model(loss=loss)
+
+
+def test_evaluation_equals_one_process(
+    digits_df: Any, digits: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    images, labels = (torch.from_numpy(np.asarray(one)) for one in digits)
+    module = digits_net()
+    with torch.inference_mode():
+        outputs, kinds = module(images.float()), labels.long()
+    label = Column("digit", "int32")
+    save_run(tmp_path, module, [Column("image", "float32", (64,))], labels=[label])
+    frame = digits_df.withColumn("w", digits_df.id % 3).unionAll(
+        digits_df.withColumn("w", digits_df.id).filter("false")
+    )
+    entropy = nn.functional.cross_entropy
+    transformer = TorchTransformer.from_run(
+        tmp_path, model_fn=weighted_model, predict_batch_size=100
+    )
+    right = (outputs.argmax(1) == kinds).double().mean().item()
+    found = transformer.evaluate(frame)
+    weight = torch.arange(1.0, 11.0)
+    assert found == {
+        "loss": pytest.approx(entropy(outputs, kinds, weight=weight).item(), rel=1e-6),
+        "accuracy": pytest.approx(right),
+    }
+    plain = TorchTransformer.from_run(tmp_path, model_fn=digits_model, predict_batch_size=64)
+    by_rows = torch.arange(len(kinds)) % 3
+    each = entropy(outputs, kinds, reduction="none")
+    assert plain.evaluate(frame, sample_weight_col="w")["loss"] == pytest.approx(
+        (each * by_rows).mean().item(), rel=1e-6
+    )
+    given = plain.evaluate(frame, ["compiled", wrong_share, summed, "spark:f1"])
+    assert given["wrong_share"] == pytest.approx(1 - right)
+    assert given["summed"] == pytest.approx(outputs.amax(1).mean().item(), rel=1e-6)
+    assert given["loss"] == pytest.approx(each.mean().item(), rel=1e-6)
+    assert 0 < given["spark:f1"] < 1
+    alone = TorchTransformer.from_run(tmp_path)
+    assert alone.evaluate(frame, {"share": wrong_share}) == {"share": pytest.approx(1 - right)}
+    refused: list[tuple[TorchTransformer, Any, dict[str, Any], str]] = [
+        (alone, None, {}, "what the module was trained with is not known"),
+        (plain, [spread], {}, "'spread' is no mean over rows: its value depends on"),
+        (plain, ["auc"], {}, "metric 'auc' is not known; there are accuracy, mae, mse"),
+        (plain, [3], {}, "3 is no metric of a PyTorch model"),
+        (plain, ["compiled", "accuracy"], {}, "several metrics are called 'accuracy'"),
+        (plain, ["mae"], {"sample_weight_col": "w"}, "do not weigh rows"),
+    ]
+    for asked, metrics, how, message in refused:
+        with pytest.raises((InvalidInputError, ModelError), match=message):
+            asked.evaluate(frame, metrics, **how)
+
+
+class Harmful:
+    """Would leave a file where it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return open, (self.path, "w")
+
+
+@pytest.mark.parametrize(
+    "where", ["sample_inputs/model.pt", "constants/opaque_obj_0", "weights/model.pt"]
+)
+def test_nothing_in_a_program_is_unpickled(where: str, tmp_path: Path) -> None:
+    place, mark = tmp_path / "model.pt2", tmp_path / "mark"
+    program = torch.export.export(nn.Linear(2, 1).eval(), (torch.zeros(3, 2),))
+    torch.export.save(program, place)
+    harm = io.BytesIO()
+    torch.save(Harmful(str(mark)), harm)
+    data = pickle.dumps(Harmful(str(mark))) if "opaque" in where else harm.getvalue()
+    with zipfile.ZipFile(place) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    root = next(iter(files)).partition("/")[0]
+    files[f"{root}/data/{where}"] = data
+    if "opaque" in where:
+        config = f"{root}/data/constants/model_constants_config.json"
+        entry = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": True}
+        files[config] = json.dumps({"config": {"x": {**entry, "tensor_meta": None}}}).encode()
+    with zipfile.ZipFile(place, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    with pytest.raises(ModelError, match="which is not loaded|reads: UnpicklingError"):
+        TorchTransformer.from_exported(place)
+    assert not mark.exists()

@@ -1,0 +1,156 @@
+"""PyTorch runs that are cut short and go on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from horovod_spark_runner import (
+    CheckpointOptions,
+    EarlyStopping,
+    ModelError,
+    RestartOptions,
+    RunDirectoryError,
+    TorchCallback,
+    TorchModel,
+)
+from horovod_spark_runner.testing import Fault, Faults
+from tests.runs import arrays_in, assert_same_weights, curves_in
+from tests.torch.models import FaultAt, digits_model, digits_net, random_model
+from tests.trainings import train
+
+pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+
+ROWS = 150  # of which steps of 16 leave 6
+
+
+@pytest.fixture(scope="module")
+def frame(digits_df: Any) -> Any:
+    return digits_df.filter(f"id < {ROWS}").cache()
+
+
+@pytest.fixture(scope="module")
+def whole(frame: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of three epochs of 10 steps that nothing has happened to."""
+    return train(
+        frame,
+        tmp_path_factory.mktemp("whole") / "run",
+        model_fn=random_model,
+        batch_size=8,
+        epochs=3,
+        validation=frame.filter("id < 30"),
+        callbacks=[NoTensorFlow()],
+    )
+
+
+class NoTensorFlow(TorchCallback):
+    """Looks at what a rank has imported."""
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any]) -> None:
+        found = [name for name in ("tensorflow", "keras") if name in sys.modules]
+        assert not found, found
+
+
+@pytest.mark.parametrize(("step", "kind"), [(10, "kill"), (18, "terminate")])
+def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(
+    frame: Any, whole: Any, tmp_path: Path, step: int, kind: Any
+) -> None:
+    place = tmp_path / "run"
+    faults = Faults((Fault(step, rank=1, kind=kind),), str(tmp_path / "notes"))
+    kept = place / "checkpoints" / f"step-{step - step % 4:08d}"
+    run = train(
+        frame,
+        place,
+        model_fn=random_model,
+        batch_size=8,
+        epochs=3,
+        validation=frame.filter("id < 30"),
+        callbacks=[FaultAt(faults, kept)],
+        checkpoints=CheckpointOptions(every_steps=4),
+        restarts=RestartOptions(max_restarts=1, backoff_seconds=0.1),
+    )
+    assert len(run.summary.attempts) == 2
+    assert run.summary.history == whole.summary.history
+    assert_same_weights(place, Path(whole.summary.run_dir))
+    rates = curves_in(Path(whole.summary.run_dir) / "events" / "train")["learning_rate"]
+    assert [rate for _, rate in rates] == pytest.approx([0.0025, 0.0025, 0.0025])
+    assert curves_in(place / "events" / "train")["learning_rate"] == rates
+
+
+def test_what_a_call_that_goes_on_may_change(
+    frame: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "run"
+    given: dict[str, Any] = {"batch_size": 12, "epochs": 1}
+    train(frame, place, model_fn=digits_model, **given)
+
+    def faster() -> TorchModel:
+        return TorchModel(digits_net(), "CrossEntropyLoss", sgd(0.7))
+
+    # On three ranks, with another rate, which the checkpoint's takes the place of.
+    run = train(frame, place, model_fn=faster, num_workers=3, batch_size=8, epochs=2)
+    other = train(frame, tmp_path / "other", model_fn=digits_model, batch_size=12, epochs=2)
+    assert_same_weights(place, tmp_path / "other", atol=1e-5)
+    ours, theirs = (each.summary.history[1]["loss"] for each in (run, other))
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+    def adam() -> TorchModel:
+        return TorchModel(digits_net(), "CrossEntropyLoss", torch.optim.Adam)
+
+    with pytest.raises(RunDirectoryError, match=r"optimizer is 'Adam' now, .* begun with 'SGD'"):
+        train(frame, place, model_fn=adam, **given)
+
+
+def sgd(rate: float) -> Any:
+    import functools
+
+    return functools.partial(torch.optim.SGD, lr=rate, momentum=0.9, weight_decay=1e-3)
+
+
+def test_warm_starts_and_an_early_end(frame: Any, tmp_path: Path) -> None:
+    started = digits_net()
+    with torch.no_grad():
+        for parameter in started.parameters():
+            parameter.mul_(0.5)
+    torch.save(started.state_dict(), tmp_path / "start.pt")
+
+    def still() -> TorchModel:
+        return TorchModel(digits_net(), "CrossEntropyLoss", sgd(1e-30))
+
+    run = train(
+        frame,
+        tmp_path / "run",
+        model_fn=still,
+        epochs=6,
+        validation=0.2,
+        initial_weights=str(tmp_path / "start.pt"),
+        callbacks=[EarlyStopping(patience=1)],
+    )
+    assert len(run.summary.history) == 3  # the first is the best, and one may be no better
+    weights = arrays_in(tmp_path / "run" / "model" / "weights.npz")
+    for number, expected in enumerate(started.state_dict().values()):
+        np.testing.assert_allclose(weights[f"{number:05d}"], expected.numpy(), rtol=1e-6)
+    again = train(
+        frame,
+        tmp_path / "again",
+        model_fn=still,
+        epochs=1,
+        initial_weights=str(tmp_path / "run"),
+    )
+    assert again.summary.history[0]["loss"] == pytest.approx(
+        run.summary.history[0]["loss"], rel=0.2
+    )
+    assert_same_weights(tmp_path / "again", tmp_path / "run", atol=1e-6)
+
+    def wider() -> TorchModel:
+        return TorchModel(nn.Linear(64, 10), "CrossEntropyLoss", "SGD")
+
+    with pytest.raises(ModelError, match=r"'0\.weight' has shape|'weight' has no such weight"):
+        train(frame, tmp_path / "no", model_fn=wider, initial_weights=str(tmp_path / "run"))

@@ -1,0 +1,104 @@
+"""What a slot leaves is cleared up, also where what clears up was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from horovod_spark_runner.launch.slot import workspace as module
+from horovod_spark_runner.launch.slot.workspace import Workspace
+from horovod_spark_runner.machine import numbering
+
+# Says where its directories are, and the number of its sweeper.
+SLOT = """
+import sys, time
+from horovod_spark_runner.launch.slot.workspace import Workspace
+made = Workspace(sys.argv[1])
+print(made.path, made.shared_memory, made._sweeper.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The temporary folder."""
+    monkeypatch.setattr(module, "short_temporary", lambda below: str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+@contextlib.contextmanager
+def slot() -> Iterator[tuple[subprocess.Popen[str], list[Path], psutil.Process]]:
+    """Run a slot in a process of its own: that, its directories, and its sweeper."""
+    arguments = [sys.executable, "-c", SLOT, uuid.uuid4().hex[:8]]
+    # Paths of tests may be too long for what lies in them: then it is in /tmp.
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        *paths, sweeper = process.stdout.readline().split()
+        places = [Path(path) for path in paths if path != "None"]
+        yield process, places, psutil.Process(int(sweeper))
+        process.kill()
+
+
+@contextlib.contextmanager
+def another() -> Iterator[Workspace]:
+    made = Workspace(uuid.uuid4().hex[:8])
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_slot_clears_up_where_its_sweeper_does_not(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT", 0.5)
+    with another() as made, subprocess.Popen(["sleep", "600"], start_new_session=True) as child:
+        made.watch(child.pid)
+        os.kill(made._sweeper.pid, number)
+        made.close()
+        assert child.wait(5) == -signal.SIGKILL
+        assert not made.path.exists()
+        assert made.shared_memory is None or not made.shared_memory.exists()
+        assert made._sweeper.wait(5) == -signal.SIGKILL
+
+
+def test_the_next_slot_removes_what_one_left_that_was_killed_with_its_sweeper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with slot() as (process, places, sweeper), slot() as (_, living, _):
+        monkeypatch.setattr(module, "short_temporary", lambda below: str(places[0].parent))
+        sweeper.kill()
+        process.kill()
+        process.wait()
+        assert all(place.exists() for place in places)
+        with another():
+            assert not any(place.exists() for place in places)
+            assert all(place.exists() for place in living)
+
+
+def test_what_may_be_of_a_living_slot_is_left_alone(temporary: Path) -> None:
+    elsewhere, unsigned, open_to_all = (temporary / f"hsr-{name}" for name in "abc")
+    for place in (elsewhere, unsigned, open_to_all):
+        place.mkdir(mode=0o700)
+    (elsewhere / "owner-1").write_text(f"00000000 {2**22 + 1} 5")
+    (open_to_all / "owner-1").write_text(f"{numbering()} {2**22 + 1} 5")
+    open_to_all.chmod(0o755)
+    half = temporary / "hsr-d"
+    half.mkdir(mode=0o700)
+    (half / "owner-1").touch()
+    with another():
+        assert all(place.exists() for place in (elsewhere, unsigned, open_to_all, half))
+    open_to_all.chmod(0o700)
+    with another():
+        assert not open_to_all.exists()
