@@ -63,7 +63,14 @@ def linear_ticks(low: float, high: float, count: int) -> list[float]:
     """Return about ``count`` multiples of 1, 2 or 5 times a power of ten from low to high."""
     raw = (high - low) / max(count, 1)
     unit = 10.0 ** math.floor(math.log10(raw))
-    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw * 0.999)
+    steps = [unit * factor for factor in (0.5, 1, 2, 5, 10)]
+    chosen = next(number for number, step in enumerate(steps) if step >= raw * 0.999)
+    ticks = _multiples(steps[chosen], low, high)
+    # Both ends may lie just beside a multiple.
+    return ticks if len(ticks) >= count / 3 else _multiples(steps[chosen - 1], low, high)
+
+
+def _multiples(step: float, low: float, high: float) -> list[float]:
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(i * step, 12 - math.floor(math.log10(step))) for i in range(first, last + 1)]
 

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from horovod_spark_runner.report import appearance, numbers
@@ -105,6 +105,7 @@ def test_groups_make_up_the_whole() -> None:
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 8))
+@example(low=1.0, span=800800801.0, count=4)
 def test_ticks_are_inside_and_about_as_many_as_asked_for(
     low: float, span: float, count: int
 ) -> None:
