@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from sklearn.datasets import load_digits
 from torch import nn
 
-from horovod_spark_runner import DataOptions, EarlyStopping, TorchModel, run_training
+from horovod_spark_runner import DataOptions, TorchEarlyStopping, TorchModel, run_training
 
 
 def make_model() -> TorchModel:
@@ -64,7 +64,7 @@ def main() -> None:
         data=DataOptions(shapes={"image": (1, 8, 8)}),
         num_workers=arguments.workers,
         epochs=arguments.epochs,
-        callbacks=[EarlyStopping(patience=3)],
+        callbacks=[TorchEarlyStopping(patience=3)],
     )
     print(f"Epochs trained: {len(model.summary.history)}")
     print(f"Held-out accuracy: {model.evaluate(test)['accuracy']:.3f}")

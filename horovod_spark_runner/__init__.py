@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .settings.sync import Allreduce, DiLoCo, LocalSGD
     from .settings.tracking import MlflowOptions
     from .settings.training import CheckpointOptions, InitialWeights, RestartOptions
-    from .training.torch.callbacks import EarlyStopping, TorchCallback
+    from .training.torch.callbacks import TorchCallback, TorchEarlyStopping
     from .training.torch.torch_model import TorchModel
 
 _LAZY = {
@@ -52,7 +52,6 @@ _LAZY = {
     "DataOptions": ".settings.data",
     "Dataset": ".dataset",
     "DiLoCo": ".settings.sync",
-    "EarlyStopping": ".training.torch.callbacks",
     "HorovodEstimator": ".estimator",
     "HorovodRunner": ".runner",
     "InitialWeights": ".settings.training",
@@ -64,6 +63,7 @@ _LAZY = {
     "RunResult": ".launch.driver.launch",
     "TFTransformer": ".ml.transformer",
     "TorchCallback": ".training.torch.callbacks",
+    "TorchEarlyStopping": ".training.torch.callbacks",
     "TorchModel": ".training.torch.torch_model",
     "TorchTransformer": ".ml.torch_transformer",
     "export_pipeline": ".export.pipeline",
@@ -80,7 +80,6 @@ __all__ = [
     "DataOptions",
     "Dataset",
     "DiLoCo",
-    "EarlyStopping",
     "EnvironmentProblem",
     "HorovodEstimator",
     "HorovodRunner",
@@ -106,6 +105,7 @@ __all__ = [
     "StorageError",
     "TFTransformer",
     "TorchCallback",
+    "TorchEarlyStopping",
     "TorchModel",
     "TorchTransformer",
     "__version__",

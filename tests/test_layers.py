@@ -261,7 +261,6 @@ def test_public_names() -> None:
         "DataOptions",
         "Dataset",
         "DiLoCo",
-        "EarlyStopping",
         "EnvironmentProblem",
         "HorovodEstimator",
         "HorovodRunner",
@@ -287,6 +286,7 @@ def test_public_names() -> None:
         "StorageError",
         "TFTransformer",
         "TorchCallback",
+        "TorchEarlyStopping",
         "TorchModel",
         "TorchTransformer",
         "__version__",
@@ -333,7 +333,7 @@ _CALLBACK = (
 # These raise nothing of their own; the others say what.
 SAYS_NOTHING_OF_ERRORS = {
     "TorchCallback",
-    *(f"{cls}.{name}" for cls in ("TorchCallback", "EarlyStopping") for name in _CALLBACK),
+    *(f"{cls}.{name}" for cls in ("TorchCallback", "TorchEarlyStopping") for name in _CALLBACK),
     "CheckpointOptions.best_is_highest",
     "Dataset.delete",
     "Dataset.rows",

@@ -14,11 +14,11 @@ from torch import nn
 
 from horovod_spark_runner import (
     CheckpointOptions,
-    EarlyStopping,
     ModelError,
     RestartOptions,
     RunDirectoryError,
     TorchCallback,
+    TorchEarlyStopping,
     TorchModel,
 )
 from horovod_spark_runner.testing import Fault, Faults
@@ -131,7 +131,7 @@ def test_warm_starts_and_an_early_end(frame: Any, tmp_path: Path) -> None:
         epochs=6,
         validation=0.2,
         initial_weights=str(tmp_path / "start.pt"),
-        callbacks=[EarlyStopping(patience=1)],
+        callbacks=[TorchEarlyStopping(patience=1)],
     )
     assert len(run.summary.history) == 3  # the first is the best, and one may be no better
     weights = arrays_in(tmp_path / "run" / "model" / "weights.npz")

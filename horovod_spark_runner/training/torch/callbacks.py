@@ -70,7 +70,7 @@ class TorchCallback:
 
 
 @dataclass
-class EarlyStopping(TorchCallback):
+class TorchEarlyStopping(TorchCallback):
     """Ends a training whose results get no better.
 
     Attributes:
@@ -98,7 +98,7 @@ class EarlyStopping(TorchCallback):
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any]) -> None:
         if self.monitor not in logs:
             raise InvalidInputError(
-                f"EarlyStopping looks at {self.monitor!r}, but the epoch gave "
+                f"TorchEarlyStopping looks at {self.monitor!r}, but the epoch gave "
                 f"{', '.join(map(repr, logs)) or 'nothing'}"
             )
         value = logs[self.monitor]
