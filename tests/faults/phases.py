@@ -6,6 +6,7 @@ so a fault hits the place exactly, wherever its victim is.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 from horovod_spark_runner.rundir.checkpoint import MANIFEST_FILE, VARIABLES_FILE
 from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.storage.contents import Contents, Sink
 from horovod_spark_runner.storage.filesystem import Location
 from tests.leftovers import own_task
 
@@ -140,23 +142,26 @@ def stay() -> None:
 
 def set_trap(phase: str, reached: Callable[[], None]) -> None:
     """Have ``reached`` called when rank 0 comes to a place in reading or writing files."""
-    write, move, read = Location.write_unseen, Location.move_to, Location.read_bytes
+    write, move, spool = Location.write_unseen_by, Location.move_to, Location.spool
     seen: list[Location] = []
 
-    def write_half(place: Location, data: Any) -> None:
-        write(place, memoryview(data).cast("B")[: len(data) // 2])
+    def write_half(place: Location, fill: Callable[[Sink], object]) -> None:
+        whole = io.BytesIO()
+        fill(Sink(whole, lambda: None))
+        half = whole.getvalue()[: len(whole.getvalue()) // 2]
+        write(place, lambda sink: sink.write_all(half))
         reached()
 
-    def trapped_write(place: Location, data: Any) -> None:
+    def trapped_write(place: Location, fill: Callable[[Sink], object]) -> None:
         if phase == CHECKPOINT_FILE and place.name == VARIABLES_FILE:
             seen.append(place)
             if len(seen) == 2:
-                write_half(place, data)
+                write_half(place, fill)
         if phase == MODEL_FILE and place.name.startswith(".model.keras."):
-            write_half(place, data)
+            write_half(place, fill)
         if phase == SIGNATURE and place.name.startswith(".signature.json."):
             reached()
-        write(place, data)
+        write(place, fill)
 
     def trapped_move(place: Location, target: Location) -> None:
         if phase == CHECKPOINT_FOLDER and place.join(MANIFEST_FILE).exists():
@@ -165,14 +170,14 @@ def set_trap(phase: str, reached: Callable[[], None]) -> None:
                 reached()
         move(place, target)
 
-    def trapped_read(place: Location) -> bytes:
+    def trapped_spool(place: Location, taker: Callable[[bytes], Any]) -> Contents:
         if phase == RESTORE and place.name == VARIABLES_FILE:
             reached()
-        return read(place)
+        return spool(place, taker)
 
-    Location.write_unseen = trapped_write  # type: ignore[assignment]
+    Location.write_unseen_by = trapped_write  # type: ignore[assignment]
     Location.move_to = trapped_move  # type: ignore[assignment]
-    Location.read_bytes = trapped_read  # type: ignore[assignment]
+    Location.spool = trapped_spool  # type: ignore[assignment]
 
 
 def rows_with(faults: Sequence[PhaseFault], frame: Any, folder: str) -> Any:

@@ -26,12 +26,9 @@ GLOBAL_BATCH, ROWS, EPOCHS, STEPS = 24, 97, 2, 5
 def two_modules(run: Path, every: int, outer: tuple[float, float] | None) -> np.ndarray:
     """Train two modules on what the ranks of a run saw, meeting as they do; return the weights."""
     manifest = Manifest.from_json(next(run.glob("data/data-*/manifest.json")).read_text())
-    given = [digits_model(), digits_model()]
-    modules: list[Any] = [model.module for model in given]
-    optimizers: list[Any] = [
-        model.optimizer(module.parameters())  # type: ignore[operator]
-        for model, module in zip(given, modules, strict=True)
-    ]
+    given: list[Any] = [digits_model(), digits_model()]
+    modules = [model.module for model in given]
+    optimizers = [model.optimizer(model.module.parameters()) for model in given]
     before = flat_weights(modules[0])
     velocity = np.zeros_like(before)
     for epoch in range(EPOCHS):
@@ -50,7 +47,8 @@ def two_modules(run: Path, every: int, outer: tuple[float, float] | None) -> np.
                     optimizers[rank].zero_grad()
                     output = modules[rank](torch.from_numpy(batch.arrays["image"].copy()))
                     label = torch.from_numpy(batch.arrays["digit"].copy()).long()
-                    nn.functional.cross_entropy(output, label).backward()
+                    loss: Any = nn.functional.cross_entropy(output, label)
+                    loss.backward()
                     optimizers[rank].step()
                     rows[rank] += batch.rows
             if (epoch * STEPS + number + 1) % every and number + 1 < STEPS:
