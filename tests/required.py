@@ -16,6 +16,13 @@ MAY_BE_SKIPPED = {
     "tests/gpu/test_build.py::test_horovod_with_nccl_is_built_loads_and_adds_up": (
         "downloads gigabytes of CUDA, so it is run by hand"
     ),
+    **dict.fromkeys(
+        (
+            "tests/spark/test_large_models.py::test_few_copies_are_made_of_a_model[4500000]",
+            "tests/spark/test_large_models.py::test_a_trained_model_stays_out_of_the_driver[4500000]",
+        ),
+        "2 GB, for minutes, so it is run by hand: HSR_TEST_LARGE=1",
+    ),
     "tests/mpi/test_hdfs.py": (
         "fetches Hadoop's server from PyPI and Debian; the summary says loudly where it cannot"
     ),
