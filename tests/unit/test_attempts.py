@@ -162,8 +162,9 @@ def test_an_attempt_deletes_what_killed_writers_left_half_written(
 ) -> None:
     place, half = Path(str(directory.location)), "0a1b2c3d"
     (place / "model").mkdir()
-    swept = [place / f".metrics.jsonl.{half}", place / "model" / f".model.keras.{half}"]
-    kept = [place / f".lock.json.{half}", place / "model" / "model.keras", place / ".hidden"]
+    names = (f".metrics.jsonl.{half}", f".lock.json.{half}", f"model/.model.keras.{half}")
+    swept = [place / name for name in names]
+    kept = [place / "model" / "model.keras", place / ".hidden"]
     for path in (*swept, *kept):
         path.touch()
     run(Cluster(directory, [], [(0, 1, None)]))
