@@ -162,7 +162,7 @@ run_fast_tests() {
 }
 
 run_tests() {
-    local lanes="${HSR_TEST_LANES:-2}"
+    local lanes="${HSR_TEST_LANES:-3}"
     if [ "$lanes" -gt 1 ]; then
         # A file stays in one lane, for what its tests share; in the order of names the long ones
         # (cluster, conformance, faults) come first, so that no lane has to wait for one at the end.
