@@ -17,7 +17,7 @@ from ..run.request import TrainingRequest
 from ..settings.data import DataOptions
 from ..settings.kinds import Kind, check_options
 from ..settings.launching import LaunchOptions, LaunchSettings, MpiOptions
-from ..settings.sync import Allreduce, check_sync
+from ..settings.sync import WAYS, Allreduce, check_sync
 from ..settings.table import Settings, kind_of
 from ..settings.training import (
     CheckpointOptions,
@@ -52,7 +52,7 @@ _SEARCHED: dict[str, tuple[str, type[Settings]]] = {
 }
 _TABLE = {
     one.name
-    for cls in (FitOptions, LaunchSettings, MpiOptions, *_OPTIONS.values())
+    for cls in (FitOptions, LaunchSettings, MpiOptions, *_OPTIONS.values(), *WAYS.values())
     for one in fields(cls)
 }
 
@@ -234,11 +234,11 @@ def check_param_names(names: Mapping[str, Any], training: Mapping[str, Any]) -> 
         InvalidInputError: one is not, or is given as well.
     """
     arguments = inspect.signature(run_training).parameters
+    sync = check_sync("sync", training.get("sync"))
     for name in names:
         if name in training:
             raise InvalidInputError(f"{name!r} is in the space, and is given as {name}=… as well")
-        sync = check_sync("sync", training.get("sync"))
-        if name in _SEARCHED and not isinstance(sync, Allreduce) and _SEARCHED[name][0] == "sync":
+        if name in _SEARCHED and _SEARCHED[name][1] is Allreduce and type(sync) is not Allreduce:
             raise InvalidInputError(
                 f"{name!r} in the space is a setting of Allreduce, and sync={sync} is given"
             )

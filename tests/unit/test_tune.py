@@ -21,6 +21,7 @@ from horovod_spark_runner import (
     RunDirectoryError,
 )
 from horovod_spark_runner.commands import tune as command
+from horovod_spark_runner.settings.sync import LocalSGD
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.tune import choice, integer, loguniform, uniform
 from horovod_spark_runner.tune.directory import StudyDirectory, begin_or_check, check_same
@@ -72,6 +73,12 @@ def test_what_cannot_be_searched_is_refused(make: Callable[[], Any], told: str) 
         ({"seed": integer(1, 3)}, {}, "'seed' in the space is the name of a setting that cannot"),
         ({"num_workers": choice(1, 2)}, {}, "those that can are batch_size, epochs"),
         ({"algorithm": choice("ring")}, {}, "A parameter of model_fn needs another name"),
+        ({"every": choice(4, 8)}, {}, "'every' in the space is the name of a setting that cannot"),
+        (
+            {"compression": choice("none", "fp16")},
+            {"sync": LocalSGD(every=4)},
+            r"'compression' in the space is a setting of Allreduce, and sync=LocalSGD\(every=4",
+        ),
     ],
 )
 def test_settings_are_told_from_parameters_by_their_names(
