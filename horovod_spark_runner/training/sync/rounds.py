@@ -83,9 +83,10 @@ class RoundsSynchroniser:
             change = summed / np.asarray(total[0], summed.dtype)
             if outer and isinstance(self._options, DiLoCo) and variables.is_trained(named[name]):
                 change = self._outer(self._options, name, change)
-            value = np.asarray(variables.view(named[name]))
-            named[name].assign((before + change).astype(value.dtype))
-        self.begin(variables)
+            value = (before + change).astype(np.asarray(variables.view(named[name])).dtype)
+            named[name].assign(value)
+            self._met[name] = value.astype(before.dtype)
+        self._rows = self._steps = 0
 
     def _outer(self, options: DiLoCo, name: str, change: np.ndarray) -> np.ndarray:
         """Return the step of SGD with Nesterov momentum along ``change``."""
