@@ -119,8 +119,7 @@ class StopWordsRemover:
 
     def __call__(self, batch: Batch) -> None:
         for name, output in zip(self.inputs, self.outputs, strict=True):
-            lists = batch.words(name, lists=True)
-            batch.check(name, lists.valid, "it must be a list of words")
+            lists = _lists_of(batch, name)
             left = [[word for word in words if self._stays(word)] for words in lists.data]
             batch.columns[output] = Words(left, lists=True)
 
@@ -147,8 +146,7 @@ class NGram:
         return (self.output,)
 
     def __call__(self, batch: Batch) -> None:
-        lists = batch.words(self.input, lists=True)
-        batch.check(self.input, lists.valid, "it must be a list of words")
+        lists = _lists_of(batch, self.input)
         batch.columns[self.output] = Words([self._joined(one) for one in lists.data], lists=True)
 
     def _joined(self, words: Sequence[str]) -> list[str]:
@@ -177,8 +175,7 @@ class HashingTF:
         return (self.output,)
 
     def __call__(self, batch: Batch) -> None:
-        lists = batch.words(self.input, lists=True)
-        batch.check(self.input, lists.valid, "it must be a list of words")
+        lists = _lists_of(batch, self.input)
         counted = []
         for words in lists.data:
             counts: dict[int, float] = {}
@@ -216,8 +213,7 @@ class CountVectorizer:
         return {word: place for place, word in enumerate(self.vocabulary)}
 
     def __call__(self, batch: Batch) -> None:
-        lists = batch.words(self.input, lists=True)
-        batch.check(self.input, lists.valid, "it must be a list of words")
+        lists = _lists_of(batch, self.input)
         counted = []
         for words in lists.data:
             counts: dict[int, float] = {}
@@ -272,6 +268,13 @@ class FeatureHasher:
 
     def _is_number(self, name: str, column: Numbers) -> bool:
         return column.data.dtype.kind != "b" and name not in self.categorical
+
+
+def _lists_of(batch: Batch, name: str) -> Words:
+    """Return a column of lists of words, whose rows all have one."""
+    lists = batch.words(name, lists=True)
+    batch.check(name, lists.valid, "it must be a list of words")
+    return lists
 
 
 def _of_counts(size: int, counted: Sequence[dict[int, float]]) -> Vectors:
