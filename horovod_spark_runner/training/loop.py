@@ -33,7 +33,7 @@ from .spec import TrainingReport, TrainingSpec
 from .state import broadcast, kept
 from .sync.synchroniser import Synchroniser
 from .trainee import Trainee
-from .ways import WAYS, Way
+from .ways import SYNCHRONISERS, Way
 
 
 def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
@@ -53,7 +53,7 @@ def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
     clock = Clock()
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
-    synchroniser = (way or WAYS[type(spec.sync)])(spec.sync, engine.collectives())
+    synchroniser = (way or SYNCHRONISERS[type(spec.sync)])(spec.sync, engine.collectives())
     with PreemptionWatch() as watch:
         world = MPI.COMM_WORLD
         trainee = engine.trainee(spec, world, synchroniser)

@@ -13,7 +13,7 @@ from .sync.synchroniser import Collectives, Synchroniser
 # Makes a way of synchronising from its settings and the framework's collectives.
 Way = Callable[[Any, Collectives], Synchroniser]
 # By the class of the settings.
-WAYS: dict[type, Way] = {
+SYNCHRONISERS: dict[type, Way] = {
     Allreduce: AllreduceSynchroniser,
     LocalSGD: RoundsSynchroniser,
     DiLoCo: RoundsSynchroniser,
