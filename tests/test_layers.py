@@ -108,6 +108,7 @@ ALLOWED = {
     "training.torch.initial_weights": LIGHT | {"torch"},
     "training.torch.loading": LIGHT | {"torch"},
     "training.torch.losses": LIGHT | {"torch"},
+    "training.torch.metric_states": LIGHT | {"torch"},
     "training.torch.metrics": LIGHT | {"torch"},
     "training.torch.optimizers": LIGHT | {"torch"},
     "training.torch.outputs": LIGHT | {"torch"},

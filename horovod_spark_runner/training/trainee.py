@@ -164,7 +164,8 @@ class Trainee(ABC):
     def metric_merges(self) -> list[str]:
         """Say how each of `metric_variables` becomes that of all ranks.
 
-        ``"sum"``, ``"mean"``, or ``"first"`` where rank 0's stands for all.
+        ``"sum"``, ``"mean"``, ``"first"`` where rank 0's stands for all, or ``"join"`` where arrays
+        of any length are put one after the other.
         """
         return ["sum"] * len(self.metric_variables())
 

@@ -254,7 +254,7 @@ class Steps:
 
     def _report(self, batch: TorchBatch, outputs: Any, terms: Sequence[Term]) -> None:
         add_terms(self._sums, terms, first=self._rank == 0)
-        if self._metrics.names:
+        if self._metrics:
             target = self._batches.target(batch)
             self._metrics.update(self._sums, outputs, target)
 

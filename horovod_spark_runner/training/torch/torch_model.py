@@ -53,8 +53,9 @@ class TorchModel:
             ``ReduceLROnPlateau`` is told the validation's loss, or without one the training's.
         metrics: what is reported besides the loss, by name: functions of outputs and labels that
             return one value per row, the mean over the rows, or a pair of a sum and what it is
-            divided by; ``"accuracy"``, ``"mae"`` or ``"mse"``; or ``torchmetrics`` whose states are
-            sums. A list takes the names of what is in it.
+            divided by; ``"accuracy"``, ``"mae"`` or ``"mse"``; or metrics of ``torchmetrics``
+            (extra), whose states are merged over the ranks. A list takes the names of what is in
+            it.
         train_step: function that trains on one batch in place of the usual step: it gets a
             `TorchStep`, calls ``backward()`` and the optimizers' ``step()`` itself, and returns
             what to report, means over the batch's rows by name. All optimizers step with the

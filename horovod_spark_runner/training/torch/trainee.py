@@ -17,6 +17,7 @@ from ..changes import ModelChanges, joined
 from ..epochs import Step
 from ..logs import Logs
 from ..model_inputs import ModelInputs
+from ..rank_state import JOIN
 from ..spec import TrainingSpec, WarmStart
 from ..state import Variable
 from ..sync.synchroniser import Synchroniser
@@ -75,8 +76,8 @@ class TorchTrainee(Trainee):
         self._losses = None
         if self._model.loss is not None:
             self._losses = Losses(self._model.loss, spec.outputs, weighted=self._batches.weighted)
-        self._metrics = Metrics(self._model.metrics)
-        if self._losses is None and not self._metrics.names and spec.validation is not None:
+        self._metrics = Metrics(self._model.metrics, self._device)
+        if self._losses is None and not self._metrics and spec.validation is not None:
             raise ModelError(
                 "validation needs a loss or metrics in the TorchModel besides its train_step, "
                 "which only trains"
@@ -119,10 +120,16 @@ class TorchTrainee(Trainee):
 
     def reset_metrics(self) -> None:
         self._sums.reset()
+        self._metrics.states.reset()
 
     @property
     def _logs(self) -> Logs:
-        return _Later(lambda: total_loss(self._sums.results(), self._loss_names))
+        return _Later(
+            lambda: {
+                **total_loss(self._sums.results(), self._loss_names),
+                **self._metrics.computed_here(),
+            }
+        )
 
     def results(self, kind: str, logs: Logs | None, fraction: float) -> dict[str, object]:
         names = self._world.allgather(self._sums.names)
@@ -133,7 +140,11 @@ class TorchTrainee(Trainee):
             )
         summed = np.zeros(self._sums.shape)
         self._world.Allreduce(self._sums.numpy(), summed)
-        return dict(total_loss(self._sums.results(summed), self._loss_names))
+        results: dict[str, object] = dict(total_loss(self._sums.results(summed), self._loss_names))
+        if self._metrics.states:
+            states = self._world.allgather(self._metrics.states.numpy())
+            results.update(self._metrics.computed(states))
+        return results
 
     def describe(self) -> dict[str, Any]:
         return describe(self._model, self.module, self._optimizers, self._schedulers)
@@ -208,10 +219,13 @@ class TorchTrainee(Trainee):
         return found
 
     def metric_variables(self) -> list[Variable]:
-        return [self._sums]
+        return [self._sums, self._metrics.states] if self._metrics.states else [self._sums]
+
+    def metric_merges(self) -> list[str]:
+        return ["sum", JOIN] if self._metrics.states else ["sum"]
 
     def metric_names(self) -> list[str]:
-        return self._sums.names
+        return [*self._sums.names, *self._metrics.of_objects]
 
     def probe(self, step: Step) -> None:
         if step.batch.rows < 2 or self._model.train_step is not None:
