@@ -76,6 +76,7 @@ ALLOWED = {
     "training.keras.graph": LIGHT | {"tensorflow"},
     "training.keras.generators": LIGHT | {"keras", "tensorflow"},
     "training.keras.keras_state": LIGHT | {"keras"},
+    "training.keras.label_values": LIGHT | {"keras"},
     "training.keras.loading": LIGHT | {"tensorflow"},
     "training.keras.losses": LIGHT | {"keras", "tensorflow"},
     "training.keras.metrics": LIGHT | {"horovod", "keras", "tensorflow"},
