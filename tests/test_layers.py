@@ -90,6 +90,7 @@ ALLOWED = {
     "training.keras.restoring": LIGHT | {"h5py", "keras", "tensorflow"},
     "training.keras.sample": LIGHT | {"keras"},
     "training.keras.scope": LIGHT | {"tensorflow"},
+    "training.keras.served_classes": LIGHT | {"tensorflow"},
     "training.keras.step": LIGHT | {"tensorflow"},
     "training.keras.stopwatch": LIGHT | {"horovod", "tensorflow"},
     "training.keras.tensors": LIGHT | {"tensorflow"},
