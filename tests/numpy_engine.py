@@ -221,7 +221,9 @@ class NumpyEngine:
     def check_export(self, format: str, names: Any, transformed: Any, columns: Any = ()) -> None:
         check_format(format, ())
 
-    def export(self, recipe: Any, format: str, columns: Any, outputs: Any, target: Any) -> None:
+    def export(
+        self, recipe: Any, format: str, columns: Any, outputs: Any, target: Any, classes: Any = ()
+    ) -> None:
         check_format(format, ())
 
     def describe_outputs(self, recipe: Any) -> tuple[list[dict[str, Any]], str]:

@@ -9,6 +9,7 @@ from ...data.manifest import Column
 from ...quiet import quiet_imports
 from ...rundir.directory import RunDirectory
 from ...storage.filesystem import Location
+from ..class_columns import ClassColumn, check_no_classes
 from ..engine import Engine
 from ..evaluation import Evaluator, Question
 from ..spec import Binding, ModelNames, ModelSource, TrainingSpec
@@ -114,7 +115,9 @@ class TorchEngine:
         columns: Sequence[str],
         outputs: Sequence[str],
         target: Location,
+        classes: Sequence[ClassColumn] = (),
     ) -> None:
+        check_no_classes(format, classes)
         with quiet_imports():
             from .export import export_recipe
         export_recipe(recipe, format, columns, outputs, target)
