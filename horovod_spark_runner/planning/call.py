@@ -24,6 +24,7 @@ from .links import Link, link_of
 from .measure import Measurement, measure
 from .model import Cluster
 from .plan import TrainingPlan
+from .table import link_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -103,11 +104,12 @@ def plan_training(
         NotEnoughSlotsError: Spark cannot run ``num_workers`` tasks at once.
         RunFailedError: the ranks have failed; see `run_training` for the kinds of it.
     """
-    named = [(given if isinstance(given, str) else "given", link_of(given)) for given in networks]
-    counts = sorted({1, *_counts("ranks", ranks)})
+    counts = _counts("ranks", ranks)
+    named_links(networks)
     wanted_rows = check_count("sample_rows", sample_rows)
-    hosts = [None if n is None else check_count(name, n) for name, n in
-             (("ranks_per_host", ranks_per_host), ("cores_per_host", cores_per_host))]  # fmt: skip
+    for name, given in (("ranks_per_host", ranks_per_host), ("cores_per_host", cores_per_host)):
+        if given is not None:
+            check_count(name, given)
     place = plan_dir or default_place(session_of(df), "plan_dir", "plans")
     directory = RunDirectory(str(place))
     if directory.config.exists():
@@ -147,29 +149,50 @@ def plan_training(
         sample = replace(request, frame=frame.sample(wanted_rows / rows, seed=0))
         checked = replace(checked, request=sample)
     measured = measure(checked, sizes, _SECONDS, rows)
-    plan = TrainingPlan(
-        name=directory.location.name,
-        measurement=measured,
-        networks=tuple(
-            advise(name, measured.workload, cluster, counts)
-            for name, cluster in _clusters(measured, named, *hosts)
-        ),
+    plan = plan_of(
+        directory.location.name, measured, networks, counts, ranks_per_host, cores_per_host
     )
     plan.write(str(directory.location.join("plan.json")))
     plan.write(str(directory.location.join("plan.html")))
     return plan
 
 
-def _clusters(
+def plan_of(
+    name: str,
     measured: Measurement,
-    networks: Sequence[tuple[str, Link]],
+    networks: Sequence[str | Link],
+    ranks: Sequence[int],
     ranks_per_host: int | None,
     cores_per_host: int | None,
-) -> list[tuple[str, Cluster]]:
-    """Return the clusters to tell of, by the names of their networks."""
+) -> TrainingPlan:
+    """Return what follows from a measurement; see `plan_training`.
+
+    Raises:
+        InvalidInputError: a network or a number cannot be right.
+    """
     own = [] if measured.between is None else [(MEASURED, measured.between)]
     here, cores = ranks_per_host or measured.ranks_per_host, cores_per_host or measured.cores
-    return [(name, Cluster(here, cores, link)) for name, link in (*own, *networks)]
+    counts = sorted({1, *_counts("ranks", ranks)})
+    plans = tuple(
+        advise(called, measured.workload, Cluster(here, cores, link), counts)
+        for called, link in (*own, *named_links(networks))
+    )
+    return TrainingPlan(name, measured, plans)
+
+
+def named_links(networks: Sequence[str | Link]) -> list[tuple[str, Link]]:
+    """Return the networks with their names.
+
+    Raises:
+        InvalidInputError: one is none.
+    """
+    if isinstance(networks, (str, Link)) or not isinstance(networks, Sequence):
+        raise InvalidInputError(f"networks must be a list, got {brief(networks)}")
+    links = [link_of(given) for given in networks]
+    return [
+        (given if isinstance(given, str) else link_text(link), link)
+        for given, link in zip(networks, links, strict=True)
+    ]
 
 
 def _batch_sizes(given: Sequence[int] | None, batch_size: int) -> list[int]:

@@ -60,6 +60,7 @@ class Measurement:
         sums: seconds of sums over all ranks, by bytes.
         measured_rows: rows that were written and read.
         seconds: what measuring took.
+        source: the run that told it all; empty where it was measured.
     """
 
     workload: Workload
@@ -70,6 +71,7 @@ class Measurement:
     sums: Mapping[int, float]
     measured_rows: int
     seconds: float
+    source: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain values."""

@@ -39,16 +39,19 @@ def plan_text(
 def measured_lines(measured: Measurement) -> list[str]:
     """Return what was measured, as lines."""
     work = measured.workload
-    lines = [
+    steps = work.steps[work.batch_size]
+    how = (
         f"measured in {duration(measured.seconds)} on {measured.measured_rows:,} of "
         f"{work.rows:,} rows, with 1 rank"
-        + (f" and {measured.workers:,}" if measured.workers > 1 else ""),
+        + (f" and {measured.workers:,}" if measured.workers > 1 else "")
+    )
+    lines = [
+        f"told by {measured.source}, with {measured.workers:,} ranks" if measured.source else how,
         f"step of {work.batch_size:,} rows: "
         + ", ".join(
-            f"{duration(time.seconds)} with {here} on a host"
-            for here, time in sorted(work.steps[work.batch_size].items())
+            f"{duration(steps[here].seconds)} with {here} on a host" for here in sorted(steps)
         )
-        + f"; {duration(work.steps[work.batch_size][1].cpu_seconds)} of {measured.cores} cores",
+        + f"; {duration(steps[min(steps)].cpu_seconds)} of {measured.cores} cores",
     ]
     others = [count for count in sorted(work.steps) if count != work.batch_size]
     if others:
@@ -58,16 +61,17 @@ def measured_lines(measured: Measurement) -> list[str]:
                 f"{count:,} rows {duration(work.steps[count][1].seconds)}" for count in others
             )
         )
-    lines.append(
-        f"exchanged: {size(work.gradient_bytes)} of gradients; reader: "
-        f"{number(work.reader_rows)} rows/s of a rank"
-    )
+    lines.append(f"exchanged: {size(work.gradient_bytes)} of gradients")
     link = work.inside or measured.between
-    if link is not None:
+    if measured.source:
+        lines.append(f"each exchange within a host: {duration(work.overhead)}")
+    elif link is not None:
         where = "within a host" if measured.between is None else "between hosts"
         lines.append(
             f"link {where}: {link_text(link)}, and {duration(work.overhead)} for each exchange"
         )
+    if not measured.source:
+        lines.append(f"reader: {number(work.reader_rows)} rows/s of a rank")
     lines.append(
         f"before the first epoch: {duration(max(work.launch.values()))} of launching, "
         f"{duration(work.build)} of building, {duration(work.materialize)} of writing the rows"
