@@ -37,7 +37,7 @@ FLOORS: list[set[str]] = [
     {"ml", "report.runs"},
     {"dataset", "run", "export"},
     {"api", "runner", "estimator"},
-    {"tune"},
+    {"tune", "planning"},
     {"commands", "testing"},
 ]
 # Third-party packages each part may import at its top level; the rest at use.
@@ -53,6 +53,7 @@ ALLOWED = {
     "ml.persistence": LIGHT | {"pyspark"},
     "ml.predictions": LIGHT | {"pyspark"},
     "ml.trained_transformer": LIGHT | {"pyspark"},
+    "planning.rank": LIGHT | {"mpi4py"},
     "storage.hdfs": LIGHT | {"hdfs_native"},
     "testing.injector": LIGHT | {"keras", "mpi4py"},
     "training.agreement": LIGHT | {"mpi4py"},
@@ -240,7 +241,8 @@ def test_the_loop_knows_no_framework(name: str) -> None:
         ),
         # What a driver does with these, tests/mpi/test_driver.py looks at.
         (
-            "h.run_training, h.HorovodRunner, h.HorovodEstimator, h.prepare_dataset",
+            "h.run_training, h.HorovodRunner, h.HorovodEstimator, h.prepare_dataset, "
+            "h.plan_training",
             FRAMEWORKS,
         ),
     ],
@@ -272,6 +274,7 @@ def test_public_names() -> None:
         "InvalidInputError",
         "LaunchError",
         "LaunchOptions",
+        "Link",
         "LocalSGD",
         "MlflowOptions",
         "ModelError",
@@ -292,8 +295,10 @@ def test_public_names() -> None:
         "TorchEarlyStopping",
         "TorchModel",
         "TorchTransformer",
+        "TrainingPlan",
         "__version__",
         "export_pipeline",
+        "plan_training",
         "prepare_dataset",
         "report_progress",
         "run_training",
@@ -328,7 +333,7 @@ def public_callables() -> dict[str, Any]:
 
 
 # What users get from functions and do not make themselves.
-NOT_MADE_BY_USERS = {"TFTransformer", "TorchTransformer", "Dataset"}
+NOT_MADE_BY_USERS = {"TFTransformer", "TorchTransformer", "Dataset", "TrainingPlan"}
 _CALLBACK = (
     "on_train_begin", "on_epoch_begin", "on_step_end", "on_epoch_end", "on_train_end",
     "state_dict", "load_state_dict",
@@ -342,6 +347,7 @@ SAYS_NOTHING_OF_ERRORS = {
     "Dataset.rows",
     "RunResult",
     "RunResult.result",
+    "TrainingPlan.as_json",
     "report_progress",
 }
 
