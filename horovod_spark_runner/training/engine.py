@@ -20,14 +20,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..data.manifest import Column
 from ..errors import InvalidInputError
+from ..frameworks import KERAS
 from ..rundir.directory import RunDirectory
 from ..storage.contents import Contents
 from ..storage.filesystem import Location
 from .evaluation import Evaluator, Question
 from .said_engine import said_engine
-from .spec import KERAS, Binding, ModelNames, ModelSource, TrainingSpec
+from .spec import Binding, ModelNames, ModelSource, TrainingSpec
 from .sync.synchroniser import Collectives, Synchroniser
 from .trained_model import Model, Recipe, StoredModel
+from .warm_start import WeightsFormat
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -44,6 +46,11 @@ class Engine(Protocol):
     @property
     def modules(self) -> Sequence[str]:
         """What ranks import while they find each other; it must not call MPI or a GPU."""
+        ...
+
+    @property
+    def weights_formats(self) -> Sequence[WeightsFormat]:
+        """What a training can begin with besides runs, for `Trainee.load_initial_weights`."""
         ...
 
     # -- on the driver -------------------------------------------------------------------------

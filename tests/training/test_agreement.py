@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.errors import InvalidInputError
+from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.training.agreement import PREEMPT, SAVE, STOP, Agreement
 from horovod_spark_runner.training.engine import engine_named, engine_of
-from horovod_spark_runner.training.spec import KERAS
 
 
 class World:
