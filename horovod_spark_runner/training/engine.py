@@ -14,6 +14,7 @@ the project's own.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -268,6 +269,10 @@ def engine_of(model: object, default: str = KERAS) -> str:
         InvalidInputError: its ``horovod_engine`` is no name.
     """
     name = getattr(model, "horovod_engine", None)
+    function = model
+    while name is None and isinstance(function, functools.partial):
+        function = function.func
+        name = getattr(function, "horovod_engine", None)
     if name is None:
         name = said_engine(model) or default
     if not isinstance(name, str):
