@@ -22,19 +22,17 @@ FEATURES = "features"
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where the model comes from: a function, or the contents of a file.
+    """Where the model comes from: a function, or a file.
 
     Attributes:
         function: returns the model, a compiled ``keras.Model``, say.
-        archive: bytes of a ``.keras`` file.
-        json: text of ``model.to_json()``.
+        file: what the engine has read of a file.
         custom_objects: classes and functions by the name the file calls them.
         engine: dotted name of the module whose engine makes and trains it.
     """
 
     function: Callable[[], object] | None = None
-    archive: bytes | None = field(default=None, repr=False)
-    json: str | None = field(default=None, repr=False)
+    file: bytes | str | None = field(default=None, repr=False)
     custom_objects: Mapping[str, object] = field(default_factory=dict)
     engine: str = KERAS
 
