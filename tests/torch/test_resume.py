@@ -14,6 +14,7 @@ from torch import nn
 
 from horovod_spark_runner import (
     CheckpointOptions,
+    InvalidInputError,
     ModelError,
     RestartOptions,
     RunDirectoryError,
@@ -163,3 +164,9 @@ def test_a_run_of_a_module_is_none_of_a_keras_model(frame: Any, whole: Any, tmp_
         train(frame, run, model_fn=keras_model)
     with pytest.raises(ModelError, match="the weights of a PyTorch module, but a Keras model"):
         train(frame, tmp_path / "new", model_fn=keras_model, initial_weights=run)
+
+
+def test_a_saved_model_is_none_of_a_module(frame: Any, tmp_path: Path) -> None:
+    wanted = CheckpointOptions(saved_model=True)
+    with pytest.raises(InvalidInputError, match=r"saved_model=True\) is for Keras models"):
+        train(frame, tmp_path / "new", model_fn=random_model, checkpoints=wanted)
