@@ -271,10 +271,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         wrong = misfit(function, **arguments)
         if wrong:
             raise InvalidInputError(f"modelArgs={brief(arguments)} do not fit modelFn: {wrong}")
-        build = functools.partial(function, **arguments)
-        if hasattr(function, "horovod_engine"):
-            build.horovod_engine = function.horovod_engine  # type: ignore[attr-defined]
-        return build
+        return functools.partial(function, **arguments)
 
     def _new_place(self, dataset: Any) -> Location:
         """Return a run directory that nobody has."""

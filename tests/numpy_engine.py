@@ -179,6 +179,7 @@ def inputs_of(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndar
 
 class NumpyEngine:
     modules = ("numpy",)
+    weights_formats = ()
 
     def source(self, model: Any, custom_objects: Any) -> ModelSource:
         return ModelSource(function=model, engine=NAME)

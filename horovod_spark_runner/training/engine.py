@@ -14,21 +14,24 @@ the project's own.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..data.manifest import Column
 from ..errors import InvalidInputError
+from ..frameworks import KERAS
 from ..rundir.directory import RunDirectory
 from ..storage.contents import Contents
 from ..storage.filesystem import Location
 from .class_columns import ClassColumn
 from .evaluation import Evaluator, Question
 from .said_engine import said_engine
-from .spec import KERAS, Binding, ModelNames, ModelSource, TrainingSpec
+from .spec import Binding, ModelNames, ModelSource, TrainingSpec
 from .sync.synchroniser import Collectives, Synchroniser
 from .trained_model import Model, Recipe, StoredModel
+from .warm_start import WeightsFormat
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -45,6 +48,11 @@ class Engine(Protocol):
     @property
     def modules(self) -> Sequence[str]:
         """What ranks import while they find each other; it must not call MPI or a GPU."""
+        ...
+
+    @property
+    def weights_formats(self) -> Sequence[WeightsFormat]:
+        """What a training can begin with besides runs, for `Trainee.load_initial_weights`."""
         ...
 
     # -- on the driver -------------------------------------------------------------------------
@@ -264,6 +272,10 @@ def engine_of(model: object, default: str = KERAS) -> str:
         InvalidInputError: its ``horovod_engine`` is no name.
     """
     name = getattr(model, "horovod_engine", None)
+    function = model
+    while name is None and isinstance(function, functools.partial):
+        function = function.func
+        name = getattr(function, "horovod_engine", None)
     if name is None:
         name = said_engine(model) or default
     if not isinstance(name, str):

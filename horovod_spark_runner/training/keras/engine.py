@@ -17,9 +17,10 @@ from ..evaluation import Evaluator, Question
 from ..spec import Binding, ModelNames, ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
 from ..trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel
+from ..warm_start import WeightsFormat
 from .exported import check_exportable, check_transforms
 from .given_metrics import portable_metrics
-from .saved import ARCHIVE_FILE, PACKED_FILE, KerasParts, SavedModel, keras_parts
+from .saved import ARCHIVE_FILE, GRAPH_FILE, PACKED_FILE, KerasParts, SavedModel, keras_parts
 from .source import check_given_callbacks, model_source
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ class KerasEngine:
         "keras",
         "horovod.tensorflow",
         "horovod_spark_runner.training.keras.trainee",
+    )
+    weights_formats = (
+        WeightsFormat(KERAS_FILE, "a .keras or .weights.h5 file", (".keras", ".weights.h5")),
+        WeightsFormat(SAVED_MODEL, "a SavedModel", marker=GRAPH_FILE),
     )
 
     def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:

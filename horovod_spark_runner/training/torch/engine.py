@@ -15,6 +15,7 @@ from ..evaluation import Evaluator, Question
 from ..spec import Binding, ModelNames, ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
 from ..trained_model import Model, Recipe, StoredModel
+from ..warm_start import WeightsFormat
 from .saved import SavedModule, TorchParts, held_files, torch_parts
 from .source import check_given_callbacks, model_source
 
@@ -33,6 +34,9 @@ class TorchEngine:
         "torch._dynamo",
         "horovod.torch",
         "horovod_spark_runner.training.torch.trainee",
+    )
+    weights_formats = (
+        WeightsFormat("state_dict", "a .pt or .pth file of a state_dict", (".pt", ".pth")),
     )
 
     def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:

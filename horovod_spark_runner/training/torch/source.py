@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import InvalidInputError, ModelError, brief
-from ..spec import TORCH, ModelSource, check_model_fn
+from ...frameworks import TORCH
+from ..spec import ModelSource, check_model_fn
 from .torch_model import TorchModel
 
 

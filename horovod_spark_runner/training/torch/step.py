@@ -78,7 +78,7 @@ class Steps:
         if model.sync_batch_norm and self._size > 1:
             synchronise_norms(module, lambda: self.exchange.fraction)
         if model.train_step is None:
-            self.exchange.overlap()
+            self.exchange.overlap(module)
             return
         for optimizer in every:
             optimizer.register_step_pre_hook(self._before_own)
