@@ -30,6 +30,7 @@ from ..rundir.lock import RunLock
 from ..settings.prediction import PredictionSettings
 from ..spark.session import master_of
 from ..storage.filesystem import Location
+from ..training.accounting import SENT, WHOLE
 from ..training.changes import check_same_data
 from ..training.entry import modules_for
 from ..training.spec import TrainingReport, TrainingSpec
@@ -112,6 +113,7 @@ def train_request(
         placement=result.placement,
         timings=timings,
         attempts=tuple(trained.attempts),
+        traffic={name: report.accounts[name] for name in (SENT, WHOLE)},
     )
     settings = PredictionSettings(prediction_col=request.prediction_col)
     return transformer_class(checked.source.engine)(model, summary=summary, settings=settings)

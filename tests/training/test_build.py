@@ -13,7 +13,6 @@ from mpi4py import MPI
 
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import ModelError
-from horovod_spark_runner.settings.sync import Allreduce
 from horovod_spark_runner.training.keras.batches import class_weights
 from horovod_spark_runner.training.keras.binding import input_structure
 from horovod_spark_runner.training.keras.build import BuiltModel
@@ -39,7 +38,7 @@ def build(
     hvd.init()
     columns = (X, Y, Z, A, B, WORD)
     spec = spec_of(columns, model=source(make), inputs=features, outputs=labels, **fields)
-    allreduce = AllreduceSynchroniser(Allreduce(), TensorCollectives())
+    allreduce = AllreduceSynchroniser("none", TensorCollectives())
     return BuiltModel(spec, MPI.COMM_WORLD, allreduce, share_logs=False)
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from mpi4py import MPI
 
 from ...errors import ModelError
+from ...settings.sync import Allreduce
 from ..spec import TrainingSpec
 from ..sync.synchroniser import Alike, Synchroniser
 from .batches import BatchBinding
@@ -20,7 +21,12 @@ from .model import (
     has_own_steps,
     switch_off_jit,
 )
-from .optimizers import check_optimizers, find_optimizers, leaf_optimizers
+from .optimizers import (
+    check_compression,
+    check_optimizers,
+    find_optimizers,
+    leaf_optimizers,
+)
 from .step import Steps
 from .tensors import as_tensor
 
@@ -69,6 +75,8 @@ class BuiltModel:
             optimizer.build(self.model.trainable_variables)
         self.optimizers = find_optimizers(self.model, self.exchange.applied)
         check_optimizers(self.optimizers)
+        if isinstance(spec.sync, Allreduce):
+            check_compression(self.optimizers, spec.sync.compression)
         if world.Get_size() > 1:
             check_losses(self.model)
             _check_between_meetings(self.model, self.optimizers, synchroniser)

@@ -55,7 +55,8 @@ class GradientExchange:
         self._asked: Sequence[bool] = ()
         self._counts: list[float] | None = None
         self._own_count = self._total_count = 0.0
-        self._calls = 0
+        self._calls = [0] * len(optimizers)
+        self._optimizers = optimizers
         trained = [p for p in parameters_of(optimizers[0]) if p.requires_grad]
         self._buckets = buckets_of(trained)
         self._bucket_of = {id(p): n for n, bucket in enumerate(self._buckets) for p in bucket}
@@ -93,7 +94,8 @@ class GradientExchange:
             asked: what it asks for.
         """
         part = Part(self._size, fraction if self._together else None)
-        self._part, self._asked, self._counts, self._calls = part, asked, None, 0
+        self._part, self._asked, self._counts = part, asked, None
+        self._calls = [0] * len(self._optimizers)
         self._own_count = self._total_count = 0.0
         yield
         if self._counts is None and self._together:
@@ -110,6 +112,11 @@ class GradientExchange:
     def size(self) -> int:
         """The ranks that make a step together."""
         return self._size
+
+    @property
+    def lasting(self) -> bool:
+        """Whether optimizers are given now what the gradients of earlier steps were."""
+        return self._synchroniser.lasting
 
     @property
     def fraction(self) -> float:
@@ -186,7 +193,7 @@ class GradientExchange:
 
     def _send(self, number: int) -> _Sent:
         last = number == len(self._buckets) - 1
-        return self._reduce(self._buckets[number], f"gradients.{number}", ask=last)
+        return self._reduce(self._buckets[number], str(number), ask=last)
 
     def _take(self, number: int, sent: _Sent) -> None:
         self._assign(self._buckets[number], *sent)
@@ -196,9 +203,11 @@ class GradientExchange:
     def of(self, optimizer: Optimizer) -> None:
         """Give an optimizer's parameters the gradients of the global batch, before it steps."""
         parameters = [p for p in parameters_of(optimizer) if p.requires_grad]
-        name = f"gradients.own.{self._calls}"
-        self._calls += 1
-        self._assign(parameters, *self._reduce(parameters, name, ask=self._counts is None))
+        number = next(n for n, each in enumerate(self._optimizers) if each is optimizer)
+        # Which optimizer, for which time in a step.
+        place = f"{number}.{self._calls[number]}"
+        self._calls[number] += 1
+        self._assign(parameters, *self._reduce(parameters, place, ask=self._counts is None))
 
     # -- both ----------------------------------------------------------------------------------
 
@@ -206,10 +215,11 @@ class GradientExchange:
         """Return by what statistics change, given by what they have changed on this rank."""
         return self._synchroniser.changes(changes, self._part, "statistics")
 
-    def _reduce(self, parameters: Sequence[nn.Parameter], name: str, *, ask: bool) -> _Sent:
+    def _reduce(self, parameters: Sequence[nn.Parameter], place: str, *, ask: bool) -> _Sent:
+        name = f"gradients.{place}"
         if self._size == 1:  # there is nobody to ask
             gradients, _ = self._synchroniser.gradients(
-                [parameter.grad for parameter in parameters], self._part, name
+                [parameter.grad for parameter in parameters], self._part, name, place
             )
             along = [self._control()] if ask and self._together else []
             return gradients, along
@@ -221,10 +231,17 @@ class GradientExchange:
         ]
         used = torch.tensor(there, dtype=torch.float32, device=self._device)
         along = [used, self._control()] if ask else [used]
-        gradients, summed = self._synchroniser.gradients(own, self._part, name, along)
+        gradients, summed = self._synchroniser.gradients(own, self._part, name, place, along)
         by_any = (summed[0] if summed else used).tolist()
-        kept = [g if count else None for g, count in zip(gradients, by_any, strict=True)]
+        kept = [
+            g if count or self._has_come(g) else None
+            for g, count in zip(gradients, by_any, strict=True)
+        ]
         return kept, summed[1:]
+
+    def _has_come(self, gradient: Tensor | None) -> bool:
+        """Tell whether a gradient of an earlier step has come only now."""
+        return self.lasting and gradient is not None and bool(gradient.any())
 
     def _assign(
         self,

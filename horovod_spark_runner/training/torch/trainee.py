@@ -13,6 +13,7 @@ from mpi4py import MPI
 from ...errors import ModelError
 from ...launch.worker.reporting import notify
 from ...rundir.directory import RunDirectory
+from ...settings.sync import Allreduce
 from ..changes import ModelChanges, joined
 from ..epochs import Step
 from ..logs import Logs
@@ -34,6 +35,7 @@ from .losses import Losses
 from .metrics import Metrics, Sums, total_loss
 from .optimizers import (
     LearningRates,
+    check_compression,
     check_gradients,
     make_optimizers,
     restore_settings,
@@ -68,6 +70,8 @@ class TorchTrainee(Trainee):
         self.module.to(self._device)
         check_gradients(self.module)
         self._optimizers = make_optimizers(self._model, self.module)
+        if isinstance(spec.sync, Allreduce):
+            check_compression(self._model, self._optimizers, spec.sync.compression)
         self._schedulers = Schedulers(self._model, self._optimizers)
         self._batches = Batches(self.module, spec, self._device)
         self.columns, self.blank = self._batches.columns, self._batches.blank
