@@ -345,7 +345,8 @@ class Training:
         """Check, after the first step, what only then can be told."""
         self._checked = True
         self._accounts.first_step_ended()
-        self._keeper.check_metric(numbers(plain(logs)))
+        if self._trainee.tells_all:
+            self._keeper.check_metric(numbers(plain(logs)))
         if met:
             self._check_agreement("after the first step")
 
@@ -372,7 +373,7 @@ class Training:
                         break
         results = self._trainee.results("test", *last)
         hooks.test_end(results)
-        return {f"val_{name}": value for name, value in results.items()}
+        return {self._trainee.of_validation(name): value for name, value in results.items()}
 
     def _check_agreement(self, when: str) -> None:
         with self._clock.during(Kind.AGREE):

@@ -33,7 +33,7 @@ class TorchEngine:
         # What the first optimizer imports.
         "torch._dynamo",
         "horovod.torch",
-        "horovod_spark_runner.training.torch.trainee",
+        "horovod_spark_runner.training.torch.trainees",
     )
     weights_formats = (
         WeightsFormat("state_dict", "a .pt or .pth file of a state_dict", (".pt", ".pth")),
@@ -63,9 +63,9 @@ class TorchEngine:
     def trainee(
         self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser
     ) -> TorchTrainee:
-        from .trainee import TorchTrainee
+        from .trainees import trainee_of
 
-        return TorchTrainee(spec, world, synchroniser)
+        return trainee_of(spec, world, synchroniser)
 
     def adopt(
         self,
