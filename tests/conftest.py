@@ -85,6 +85,8 @@ def spark(marked: None) -> Iterator[Any]:
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
+    # As the package has it from its first job on: one daemon of Python workers, and not a second.
+    session.sparkContext.pythonExec = sys.executable
     yield session
     session.stop()
 
