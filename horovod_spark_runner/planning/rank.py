@@ -22,7 +22,7 @@ from ..training.epochs import Epochs, Step
 from ..training.state import broadcast
 from ..training.sync.synchroniser import Collectives
 from ..training.trainee import Trainee
-from ..training.ways import WAYS
+from ..training.ways import SYNCHRONISERS
 from .figures import Question, RankFigures, StepFigures
 
 # Batches that are trained on again and again, so that no reader is in the way: at most so many.
@@ -40,7 +40,7 @@ def measure(question: Question) -> RankFigures:
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
     collectives = engine.collectives()
-    synchroniser = WAYS[type(spec.sync)](spec.sync, collectives)
+    synchroniser = SYNCHRONISERS[type(spec.sync)](spec.sync, collectives)
     trainee = engine.trainee(spec, world, synchroniser)
     broadcast(trainee.variables, world)
     trainee.variables_were_set()

@@ -82,7 +82,7 @@ class Steps:
     def _connect(self) -> None:
         """Let gradients leave by themselves where a step of the user's own does not step."""
         if self._model.train_step is None:
-            self.exchange.overlap(module)
+            self.exchange.overlap(self._module)
             return
         for optimizer in self._optimizers.values():
             optimizer.register_step_pre_hook(self._before_own)

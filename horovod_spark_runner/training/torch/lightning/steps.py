@@ -33,7 +33,7 @@ class LightningSteps(Steps):
 
     def _connect(self) -> None:
         if self.attached.automatic:
-            self.exchange.overlap()
+            self.exchange.overlap(self._module)
             return
         for optimizer in self._optimizers.values():
             optimizer.register_step_pre_hook(self._before_own)
