@@ -15,7 +15,7 @@ from pathlib import Path
 from ..data.manifest import Manifest
 from ..data.prepare.datasets import Prepared, prepared, session_of
 from ..data.read.classes import absent_classes
-from ..errors import CheckpointError, DataError
+from ..errors import CheckpointError, DataError, InvalidInputError
 from ..launch.driver.console import Console
 from ..launch.driver.launch import RunResult
 from ..launch.driver.launcher import chosen_launcher
@@ -141,6 +141,7 @@ def train_ranks(
         materialized = time.monotonic()
         console.say(_describe(data, materialized - began))
         _check_enough_rows(data.train, checked.workers)
+        _check_profile_steps(checked, data.train.rows)
         if request.checkpoints.saved_model:
             columns = [data.train.column(name) for name in checked.inputs.columns]
             check_saved_model(checked.source, checked.inputs, request.data.transforms, columns)
@@ -248,6 +249,17 @@ def _check_enough_rows(train: Manifest, num_workers: int) -> None:
         raise DataError(
             f"the training data have {train.rows} rows, fewer than the {num_workers} ranks asked "
             "for; lower num_workers"
+        )
+
+
+def _check_profile_steps(checked: CheckedRequest, rows: int) -> None:
+    """Check that the run will have the steps that are to be profiled."""
+    wanted, fit = checked.request.checkpoints.profile_steps, checked.fit
+    steps = fit.steps_per_epoch or -(-rows // (fit.batch_size * checked.workers))
+    if wanted is not None and wanted[1] > steps * fit.epochs:
+        raise InvalidInputError(
+            f"profile_steps={tuple(wanted)}, but the run has {steps * fit.epochs:,} steps: "
+            f"{fit.epochs:,} epochs of {steps:,}; name earlier ones"
         )
 
 

@@ -60,7 +60,7 @@ def test_a_plan_is_measured_on_the_slots(
     assert [one.ranks for one in network.predictions] == [1, 2, 4, 64]
     assert network.verdict.startswith("do not distribute this"), "1,797 rows"
     left = sorted(path.name for path in (tmp_path / "plan").iterdir())
-    assert left == ["plan.html", "plan.json", "rows"]
+    assert left == ["logs", "plan.html", "plan.json", "rows"]
     assert not list((tmp_path / "plan" / "rows").iterdir())
 
 
@@ -112,7 +112,7 @@ def test_what_tells_nothing_is_refused(
     digits_df: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", str(tmp_path)]) == 1
-    assert "holds no run" in capsys.readouterr().err
+    assert "is no run directory" in capsys.readouterr().err
     with pytest.raises(ModelError):
         plan_training(
             digits_df, lambda: None, feature_cols=["image"], label_cols=["digit"], num_workers=1,

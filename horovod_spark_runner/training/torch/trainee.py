@@ -42,6 +42,7 @@ from .probe import check_means
 from .saved import SavedModule
 from .schedulers import Schedulers
 from .step import Steps
+from .tracing import TorchTracer
 from .variables import TorchVariables
 
 
@@ -186,6 +187,12 @@ class TorchTrainee(Trainee):
                 "rate anew; scale it in model_fn, or in the scheduler"
             )
         return self._rates
+
+    def exchange_seconds(self) -> float | None:
+        return self._steps.exchange.seconds
+
+    def tracer(self) -> TorchTracer:
+        return TorchTracer()
 
     def learning_rates(self) -> dict[str, float]:
         rates = self._last_rates or self._rates.read()
