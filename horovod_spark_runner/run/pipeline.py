@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from ..ml.transformers import transformer_class
 from ..rundir.attempt import Attempt
 from ..rundir.lock import RunLock
 from ..settings.prediction import PredictionSettings
+from ..spark.followed_jobs import told_of
 from ..spark.session import master_of
 from ..storage.filesystem import Location
 from ..training.changes import check_same_data
@@ -42,17 +44,23 @@ from .tracking import begin_tracking
 logger = logging.getLogger(__name__)
 
 
-def prepare_data(checked: CheckedRequest, own: Location) -> AbstractContextManager[Prepared]:
-    """Materialize the data of a request; see `prepared`.
+@contextlib.contextmanager
+def prepare_data(checked: CheckedRequest, own: Location) -> Iterator[Prepared]:
+    """Materialize the data of a request, and tell how far that is; see `prepared`.
 
     Args:
         checked: the request.
         own: where they go if there is no cache directory.
     """
     request = checked.request
-    return prepared(
+    rows = prepared(
         request.frame, checked.roles, request.data, request.validation, own, checked.fit.seed
     )
+    console = Console(checked.directory.location.name, quiet=not request.stream_logs)
+    with contextlib.ExitStack() as kept:
+        with told_of(session_of(request.frame), console.say):
+            data = kept.enter_context(rows)
+        yield data
 
 
 @dataclass(frozen=True)
