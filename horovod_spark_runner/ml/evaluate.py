@@ -14,7 +14,7 @@ from ..errors import DataError, HorovodSparkError, InvalidInputError, ModelError
 from ..serialize import check_picklable, dumps
 from ..settings.kinds import ColumnNames
 from ..spark.python_worker import ask_worker
-from ..spark.session import is_case_sensitive
+from ..spark.session import described, is_case_sensitive
 from ..training.engine import engine_named
 from ..training.evaluation import Question
 from ..training.trained_model import Recipe
@@ -106,8 +106,9 @@ def evaluate(
     )
     rows = frame.select(*(a.alias(f"c{number}") for number, a in enumerate(arguments)))
     try:
-        _ask_first(frame, evaluation)
-        return _one_pass(rows, evaluation, recipe, metrics.spark)
+        with described(frame.sparkSession, "Horovod: evaluating a model"):
+            _ask_first(frame, evaluation)
+            return _one_pass(rows, evaluation, recipe, metrics.spark)
     except HorovodSparkError:
         raise
     except Exception as error:

@@ -16,6 +16,8 @@
         report.html                 what there is to see of the run, as one page
         mlflow.json                 identity of the run in MLflow, if it is told of the training
         events/train, validation    event files, for TensorBoard
+        events/profile/             profiles of chosen steps, if asked for, for TensorBoard, too
+        events/timeline-00000000.json  Horovod's timeline from that step on, if asked for
         model/                      model.keras, weights.npz, sample.npz, signature.json (the last)
         saved_model/                the model as a SavedModel, if asked for
 """

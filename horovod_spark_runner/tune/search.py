@@ -18,7 +18,7 @@ from ..ml.transformers import transformer_class
 from ..run.attempts import Stopped
 from ..run.pipeline import train_ranks
 from ..run.request import check_request
-from ..spark.session import inheriting_thread
+from ..spark.session import described, inheriting_thread
 from ..training.engine import engine_of
 from .directory import StudyDirectory
 from .page import StudyFacts
@@ -202,7 +202,9 @@ class Search:
         checked = check_request(self._requests.request(params, place))
         if checked.checkpoint is not None:
             follower.take_over(checked.checkpoint.history)
-        trained = train_ranks(checked, lambda: contextlib.nullcontext(self._data), follower)
+        name = f"Horovod: trial {trial.number} of {self._directory.location.name}"
+        with described(session_of(self._requests.base.frame), name):
+            trained = train_ranks(checked, lambda: contextlib.nullcontext(self._data), follower)
         if follower.broken is not None:
             raise follower.broken
         report = trained.report

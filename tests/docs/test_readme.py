@@ -77,8 +77,9 @@ def test_the_snippets_on_searching_run_one_after_the_other(tmp_path: Path) -> No
 def test_the_python_snippets_run_one_after_the_other(tmp_path: Path) -> None:
     # "The driver never loads TensorFlow."
     loaded = "import sys\nprint('loaded:', {'tensorflow', 'keras', 'horovod'} & sys.modules.keys())"
-    synchronising = (ROOT / "docs" / "synchronising.md").read_text()
-    run = run_snippets(README + synchronising, tmp_path, loaded)
+    further = [(ROOT / "docs" / name).read_text() for name in ("synchronising.md", "planning.md")]
+    run = run_snippets("".join([README, *further]), tmp_path, loaded)
+    assert "do not distribute this: one process takes " in run.stdout
     told = "num_workers=2, as many as Spark can run at once: master local[2] has 2 cores"
     assert run.stderr.count(told) == 1
     assert "the DataFrame has no column 'pixels'; it has 'features', 'label'" in run.stdout

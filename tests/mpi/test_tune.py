@@ -30,6 +30,7 @@ from horovod_spark_runner import (
 from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.tune import TuneResult, choice, integer, loguniform, tune
 
+from ..jobs import descriptions
 from . import tune_cases
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -102,6 +103,14 @@ def test_the_page_is_written_while_the_search_goes_on(
     page = (study / "report.html").read_text()
     assert "nobody is searching" in page
     assert str(study / "trials" / f"trial-{result.best_trial:05}") in page
+
+
+def test_trials_have_their_names_in_spark(whole: tuple[TuneResult, Path, Path], spark: Any) -> None:
+    _, study, _ = whole
+    told = [one for one in descriptions(spark) if f" of {study.name}: Horovod on 1 rank" in one]
+    assert {one.partition(" of ")[0] for one in told} >= {
+        f"Horovod: trial {number}" for number in range(4)
+    }
 
 
 def test_rows_are_computed_for_the_first_trial_only(whole: tuple[TuneResult, Path, Path]) -> None:
