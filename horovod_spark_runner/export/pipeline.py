@@ -13,7 +13,7 @@ from ..scoring.categories import StringIndexer
 from ..scoring.inputs import ARRAY, VECTOR, Input
 from ..scoring.network import ONNX, SAVED_MODEL, Network
 from ..scoring.onnx_session import check_installed
-from ..scoring.stage import Stage
+from ..scoring.stage import Stage, inputs_of
 from ..settings.kinds import check_choice
 from ..storage.filesystem import Location
 from ..storage.folders import check_free, check_free_file, saving, write_aside
@@ -155,12 +155,6 @@ def _check_known(stages: Iterable[Any]) -> None:
                 f"stage {kind.__name__} ({stage.uid}) cannot be exported: the scorer has none "
                 f"such. It has {', '.join(sorted(READERS))}, TFTransformer and TorchTransformer"
             )
-
-
-def inputs_of(stage: Stage) -> tuple[str, ...]:
-    """Return the columns a stage takes."""
-    several = getattr(stage, "inputs", None)
-    return (stage.input,) if several is None else tuple(several)  # type: ignore[attr-defined]
 
 
 def _inputs(stages: Iterable[Stage], frame: DataFrame) -> Iterator[Input]:
