@@ -14,7 +14,7 @@ from .code import by_import_name, is_import_name
 from .data import DataOptions
 from .kinds import PLACE, TEXT, ColumnNames, Kind, check_columns, optional
 from .launching import LaunchOptions, MpiOptions
-from .sync import WAY, Sync, check_sync, class_of_way, way_of
+from .sync import WAY, WAYS, Allreduce, Sync, check_sync, class_of_way, way_of
 from .table import Settings, default_of, from_table, setting, text_of
 from .tracking import MlflowOptions
 from .training import CheckpointOptions, RestartOptions
@@ -167,6 +167,12 @@ def sync_of(name: str, given: Mapping[str, Any]) -> Sync:
         InvalidInputError: there is no such way or setting, or a setting cannot be right.
     """
     cls = class_of_way(name, given)
+    others = [way for way, each in WAYS.items() if set(given) <= {one.name for one in fields(each)}]
+    if WAY not in given and others and way_of(Allreduce()) not in others:
+        raise InvalidInputError(
+            f"{name}={brief(given)} does not say which way it is of; give {WAY!r}, one of "
+            f"{', '.join(map(repr, others))}"
+        )
     own = _given(name, {one: value for one, value in given.items() if one != WAY}, cls)
     for one in fields(cls):
         if one.name not in own and default_of(one) is MISSING:
