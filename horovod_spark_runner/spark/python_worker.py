@@ -35,15 +35,20 @@ class _Question:
             yield pa.RecordBatch.from_pydict({"text": [self.ask()]})
 
 
-def ask_worker(spark: SparkSession, ask: Callable[[], str]) -> str:
+def ask_worker(spark: SparkSession, ask: Callable[[], str], *, keep: bool = False) -> str:
     """Return what ``ask`` gives in one of Spark's Python workers, which may load a framework.
 
     Args:
         spark: session to run in.
         ask: pickled and sent to the worker.
+        keep: whether the worker stays for the tasks that follow, with what it has loaded. Where
+            executors have several GPUs it ends even so: it would keep to its own.
     """
     use_own_python(spark)
-    row = spark.range(0, 1, 1, 1).mapInArrow(_Question(ask), "text string").first()
+    answers = spark.range(0, 1, 1, 1).mapInArrow(_Question(ask), "text string")
+    gpus = float(spark.conf.get("spark.executor.resource.gpu.amount", "0") or 0)
+    # Spark ends a worker that it does not hear out, and takes no more than it is asked for.
+    row = answers.collect()[0] if keep and gpus <= 1 else answers.first()
     assert row is not None  # the question is asked once for the one row there is
     return str(row.text)
 
