@@ -105,6 +105,7 @@ def export_pipeline(
     bundle = _bundle(pipeline_model, frame, ONNX)
     held = pipeline_file(bundle, frame, columns)
     with saving("the exported pipeline", location):
+        location.parent.make_folder()
         location.write_bytes(held)
 
 
