@@ -94,7 +94,7 @@ class Training:
         self._agreement = Agreement(world)
         self._watch = watch
         self._clock = clock
-        self._accounts = Accounts(world, clock, trainee.exchange_seconds)
+        self._accounts = Accounts(world, clock, trainee.exchange_seconds, synchroniser.traffic)
         self._rank, self._size = world.Get_rank(), world.Get_size()
         self._readers: list[DatasetReader] = []
         self._epochs = self._read(spec.train)
@@ -300,6 +300,7 @@ class Training:
             raise_together(self._world, lambda: self._trainee.probe(step))
         # Without rows of its own, a rank takes part in a step of all, and lets one of its own be.
         idle = not step.batch.rows and not self._sync.meets_in_every_step
+        self._sync.before_step(progress.step)
         with kept(self._variables) if idle else contextlib.nullcontext():
             logs, requests = self._trainee.train_step(step, asked, step.number == steps - 1)
         self._clock.to(Kind.CALLBACKS)
@@ -344,7 +345,8 @@ class Training:
         """Check, after the first step, what only then can be told."""
         self._checked = True
         self._accounts.first_step_ended()
-        self._keeper.check_metric(numbers(plain(logs)))
+        if self._trainee.tells_all:
+            self._keeper.check_metric(numbers(plain(logs)))
         if met:
             self._check_agreement("after the first step")
 
@@ -371,7 +373,7 @@ class Training:
                         break
         results = self._trainee.results("test", *last)
         hooks.test_end(results)
-        return {f"val_{name}": value for name, value in results.items()}
+        return {self._trainee.of_validation(name): value for name, value in results.items()}
 
     def _check_agreement(self, when: str) -> None:
         with self._clock.during(Kind.AGREE):

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from ...errors import HorovodSparkError, InvalidInputError, ModelError
+from ...frameworks import TORCH
 from ...rundir.checkpoint import LogValue
 from ...storage.arrays import Arrays
 from ..evaluation import Question
-from ..spec import TORCH
 from ..trained_model import Recipe, with_model_fn
 from .build import build
 from .feeding import Feed, check_columns, to_tensor
+from .lightning.recognise import is_lightning
 from .loading import computing_in, make_predicting, own_device, to_numpy
 from .losses import SUM, Losses, target_of
 from .metrics import Metrics, Sums, add_terms, total_loss
@@ -77,6 +78,11 @@ class TorchEvaluator:
 
     def _take_own(self, model: TorchModel) -> None:
         """Evaluate by what the model was trained with."""
+        if is_lightning(model.module):
+            raise ModelError(
+                f"what {type(model.module).__name__}.validation_step logs is known to trainings "
+                "only; ask for metrics, metrics=['accuracy', …]"
+            )
         if model.loss is None and not model.metrics:
             raise ModelError(
                 "the TorchModel has a train_step and no loss or metrics to evaluate by; ask for "

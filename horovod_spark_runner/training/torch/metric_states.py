@@ -90,12 +90,26 @@ class MetricStates:
             parts: what `numpy` returned on each rank, or in each task.
         """
         kept = [_held(metric) for metric in self._metrics]
+        self._set([record for part in parts for record in _records(part)])
+        seen = [metric._update_count for metric in self._metrics]
         try:
-            self._set([record for part in parts for record in _records(part)])
             yield
         finally:
-            for metric, (state, updates) in zip(self._metrics, kept, strict=True):
-                _give(metric, state, updates)
+            for number, (metric, (state, updates)) in enumerate(
+                zip(self._metrics, kept, strict=True)
+            ):
+                if seen[number] and not metric._update_count:
+                    self._forget(number)
+                else:
+                    _give(metric, state, updates)
+
+    def _forget(self, number: int) -> None:
+        """Let a metric that was reset begin anew for all that this rank holds."""
+        self._metrics[number].reset()
+        records = list(_records(self._others))
+        for record in records:
+            record[f"{number:05d}/{_UPDATES}"] = np.array(0)
+        self._others = np.concatenate([np.zeros(0, np.uint8), *map(_record, records)])
 
     def _set(self, records: Sequence[Arrays]) -> None:
         for number, metric in enumerate(self._metrics):
