@@ -78,4 +78,5 @@ def export_model(model: ServedModel, request: ExportRequest) -> None:
     else:
         check_free(request.target, request.mode, GRAPH_FILE, "an export")
     with saving("the export", request.target):
+        request.target.parent.make_folder()
         engine.export(recipe, request.format, columns, outputs, request.target, classes)

@@ -206,18 +206,27 @@ class RunDirectory:
         """Return the metrics of each epoch; none if there is no file of them.
 
         Raises:
-            RunDirectoryError: it is damaged.
+            RunDirectoryError: it is damaged, elsewhere than in a last line that was cut short.
         """
         try:
-            epochs = [json.loads(line) for line in self.metrics.read_text().splitlines()]
-            return [
-                {k: v for k, v in epoch.items() if k != "epoch" and not _is_account(k, v)}
-                for epoch in epochs
-            ]
+            text = self.metrics.read_text()
         except FileNotFoundError:
             return []
-        except (ValueError, AttributeError) as error:
-            raise RunDirectoryError(f"{self.metrics} is damaged: {error}") from error
+        lines = text.splitlines()
+        epochs = []
+        for number, line in enumerate(lines, 1):
+            try:
+                epoch = json.loads(line)
+                epochs.append(
+                    {k: v for k, v in epoch.items() if k != "epoch" and not _is_account(k, v)}
+                )
+            except (ValueError, AttributeError) as error:
+                if number == len(lines) and not text.endswith("\n"):
+                    break
+                raise RunDirectoryError(
+                    f"{self.metrics} is damaged: line {number} is no epoch ({error})"
+                ) from error
+        return epochs
 
     def read_accounts(self, epochs: int) -> list[Account]:
         """Return where the time of each of the first so many epochs went, where that is known."""

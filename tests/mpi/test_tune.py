@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -158,6 +159,18 @@ def test_another_search_is_refused(
 ) -> None:
     with pytest.raises(RunDirectoryError, match=told):
         search(rows, build, max_trials=9, study_dir=whole[1], **changed)
+
+
+@pytest.mark.parametrize("lost", ["study.json", "journal.log"])
+def test_what_is_left_of_a_study_is_refused(
+    whole: tuple[TuneResult, Path, Path], rows: Any, tmp_path: Path, lost: str
+) -> None:
+    left = tmp_path / "left"
+    shutil.copytree(whole[1], left)
+    (left / lost).unlink()
+    for resume in ("auto", "never"):
+        with pytest.raises(RunDirectoryError, match=lost if resume == "auto" else "holds"):
+            search(rows, build, max_trials=4, study_dir=left, resume=resume)
 
 
 def test_other_rows_are_refused(whole: tuple[TuneResult, Path, Path], rows: Any) -> None:
@@ -426,5 +439,7 @@ def test_a_search_whose_trials_all_fail_says_why(rows: Any, tmp_path: Path) -> N
     def broken(params: dict[str, Any]) -> Any:
         raise KeyError("no such layer")
 
-    with pytest.raises(RunFailedError, match=r"none of 2 trials has a value, 2 of them failed"):
+    with pytest.raises(
+        RunFailedError, match=r"none of 2 trials has a value: 0 were pruned, 2 failed: trial"
+    ):
         search(rows, broken, parallel=2, max_trials=2, study_dir=tmp_path / "s")
