@@ -17,6 +17,7 @@ from horovod_spark_runner import (
     Allreduce,
     CheckpointOptions,
     DataOptions,
+    DiLoCo,
     LaunchOptions,
     LocalSGD,
     ModelError,
@@ -259,8 +260,8 @@ def stop_rank_1() -> list[Any]:
     from mpi4py import MPI
 
     class Stops(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if batch == 5 and MPI.COMM_WORLD.Get_rank() == 1:
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1 and MPI.COMM_WORLD.Get_rank() == 1:
                 os.kill(os.getpid(), signal.SIGSTOP)
 
     return [Stops()]
@@ -306,3 +307,55 @@ def test_what_cannot_be_compressed_is_refused(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         train(frame, tmp_path, way, model_fn=lambda: make_model(optimizer))
+
+
+LEARNED = {
+    "bf16": Allreduce(compression="bf16"),
+    "top_k": Allreduce(compression=TopK(ratio=0.02, warmup_steps=40)),
+    "momentum": Allreduce(compression=TopK(ratio=0.02, warmup_steps=40, momentum=0.9)),
+    "threshold": Allreduce(compression=Threshold(start=1e-3, warmup_steps=40)),
+    "power_sgd": Allreduce(compression=PowerSGD(rank=2, warmup_steps=40)),
+    "local_sgd": LocalSGD(every=8, warmup_steps=20),
+    "diloco": DiLoCo(every=10, warmup_steps=20),
+}
+
+
+@pytest.fixture(scope="module")
+def learned(digits_df: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], float]:
+    """A function that trains on two thirds of the digits; returns the accuracy on the others."""
+    held = digits_df.filter("id % 3 = 0")
+    rest = digits_df.filter("id % 3 != 0")
+
+    def accuracy(sync: Any) -> float:
+        own = isinstance(sync, Allreduce) and getattr(sync.compression, "momentum", 0.0)
+
+        def model() -> Any:
+            return make_model(lambda keras: keras.optimizers.SGD(0.1, 0.0 if own else 0.9))
+
+        run = trainings.train(
+            rest,
+            tmp_path_factory.mktemp("learned") / "run",
+            model_fn=model,
+            validation=held,
+            epochs=25,
+            sync=sync,
+        )
+        last = [logs["val_accuracy"] for logs in run.summary.history[-5:]]
+        return float(np.mean(last))
+
+    return accuracy
+
+
+@pytest.fixture(scope="module")
+def plainly_learned(learned: Callable[[Any], float]) -> float:
+    return learned(Allreduce())
+
+
+@pytest.mark.parametrize("sync", LEARNED.values(), ids=LEARNED.keys())
+def test_digits_are_learned_as_well(
+    learned: Callable[[Any], float], plainly_learned: float, sync: Any
+) -> None:
+    found = learned(sync)
+    print(f"{found:.4f}, plain {plainly_learned:.4f}")
+    assert plainly_learned > 0.94
+    assert found > plainly_learned - 0.005
