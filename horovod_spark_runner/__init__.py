@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from .launch.worker.reporting import report_progress
     from .ml.torch_transformer import TorchTransformer
     from .ml.transformer import TFTransformer
+    from .planning.call import plan_training
+    from .planning.links import Link
+    from .planning.plan import TrainingPlan
     from .runner import HorovodRunner
     from .settings.compression import PowerSGD, Threshold, TopK
     from .settings.data import DataOptions
@@ -57,6 +60,7 @@ _LAZY = {
     "HorovodRunner": ".runner",
     "InitialWeights": ".settings.training",
     "LaunchOptions": ".settings.launching",
+    "Link": ".planning.links",
     "LocalSGD": ".settings.sync",
     "MlflowOptions": ".settings.tracking",
     "MpiOptions": ".settings.launching",
@@ -70,7 +74,9 @@ _LAZY = {
     "TorchEarlyStopping": ".training.torch.callbacks",
     "TorchModel": ".training.torch.torch_model",
     "TorchTransformer": ".ml.torch_transformer",
+    "TrainingPlan": ".planning.plan",
     "export_pipeline": ".export.pipeline",
+    "plan_training": ".planning.call",
     "prepare_dataset": ".dataset",
     "report_progress": ".launch.worker.reporting",
     "run_training": ".api",
@@ -92,6 +98,7 @@ __all__ = [
     "InvalidInputError",
     "LaunchError",
     "LaunchOptions",
+    "Link",
     "LocalSGD",
     "MlflowOptions",
     "ModelError",
@@ -115,8 +122,10 @@ __all__ = [
     "TorchEarlyStopping",
     "TorchModel",
     "TorchTransformer",
+    "TrainingPlan",
     "__version__",
     "export_pipeline",
+    "plan_training",
     "prepare_dataset",
     "report_progress",
     "run_training",

@@ -204,6 +204,7 @@ def inputs_of(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndar
 
 class NumpyEngine:
     modules = ("numpy",)
+    weights_formats = ()
 
     def source(self, model: Any, custom_objects: Any) -> ModelSource:
         return ModelSource(function=model, engine=NAME)
@@ -246,7 +247,9 @@ class NumpyEngine:
     def check_export(self, format: str, names: Any, transformed: Any, columns: Any = ()) -> None:
         check_format(format, ())
 
-    def export(self, recipe: Any, format: str, columns: Any, outputs: Any, target: Any) -> None:
+    def export(
+        self, recipe: Any, format: str, columns: Any, outputs: Any, target: Any, classes: Any = ()
+    ) -> None:
         check_format(format, ())
 
     def describe_outputs(self, recipe: Any) -> tuple[list[dict[str, Any]], str]:

@@ -20,7 +20,7 @@ PACKAGE = Path(horovod_spark_runner.__file__).parent
 # A module may import, at its top level, from its own room and from floors below; so folders form no
 # circle, and modules in a room must not, either.
 FLOORS: list[set[str]] = [
-    {"errors", "_version", "machine", "quiet"},
+    {"errors", "_version", "frameworks", "machine", "quiet"},
     {"settings", "serialize", "report"},
     {"storage"},
     {"spark", "rundir", "scoring"},
@@ -37,7 +37,7 @@ FLOORS: list[set[str]] = [
     {"ml", "report.runs"},
     {"dataset", "run", "export"},
     {"api", "runner", "estimator"},
-    {"tune"},
+    {"tune", "planning"},
     {"commands", "testing"},
 ]
 # Third-party packages each part may import at its top level; the rest at use.
@@ -53,6 +53,7 @@ ALLOWED = {
     "ml.persistence": LIGHT | {"pyspark"},
     "ml.predictions": LIGHT | {"pyspark"},
     "ml.trained_transformer": LIGHT | {"pyspark"},
+    "planning.rank": LIGHT | {"mpi4py"},
     "storage.hdfs": LIGHT | {"hdfs_native"},
     "testing.injector": LIGHT | {"keras", "mpi4py"},
     "training.agreement": LIGHT | {"mpi4py"},
@@ -77,6 +78,7 @@ ALLOWED = {
     "training.keras.graph": LIGHT | {"tensorflow"},
     "training.keras.generators": LIGHT | {"keras", "tensorflow"},
     "training.keras.keras_state": LIGHT | {"keras"},
+    "training.keras.label_values": LIGHT | {"keras"},
     "training.keras.loading": LIGHT | {"tensorflow"},
     "training.keras.losses": LIGHT | {"keras", "tensorflow"},
     "training.keras.metrics": LIGHT | {"horovod", "keras", "tensorflow"},
@@ -90,6 +92,7 @@ ALLOWED = {
     "training.keras.restoring": LIGHT | {"h5py", "keras", "tensorflow"},
     "training.keras.sample": LIGHT | {"keras"},
     "training.keras.scope": LIGHT | {"tensorflow"},
+    "training.keras.served_classes": LIGHT | {"tensorflow"},
     "training.keras.step": LIGHT | {"tensorflow"},
     "training.keras.stopwatch": LIGHT | {"horovod", "tensorflow"},
     "training.keras.tensors": LIGHT | {"tensorflow"},
@@ -107,8 +110,15 @@ ALLOWED = {
     "training.torch.feeding": LIGHT | {"torch"},
     "training.torch.hooks": LIGHT | {"torch"},
     "training.torch.initial_weights": LIGHT | {"torch"},
+    "training.torch.lightning.attached": LIGHT | {"torch"},
+    "training.torch.lightning.configured": LIGHT | {"torch"},
+    "training.torch.lightning.logged": LIGHT | {"torch"},
+    "training.torch.lightning.stand_in": LIGHT | {"torch"},
+    "training.torch.lightning.steps": LIGHT | {"torch"},
+    "training.torch.lightning.trainee": LIGHT | {"torch"},
     "training.torch.loading": LIGHT | {"torch"},
     "training.torch.losses": LIGHT | {"torch"},
+    "training.torch.metric_states": LIGHT | {"torch"},
     "training.torch.metrics": LIGHT | {"torch"},
     "training.torch.optimizers": LIGHT | {"torch"},
     "training.torch.outputs": LIGHT | {"torch"},
@@ -123,6 +133,7 @@ ALLOWED = {
     "training.torch.onnx_file": LIGHT | {"torch"},
     "training.torch.sync_norm": LIGHT | {"torch"},
     "training.torch.targets": LIGHT | {"torch"},
+    "training.torch.trainees": LIGHT | {"mpi4py"},
     "training.torch.trainee": LIGHT | {"mpi4py", "torch"},
     "training.torch.variables": LIGHT | {"torch"},
     "training.torch.weights": LIGHT | {"torch"},
@@ -238,7 +249,8 @@ def test_the_loop_knows_no_framework(name: str) -> None:
         ),
         # What a driver does with these, tests/mpi/test_driver.py looks at.
         (
-            "h.run_training, h.HorovodRunner, h.HorovodEstimator, h.prepare_dataset",
+            "h.run_training, h.HorovodRunner, h.HorovodEstimator, h.prepare_dataset, "
+            "h.plan_training",
             FRAMEWORKS,
         ),
     ],
@@ -270,6 +282,7 @@ def test_public_names() -> None:
         "InvalidInputError",
         "LaunchError",
         "LaunchOptions",
+        "Link",
         "LocalSGD",
         "MlflowOptions",
         "ModelError",
@@ -293,8 +306,10 @@ def test_public_names() -> None:
         "TorchEarlyStopping",
         "TorchModel",
         "TorchTransformer",
+        "TrainingPlan",
         "__version__",
         "export_pipeline",
+        "plan_training",
         "prepare_dataset",
         "report_progress",
         "run_training",
@@ -329,7 +344,7 @@ def public_callables() -> dict[str, Any]:
 
 
 # What users get from functions and do not make themselves.
-NOT_MADE_BY_USERS = {"TFTransformer", "TorchTransformer", "Dataset"}
+NOT_MADE_BY_USERS = {"TFTransformer", "TorchTransformer", "Dataset", "TrainingPlan"}
 _CALLBACK = (
     "on_train_begin", "on_epoch_begin", "on_step_end", "on_epoch_end", "on_train_end",
     "state_dict", "load_state_dict",
@@ -343,6 +358,7 @@ SAYS_NOTHING_OF_ERRORS = {
     "Dataset.rows",
     "RunResult",
     "RunResult.result",
+    "TrainingPlan.as_json",
     "report_progress",
 }
 

@@ -168,7 +168,7 @@ def train_ranks(
         record = CallRecord(directory, seconds, facts)
         try:
             result = attempts.run(
-                lambda checkpoint, token: _training_spec(checked, data, run_id, checkpoint, token),
+                lambda checkpoint, token: training_spec(checked, data, run_id, checkpoint, token),
                 run_id,
             )
         except BaseException as error:
@@ -204,7 +204,7 @@ def _describe(data: Prepared, seconds: float) -> str:
     return f"{data.train.rows:,} rows to train on{held_out}, {how} in {seconds:.1f} s"
 
 
-def _training_spec(
+def training_spec(
     checked: CheckedRequest, data: Prepared, run_id: str, checkpoint: int | None, lock_token: str
 ) -> TrainingSpec:
     """Return what the ranks of one attempt are told."""

@@ -81,9 +81,12 @@ def plain_json(name: str, value: object) -> Any:
         return {key: plain_json(f"{name}[{key!r}]", one) for key, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [plain_json(f"{name}[{number}]", one) for number, one in enumerate(value)]
+    advice = ""
+    if callable(value):
+        advice = "; give text by which modelFn chooses it, or choose between functions as modelFn"
     raise InvalidInputError(
         f"{name} must be a finite number, text, or a list or dictionary of these, got "
-        f"{brief(value)} of type {type(value).__name__}"
+        f"{brief(value)} of type {type(value).__name__}{advice}"
     )
 
 

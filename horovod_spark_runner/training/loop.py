@@ -33,7 +33,7 @@ from .spec import TrainingReport, TrainingSpec
 from .state import broadcast, kept
 from .sync.synchroniser import Synchroniser
 from .trainee import Trainee
-from .ways import WAYS, Way
+from .ways import SYNCHRONISERS, Way
 
 
 def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
@@ -53,7 +53,7 @@ def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
     clock = Clock()
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
-    synchroniser = (way or WAYS[type(spec.sync)])(spec.sync, engine.collectives())
+    synchroniser = (way or SYNCHRONISERS[type(spec.sync)])(spec.sync, engine.collectives())
     with PreemptionWatch() as watch:
         world = MPI.COMM_WORLD
         trainee = engine.trainee(spec, world, synchroniser)
@@ -345,7 +345,8 @@ class Training:
         """Check, after the first step, what only then can be told."""
         self._checked = True
         self._accounts.first_step_ended()
-        self._keeper.check_metric(numbers(plain(logs)))
+        if self._trainee.tells_all:
+            self._keeper.check_metric(numbers(plain(logs)))
         if met:
             self._check_agreement("after the first step")
 
@@ -372,7 +373,7 @@ class Training:
                         break
         results = self._trainee.results("test", *last)
         hooks.test_end(results)
-        return {f"val_{name}": value for name, value in results.items()}
+        return {self._trainee.of_validation(name): value for name, value in results.items()}
 
     def _check_agreement(self, when: str) -> None:
         with self._clock.during(Kind.AGREE):

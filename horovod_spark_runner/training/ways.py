@@ -25,7 +25,7 @@ def allreduce(options: Allreduce, collectives: Collectives) -> Synchroniser:
 
 
 # By the class of the settings.
-WAYS: dict[type, Way] = {
+SYNCHRONISERS: dict[type, Way] = {
     Allreduce: allreduce,
     LocalSGD: RoundsSynchroniser,
     DiLoCo: RoundsSynchroniser,

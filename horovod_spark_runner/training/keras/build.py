@@ -27,7 +27,6 @@ from .optimizers import (
     find_optimizers,
     leaf_optimizers,
 )
-from .outputs import call_outputs
 from .step import Steps
 from .tensors import as_tensor
 
@@ -64,7 +63,7 @@ class BuiltModel:
             tf.random.set_seed(spec.fit.seed + world.Get_rank())
         self.batches = BatchBinding(self.model, spec)
         example = tf.nest.map_structure(as_tensor, self.batches.example)
-        self.batches.bind_labels(call_outputs(self.model, example))
+        self.batches.bind_labels(self.batches.outputs_of(example))
         self.exchange = GradientExchange(self.model, synchroniser, share_logs=share_logs)
         eager = bool(self.model.run_eagerly)
         blank = self.batches.blank

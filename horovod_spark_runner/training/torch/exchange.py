@@ -2,8 +2,10 @@
 
 In the usual step they leave in buckets while the backward pass goes on: a thread hands each bucket
 to the synchroniser once its gradients, and all buckets before it, are there. One is on its way at
-a time, so that sums are made in the same order whenever a step is repeated. In a step of the
-user's own, an optimizer's gradients leave where it is about to step.
+a time, so that sums are made in the same order whenever a step is repeated. Whether gradients come
+whole, the first backward pass shows, which none leaves early: a parameter that is used in several
+parts of a reentrant checkpoint gets its gradient in as many. Then all leave after the pass. In a
+step of the user's own, an optimizer's gradients leave where it is about to step.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...errors import ModelError
 from ..sync.synchroniser import Synchroniser
 from .collectives import Part, TensorCollectives
 from .variables import parameters_of
@@ -57,13 +60,23 @@ class GradientExchange:
         trained = [p for p in parameters_of(optimizers[0]) if p.requires_grad]
         self._buckets = buckets_of(trained)
         self._bucket_of = {id(p): n for n, bucket in enumerate(self._buckets) for p in bucket}
+        self._names: dict[int, str] = {}
         self._waiting = [0] * len(self._buckets)
+        self._came: set[int] = set()
         self._sent: list[Future[_Sent]] = []
-        self._overlapping = False
+        self._watching = False
+        # Whether gradients come in parts; not known before a backward pass was seen.
+        self._in_parts: bool | None = None
+        self._late: str | None = None
         self._thread: ThreadPoolExecutor | None = None
 
-    def overlap(self) -> None:
-        """Let gradients leave while the backward pass goes on, where there are several buckets."""
+    def overlap(self, module: nn.Module) -> None:
+        """Let gradients leave while the backward pass goes on, where there are several buckets.
+
+        Args:
+            module: what is trained.
+        """
+        self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         if self._size > 1 and len(self._buckets) > 1:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradients")
             for bucket in self._buckets:
@@ -124,14 +137,27 @@ class GradientExchange:
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
-        """Be within the backward pass, whose gradients may leave before it has ended."""
+        """Be within the backward pass, whose gradients may leave before it has ended.
+
+        Raises:
+            ModelError: to a gradient that had left something was added.
+        """
         self._waiting = [len(bucket) for bucket in self._buckets]
-        self._sent = []
-        self._overlapping = self._thread is not None
+        self._came, self._sent = set(), []
+        self._watching = self._thread is not None
         try:
             yield
         finally:
-            self._overlapping = False
+            self._watching = False
+        if self._late is not None:
+            raise ModelError(
+                f"the gradient of {self._late!r} came in parts, as it had not before, and its "
+                "first part has left for the other ranks already. That is how "
+                "torch.utils.checkpoint(…, use_reentrant=True) computes gradients of what is used "
+                "in several parts; give use_reentrant=False"
+            )
+        if self._in_parts is None and self._came:
+            self._in_parts = False
 
     def exchange(self) -> None:
         """Give all parameters the gradients of the global batch, after the backward pass."""
@@ -145,9 +171,19 @@ class GradientExchange:
             self._take(number, sent.result())
 
     def _arrived(self, parameter: nn.Parameter) -> None:
-        if not self._overlapping:
+        if not self._watching:
             return
-        self._waiting[self._bucket_of[id(parameter)]] -= 1
+        key = id(parameter)
+        number = self._bucket_of[key]
+        if key in self._came:
+            self._in_parts = True
+            if number < len(self._sent):
+                self._late = self._names[key]
+            return
+        self._came.add(key)
+        self._waiting[number] -= 1
+        if self._in_parts is not False:
+            return
         while len(self._sent) < len(self._buckets) and not self._waiting[len(self._sent)]:
             self._submit()
 

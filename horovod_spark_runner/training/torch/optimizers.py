@@ -35,10 +35,19 @@ def make_optimizers(model: TorchModel, module: nn.Module) -> dict[str, Optimizer
         made = {str(name): one for name, one in given.items()}
     else:
         made = {"": _made(given, module)}
+    check_optimizers(made, module)
+    return made
+
+
+def check_optimizers(made: Mapping[str, Any], module: nn.Module) -> None:
+    """Check that optimizers, by name, can train a module on several ranks.
+
+    Raises:
+        ModelError: one cannot; the message names it.
+    """
     own = {id(parameter) for parameter in module.parameters()}
     for name, optimizer in made.items():
         _check(optimizer, f"optimizer {name!r}" if name else "optimizer", own)
-    return made
 
 
 def _made(given: Any, module: nn.Module) -> Any:

@@ -77,10 +77,14 @@ class Steps:
             )
         if model.sync_batch_norm and self._size > 1:
             synchronise_norms(module, lambda: self.exchange.fraction)
-        if model.train_step is None:
-            self.exchange.overlap()
+        self._connect()
+
+    def _connect(self) -> None:
+        """Let gradients leave by themselves where a step of the user's own does not step."""
+        if self._model.train_step is None:
+            self.exchange.overlap(self._module)
             return
-        for optimizer in every:
+        for optimizer in self._optimizers.values():
             optimizer.register_step_pre_hook(self._before_own)
 
     def train(self, step: Step, asked: Sequence[bool]) -> list[float] | None:
@@ -90,11 +94,14 @@ class Steps:
         with self.exchange.step(fraction, asked), self._statistics.averaged(step):
             if self._size == 1 and not step.batch.rows:
                 return self.exchange.counts  # a step of this rank alone, which has nothing to do
-            if self._model.train_step is None:
-                self._usual(step)
-            else:
-                self._own(step)
+            self._compute(step)
         return self.exchange.counts
+
+    def _compute(self, step: Step) -> None:
+        if self._model.train_step is None:
+            self._usual(step)
+        else:
+            self._own(step)
 
     def test(self, step: Step) -> None:
         """Add this rank's part of a global batch to the sums."""
@@ -236,7 +243,11 @@ class Steps:
         every = list(self._optimizers.values())
         self._agree_to_step(next(n for n, each in enumerate(every) if each is optimizer))
         self.exchange.of(optimizer)
+        self._ready(optimizer)
         self._clip(optimizer)
+
+    def _ready(self, optimizer: Optimizer) -> None:
+        """Do what is to be done with the gradients of all ranks, before they are clipped."""
 
     def _agree_to_step(self, number: int) -> None:
         """Check that all ranks are about to step with the same optimizer, or none is (-1)."""
@@ -258,7 +269,7 @@ class Steps:
 
     def _report(self, batch: TorchBatch, outputs: Any, terms: Sequence[Term]) -> None:
         add_terms(self._sums, terms, first=self._rank == 0)
-        if self._metrics.names:
+        if self._metrics:
             target = self._batches.target(batch)
             self._metrics.update(self._sums, outputs, target)
 
