@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import tempfile
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..serialize import dumps_without, loads_with
@@ -39,7 +42,8 @@ class ShippedModel:
     def __init__(self, recipe: Recipe) -> None:
         # Only bytes and contents are kept, so that it can be pickled.
         self._recipe, self._contents = dumps_without(recipe, Contents)
-        told = [self._recipe, *(sum_of(one).encode() for one in self._contents)]
+        self._sums = [sum_of(one) for one in self._contents]
+        told = [self._recipe, *(one.encode() for one in self._sums)]
         self.digest = hashlib.sha256(b"".join(told)).hexdigest()
         self._broadcast: _Broadcast | None = None
 
@@ -56,7 +60,10 @@ class ShippedModel:
         """Return what unpacks the recipe on a worker of this session."""
         context = classic_context(spark)
         if context is None:
-            return Load(_Inline(self._recipe), [[_Held(one)] for one in self._contents])
+            large = sum(one.size for one in self._contents) > SMALL_BYTES
+            pairs = zip(self._contents, self._sums, strict=True)
+            sent = [_uploaded(spark, *pair) if large else _Held(pair[0]) for pair in pairs]
+            return Load(_Inline(self._recipe), [[one] for one in sent])
         if self._broadcast is None or self._broadcast.context() is not context:
             self._broadcast = _Broadcast(
                 weakref.ref(context),
@@ -155,6 +162,48 @@ def _place_of(data: bytes, path: str) -> int | None:
         return begin if whole[begin : begin + len(data)] == data else None
 
 
+# What the sessions of Spark Connect have been given as files, which they keep as long as they are.
+_files: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+_uploading = threading.Lock()
+
+
+def _uploaded(spark: SparkSession, contents: Contents, digest: str) -> _SentFile:
+    """Give contents to a session of Spark Connect as a file, once.
+
+    Its messages, and the memory of its server, hold no large models.
+    """
+    name = f"horovod-{digest}"
+    with _uploading:
+        known = _files.setdefault(spark, set())
+        if name not in known:
+            with tempfile.TemporaryDirectory() as folder:
+                place = Path(folder, name)
+                with place.open("wb") as file:
+                    for part in contents.parts():
+                        file.write(part)
+                spark.addArtifact(str(place), file=True)
+            known.add(name)
+    return _SentFile(name, contents.size)
+
+
+@dataclass(frozen=True)
+class _SentFile:
+    """A file that Spark Connect puts on every executor.
+
+    Attributes:
+        name: what it is called there.
+        size: its bytes.
+    """
+
+    name: str
+    size: int
+
+    def piece(self) -> Piece:
+        from pyspark import SparkFiles
+
+        return FilePart(SparkFiles.get(self.name), 0, self.size)
+
+
 @dataclass(frozen=True)
 class _Inline:
     """Stands in for a broadcast on Spark Connect, which has none."""
@@ -164,7 +213,7 @@ class _Inline:
 
 @dataclass(frozen=True)
 class _Held:
-    """Stands in for a piece on Spark Connect."""
+    """Stands in for a piece on Spark Connect, within its messages."""
 
     contents: Contents = field(repr=False)
 

@@ -8,6 +8,7 @@ are mapped do not count, as the system takes their memory back when it needs it.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -155,17 +156,35 @@ def train(spark: SparkSession, rows: int, place: str) -> dict[str, Any]:
     }
 
 
+def connect(spark: SparkSession, rows: int, place: str) -> dict[str, Any]:
+    """Predict with a stage that was saved, through Spark Connect, whose messages are small."""
+    from horovod_spark_runner import TFTransformer
+
+    peak = Peak()
+    peak.begin("load")
+    transformer = TFTransformer.load(place)
+    peak.begin("transform")
+    found = predicted(transformer, rows_of(spark, rows))
+    peak.begin("again")
+    again = predicted(TFTransformer.load(place), rows_of(spark, rows))
+    return {"steps": peak.steps, "wanted": found, "found": again}
+
+
 def main() -> None:
     kind, rows, place = sys.argv[1:]
+    # A Spark Connect server chooses a port that is free.
+    if kind == "connect":
+        os.environ["SPARK_TESTING"] = "1"
+    builder: Any = SparkSession.builder
     spark = (
-        SparkSession.builder.master("local[2]")
+        (builder.remote("local[2]") if kind == "connect" else builder.master("local[2]"))
         .config("spark.ui.enabled", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .getOrCreate()
     )
-    told = {"adopt": adopt, "load": load, "train": train}[kind](spark, int(rows), place)
-    print(json.dumps(told))
+    steps = {"adopt": adopt, "load": load, "train": train, "connect": connect}
+    print(json.dumps(steps[kind](spark, int(rows), place)))
 
 
 if __name__ == "__main__":
