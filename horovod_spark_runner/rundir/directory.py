@@ -16,7 +16,8 @@
         report.html                 what there is to see of the run, as one page
         mlflow.json                 identity of the run in MLflow, if it is told of the training
         events/train, validation    event files, for TensorBoard
-        model/                      model.keras, weights.npz, sample.npz, signature.json (the last)
+        model/                      model.keras or module.pt2, weights.npz, sample.npz,
+                                    signature.json (the last)
         saved_model/                the model as a SavedModel, if asked for
 """
 
