@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidInputError, ModelError
+from ..errors import DataError, InvalidInputError, ModelError
 from ..scoring.bundle import MAIN_FILE, Bundle, bundle_files
 from ..scoring.categories import StringIndexer
 from ..scoring.inputs import ARRAY, VECTOR, Input
@@ -105,6 +105,7 @@ def export_pipeline(
     bundle = _bundle(pipeline_model, frame, ONNX)
     held = pipeline_file(bundle, frame, columns)
     with saving("the exported pipeline", location):
+        location.parent.make_folder()
         location.write_bytes(held)
 
 
@@ -134,7 +135,7 @@ def _read(stages: Iterable[Any], frame: DataFrame, format: str) -> Iterator[Stag
     stages = list(stages)
     _check_known([one for one in stages if not isinstance(one, PredictionModel)])
     for stage in stages:
-        fitted = Fitted(stage, frame, stage.transform(frame))
+        fitted = Fitted(stage, frame, _transformed(stage, frame))
         if isinstance(stage, PredictionModel):
             from .network import network
 
@@ -145,6 +146,19 @@ def _read(stages: Iterable[Any], frame: DataFrame, format: str) -> Iterator[Stag
                 fitted.kind(name)
             yield made
         frame = fitted.after
+
+
+def _transformed(stage: Any, frame: DataFrame) -> DataFrame:
+    from pyspark.errors import PySparkException
+
+    try:
+        after: DataFrame = stage.transform(frame)
+    except PySparkException as error:
+        raise DataError(
+            f"stage {type(stage).__name__} ({stage.uid}) does not take the DataFrame, whose "
+            f"columns are {frame.columns} there: {' '.join(str(error).split())[:300]}"
+        ) from error
+    return after
 
 
 def _check_known(stages: Iterable[Any]) -> None:

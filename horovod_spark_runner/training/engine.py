@@ -25,6 +25,7 @@ from ..frameworks import KERAS
 from ..rundir.directory import RunDirectory
 from ..storage.contents import Contents
 from ..storage.filesystem import Location
+from .class_columns import ClassColumn
 from .evaluation import Evaluator, Question
 from .said_engine import said_engine
 from .spec import Binding, ModelNames, ModelSource, TrainingSpec
@@ -211,6 +212,7 @@ class Engine(Protocol):
         columns: Sequence[str],
         outputs: Sequence[str],
         target: Location,
+        classes: Sequence[ClassColumn] = (),
     ) -> None:
         """Write the model in a format that other programs read. On the driver.
 
@@ -220,10 +222,11 @@ class Engine(Protocol):
             columns: what the feature columns are called there, in their order.
             outputs: what its outputs are called there, in their order.
             target: the place, a folder or file that is replaced.
+            classes: columns of classes, in place of the outputs they are made of.
 
         Raises:
             ModelError: the format cannot hold the model.
-            InvalidInputError: there is no such format.
+            InvalidInputError: there is no such format, or it has no columns of classes.
             EnvironmentProblem: a package that the format needs is not installed.
             OSError: storage fails.
         """

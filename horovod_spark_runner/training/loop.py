@@ -32,6 +32,7 @@ from .rank_state import restore_rank
 from .spec import TrainingReport, TrainingSpec
 from .state import broadcast, kept
 from .sync.synchroniser import Synchroniser
+from .traces import Traces
 from .trainee import Trainee
 from .ways import SYNCHRONISERS, Way
 
@@ -94,7 +95,7 @@ class Training:
         self._agreement = Agreement(world)
         self._watch = watch
         self._clock = clock
-        self._accounts = Accounts(world, clock, trainee.exchange_seconds)
+        self._accounts = Accounts(world, clock, trainee.exchange_seconds, synchroniser.traffic)
         self._rank, self._size = world.Get_rank(), world.Get_size()
         self._readers: list[DatasetReader] = []
         self._epochs = self._read(spec.train)
@@ -104,6 +105,7 @@ class Training:
         self._events: EventFiles | None = None
         if self._rank == 0 and spec.checkpoints.event_files:
             self._events = EventFiles(RunDirectory(spec.run_dir), spec.lock_token)
+        self._traces = Traces(spec, self._rank, trainee.tracer())
         self._progress = Progress()
         self._rates: dict[str, float] = {}
         self._reporter = ProgressReporter(self._rank, spec.fit.epochs, self._accounts)
@@ -165,6 +167,7 @@ class Training:
         self._trainee.variables_were_set()
 
     def close(self) -> None:
+        self._traces.close()
         self._keeper.close()
         if self._events is not None:
             self._events.close()
@@ -183,6 +186,7 @@ class Training:
         while not self._progress.is_finished(self._spec.fit.epochs):
             logs = self._run_epoch(begun=resumed_in_epoch)
             resumed_in_epoch = False
+            self._traces.at(self._progress.step)
             if self._preempted:
                 self._keeper.finish()
                 return self._report()
@@ -290,6 +294,7 @@ class Training:
         """Run one step; return its logs, and whether the ranks have agreed to leave the epoch."""
         progress, steps = self._progress, self._epochs.steps
         self._keeper.poll()
+        self._traces.at(progress.step)
         self._rate.before_step(progress.epoch + step.number / steps)
         begins, ends, end = execution(step.number, steps, self._trainee.steps_per_execution)
         if begins and self._hooks.watch_begin:
@@ -300,6 +305,7 @@ class Training:
             raise_together(self._world, lambda: self._trainee.probe(step))
         # Without rows of its own, a rank takes part in a step of all, and lets one of its own be.
         idle = not step.batch.rows and not self._sync.meets_in_every_step
+        self._sync.before_step(progress.step)
         with kept(self._variables) if idle else contextlib.nullcontext():
             logs, requests = self._trainee.train_step(step, asked, step.number == steps - 1)
         self._clock.to(Kind.CALLBACKS)
@@ -344,7 +350,8 @@ class Training:
         """Check, after the first step, what only then can be told."""
         self._checked = True
         self._accounts.first_step_ended()
-        self._keeper.check_metric(numbers(plain(logs)))
+        if self._trainee.tells_all:
+            self._keeper.check_metric(numbers(plain(logs)))
         if met:
             self._check_agreement("after the first step")
 
@@ -371,7 +378,7 @@ class Training:
                         break
         results = self._trainee.results("test", *last)
         hooks.test_end(results)
-        return {f"val_{name}": value for name, value in results.items()}
+        return {self._trainee.of_validation(name): value for name, value in results.items()}
 
     def _check_agreement(self, when: str) -> None:
         with self._clock.during(Kind.AGREE):

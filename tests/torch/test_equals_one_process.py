@@ -135,7 +135,9 @@ def without_exchange() -> TorchModel:
     """Return the network, and let this rank keep its gradients to itself."""
     from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
 
-    def gradients(self: Any, gradients: Any, share: Any, name: str, along: Any = ()) -> Any:
+    def gradients(
+        self: Any, gradients: Any, share: Any, name: str, place: str, along: Any = ()
+    ) -> Any:
         return list(gradients), self._collectives.sum(along, name)
 
     AllreduceSynchroniser.gradients = gradients  # type: ignore[method-assign]

@@ -20,17 +20,19 @@ class Ring:
         self.itself = self
 
 
-def test_what_is_left_out_of_collections_is_freed_before_the_next_is() -> None:
+def test_what_is_left_out_of_collections_is_freed_once_something_was_dropped() -> None:
     before = gc.get_freeze_count()
     try:
         ring = Ring()
         known = weakref.ref(ring)
-        spare_from_collection()
+        spare_from_collection(dropped=False)
         assert gc.get_freeze_count() > before
         del ring
         gc.collect()
         assert known() is not None  # what this test is about: it was not looked at
-        spare_from_collection()
+        spare_from_collection(dropped=False)
+        assert known() is not None
+        spare_from_collection(dropped=True)
         assert known() is None
     finally:
         gc.unfreeze()

@@ -11,6 +11,7 @@ from ...quiet import quiet_imports
 from ...rundir.directory import RunDirectory
 from ...storage.contents import Contents
 from ...storage.filesystem import Location
+from ..class_columns import ClassColumn, check_no_classes
 from ..engine import GRAPH_FILE, KERAS_FILE, ONNX, SAVED_MODEL, Engine, check_format
 from ..evaluation import Evaluator, Question
 from ..spec import Binding, ModelNames, ModelSource, TrainingSpec
@@ -140,7 +141,10 @@ class KerasEngine:
         columns: Sequence[str],
         outputs: Sequence[str],
         target: Location,
+        classes: Sequence[ClassColumn] = (),
     ) -> None:
+        if format != SAVED_MODEL:
+            check_no_classes(format, classes)
         with quiet_imports():
             from .export import export_recipe
             from .keras_file import export_keras
@@ -151,7 +155,7 @@ class KerasEngine:
             export_onnx(recipe, columns, outputs, target)
         else:
             check_format(format, (SAVED_MODEL,))
-            export_recipe(recipe, columns, outputs, target)
+            export_recipe(recipe, columns, outputs, target, classes)
 
     def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, object]], str]:
         with quiet_imports():

@@ -11,6 +11,7 @@ step of the user's own, an optimizer's gradients leave where it is about to step
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -55,7 +56,8 @@ class GradientExchange:
         self._asked: Sequence[bool] = ()
         self._counts: list[float] | None = None
         self._own_count = self._total_count = 0.0
-        self._calls = 0
+        self._calls = [0] * len(optimizers)
+        self._optimizers = optimizers
         trained = [p for p in parameters_of(optimizers[0]) if p.requires_grad]
         self._buckets = buckets_of(trained)
         self._bucket_of = {id(p): n for n, bucket in enumerate(self._buckets) for p in bucket}
@@ -68,6 +70,26 @@ class GradientExchange:
         self._in_parts: bool | None = None
         self._late: str | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        """The seconds in which all steps so far had nothing to do but to wait for sums.
+
+        What is exchanged while the backward pass goes on is none of it. ``None`` on a GPU, which
+        computes while this process waits.
+        """
+        if self._size == 1:
+            return 0.0
+        return self._seconds if self._device.type == "cpu" else None
+
+    @contextlib.contextmanager
+    def _waiting_for_sums(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds += time.perf_counter() - began
 
     def overlap(self, module: nn.Module) -> None:
         """Let gradients leave while the backward pass goes on, where there are several buckets.
@@ -93,11 +115,13 @@ class GradientExchange:
             asked: what it asks for.
         """
         part = Part(self._size, fraction if self._together else None)
-        self._part, self._asked, self._counts, self._calls = part, asked, None, 0
+        self._part, self._asked, self._counts = part, asked, None
+        self._calls = [0] * len(self._optimizers)
         self._own_count = self._total_count = 0.0
         yield
         if self._counts is None and self._together:
-            self._note(TensorCollectives().sum([self._control()], "control")[0])
+            with self._waiting_for_sums():
+                self._note(TensorCollectives().sum([self._control()], "control")[0])
 
     def count(self, own: float) -> None:
         """Say what this rank's loss is to be divided by, before the backward pass.
@@ -110,6 +134,11 @@ class GradientExchange:
     def size(self) -> int:
         """The ranks that make a step together."""
         return self._size
+
+    @property
+    def lasting(self) -> bool:
+        """Whether optimizers are given now what the gradients of earlier steps were."""
+        return self._synchroniser.lasting
 
     @property
     def fraction(self) -> float:
@@ -154,6 +183,10 @@ class GradientExchange:
 
     def exchange(self) -> None:
         """Give all parameters the gradients of the global batch, after the backward pass."""
+        with self._waiting_for_sums():
+            self._exchange_rest()
+
+    def _exchange_rest(self) -> None:
         if self._thread is None:
             for number in range(len(self._buckets)):
                 self._take(number, self._send(number))
@@ -186,7 +219,7 @@ class GradientExchange:
 
     def _send(self, number: int) -> _Sent:
         last = number == len(self._buckets) - 1
-        return self._reduce(self._buckets[number], f"gradients.{number}", ask=last)
+        return self._reduce(self._buckets[number], str(number), ask=last)
 
     def _take(self, number: int, sent: _Sent) -> None:
         self._assign(self._buckets[number], *sent)
@@ -196,20 +229,25 @@ class GradientExchange:
     def of(self, optimizer: Optimizer) -> None:
         """Give an optimizer's parameters the gradients of the global batch, before it steps."""
         parameters = [p for p in parameters_of(optimizer) if p.requires_grad]
-        name = f"gradients.own.{self._calls}"
-        self._calls += 1
-        self._assign(parameters, *self._reduce(parameters, name, ask=self._counts is None))
+        number = next(n for n, each in enumerate(self._optimizers) if each is optimizer)
+        # Which optimizer, for which time in a step.
+        place = f"{number}.{self._calls[number]}"
+        self._calls[number] += 1
+        with self._waiting_for_sums():
+            self._assign(parameters, *self._reduce(parameters, place, ask=self._counts is None))
 
     # -- both ----------------------------------------------------------------------------------
 
     def changes(self, changes: Sequence[Tensor]) -> list[Tensor]:
         """Return by what statistics change, given by what they have changed on this rank."""
-        return self._synchroniser.changes(changes, self._part, "statistics")
+        with self._waiting_for_sums():
+            return self._synchroniser.changes(changes, self._part, "statistics")
 
-    def _reduce(self, parameters: Sequence[nn.Parameter], name: str, *, ask: bool) -> _Sent:
+    def _reduce(self, parameters: Sequence[nn.Parameter], place: str, *, ask: bool) -> _Sent:
+        name = f"gradients.{place}"
         if self._size == 1:  # there is nobody to ask
             gradients, _ = self._synchroniser.gradients(
-                [parameter.grad for parameter in parameters], self._part, name
+                [parameter.grad for parameter in parameters], self._part, name, place
             )
             along = [self._control()] if ask and self._together else []
             return gradients, along
@@ -221,10 +259,17 @@ class GradientExchange:
         ]
         used = torch.tensor(there, dtype=torch.float32, device=self._device)
         along = [used, self._control()] if ask else [used]
-        gradients, summed = self._synchroniser.gradients(own, self._part, name, along)
+        gradients, summed = self._synchroniser.gradients(own, self._part, name, place, along)
         by_any = (summed[0] if summed else used).tolist()
-        kept = [g if count else None for g, count in zip(gradients, by_any, strict=True)]
+        kept = [
+            g if count or self._has_come(g) else None
+            for g, count in zip(gradients, by_any, strict=True)
+        ]
         return kept, summed[1:]
+
+    def _has_come(self, gradient: Tensor | None) -> bool:
+        """Tell whether a gradient of an earlier step has come only now."""
+        return self.lasting and gradient is not None and bool(gradient.any())
 
     def _assign(
         self,

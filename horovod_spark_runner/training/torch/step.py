@@ -19,6 +19,7 @@ from .exchange import GradientExchange
 from .losses import LABELS, ROWS, SUM, Losses, Term
 from .metrics import Metrics, Sums, add_terms
 from .outputs import leaves
+from .own_gradients import OwnGradients
 from .own_step import TorchStep, clip
 from .statistics import Statistics
 from .sync_norm import synchronise_norms
@@ -77,10 +78,23 @@ class Steps:
             )
         if model.sync_batch_norm and self._size > 1:
             synchronise_norms(module, lambda: self.exchange.fraction)
-        if model.train_step is None:
-            self.exchange.overlap(module)
+        self._connect()
+
+    def _connect(self) -> None:
+        """Let gradients leave by themselves where a step of the user's own does not step."""
+        if self._model.train_step is None:
+            self.exchange.overlap(self._module)
             return
-        for optimizer in every:
+        self._connect_own(kept=False)
+
+    def _connect_own(self, *, kept: bool) -> None:
+        """Let optimizers of the user's own steps have the gradients of all ranks.
+
+        Args:
+            kept: whether gradients stay until the user clears them.
+        """
+        self._gradients = OwnGradients(self._optimizers, self._size, kept=kept)
+        for optimizer in self._optimizers.values():
             optimizer.register_step_pre_hook(self._before_own)
 
     def train(self, step: Step, asked: Sequence[bool]) -> list[float] | None:
@@ -90,11 +104,14 @@ class Steps:
         with self.exchange.step(fraction, asked), self._statistics.averaged(step):
             if self._size == 1 and not step.batch.rows:
                 return self.exchange.counts  # a step of this rank alone, which has nothing to do
-            if self._model.train_step is None:
-                self._usual(step)
-            else:
-                self._own(step)
+            self._compute(step)
         return self.exchange.counts
+
+    def _compute(self, step: Step) -> None:
+        if self._model.train_step is None:
+            self._usual(step)
+        else:
+            self._own(step)
 
     def test(self, step: Step) -> None:
         """Add this rank's part of a global batch to the sums."""
@@ -159,12 +176,13 @@ class Steps:
         """Return what is differentiated: this rank's mean over its rows.
 
         What divides a single loss otherwise is made good afterwards, by what went along with the
-        gradients; several losses need to know it before.
+        gradients; several losses need to know it before, and so does one whose gradients may come
+        in a later step.
         """
         rows = step.batch.rows
         whole = self._whole(step)
         counts = [float(term.count) for term in terms]
-        if len(terms) == 1:
+        if self._divided_after(terms):
             self.exchange.count(counts[0])
             return terms[0].summed / rows if rows else None
         if self._size > 1 and LABELS in [term.kind for term in terms]:
@@ -181,9 +199,12 @@ class Steps:
         """Return the rows of all ranks that make the step together."""
         return step.rows if self._size > 1 else step.batch.rows
 
+    def _divided_after(self, terms: Sequence[Term]) -> bool:
+        return len(terms) == 1 and not self.exchange.lasting
+
     def _divide(self, terms: Sequence[Term], step: Step, optimizer: Optimizer) -> None:
         """Bring the gradients to what the loss is divided by, where these are not the rows."""
-        if len(terms) != 1 or terms[0].kind == ROWS:
+        if not self._divided_after(terms) or terms[0].kind == ROWS:
             return
         total = self.exchange.total_count if self._size > 1 else float(terms[0].count)
         factor = _factor(terms[0], self._whole(step), total)
@@ -201,8 +222,7 @@ class Steps:
 
     def _own(self, step: Step) -> None:
         assert self._model.train_step is not None
-        for optimizer in self._optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
+        self._gradients.begin()
         batch = self._batches.nothing()
         if step.batch.rows:
             batch = self._batches.of(step.batch.arrays, training=True)
@@ -213,9 +233,11 @@ class Steps:
             batch.weights,
             self._optimizers,
             lambda: self._batches.call(self._module, batch),
+            self._synchronize,
         )
         with self._autocast():
             logs = self._model.train_step(given)
+        self._gradients.end()
         self._agree_to_step(-1)
         if logs is None:
             return
@@ -226,13 +248,29 @@ class Steps:
             )
         rows = step.batch.rows
         for name, value in logs.items():
-            self._sums.add(str(name), float(value) * rows if rows else 0.0, rows)
+            self._sums.add(str(name), _told(str(name), value) * rows if rows else 0.0, rows)
+
+    def _number_of(self, optimizer: Optimizer) -> int:
+        every = self._optimizers.values()
+        return next(number for number, each in enumerate(every) if each is optimizer)
+
+    def _synchronize(self, optimizer: Optimizer | None) -> None:
+        """See `TorchStep.synchronize`."""
+        for each in self._optimizers.values() if optimizer is None else (optimizer,):
+            if self._size > 1:
+                self._gradients.exchanged(each)
+                self._agree_to_step(self._number_of(each))
+                self.exchange.of(each)
 
     def _before_own(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        every = list(self._optimizers.values())
-        self._agree_to_step(next(n for n, each in enumerate(every) if each is optimizer))
-        self.exchange.of(optimizer)
+        if self._gradients.stepping(optimizer):
+            self._agree_to_step(self._number_of(optimizer))
+            self.exchange.of(optimizer)
+        self._ready(optimizer)
         self._clip(optimizer)
+
+    def _ready(self, optimizer: Optimizer) -> None:
+        """Do what is to be done with the gradients of all ranks, before they are clipped."""
 
     def _agree_to_step(self, number: int) -> None:
         """Check that all ranks are about to step with the same optimizer, or none is (-1)."""
@@ -254,7 +292,7 @@ class Steps:
 
     def _report(self, batch: TorchBatch, outputs: Any, terms: Sequence[Term]) -> None:
         add_terms(self._sums, terms, first=self._rank == 0)
-        if self._metrics.names:
+        if self._metrics:
             target = self._batches.target(batch)
             self._metrics.update(self._sums, outputs, target)
 
@@ -271,6 +309,23 @@ class Steps:
         dtype = getattr(torch, self._model.autocast)
         with torch.autocast(self._device.type, dtype=dtype):
             yield
+
+
+def _told(name: str, value: Any) -> float:
+    """Return what a train_step reports as a number.
+
+    Raises:
+        ModelError: it is none.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value.detach())
+    if isinstance(value, (bool, int, float, np.number)):
+        return float(value)
+    shown = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else brief(value)
+    raise ModelError(
+        f"train_step reports {name!r} with {shown}; report one number, the mean over the rows of "
+        "the batch"
+    )
 
 
 def _factor(term: Term, rows: int, count: float) -> float:
