@@ -69,10 +69,10 @@ def run_training(
             (PNG, JPEG, GIF, WebP, BMP, TIFF), NumPy arrays as Petastorm's codecs write them, or the
             raw elements of an array. Features may be strings or arrays of strings, for models that
             begin with ``StringLookup``, ``TextVectorization`` or ``Hashing``.
-        model_fn: function without arguments that returns a compiled ``keras.Model``, called on
-            every worker; or the path or URL of a ``.keras`` file, or of the ``.json`` of a compiled
-            model. A function for another framework than Keras says its engine by an attribute
-            ``horovod_engine``, the dotted name of the engine's module; see
+        model_fn: function without arguments that returns a compiled ``keras.Model`` or a
+            `TorchModel`, called on every worker; or the path or URL of a ``.keras`` file, or of the
+            ``.json`` of a compiled model. A function for another framework says its engine by an
+            attribute ``horovod_engine``, the dotted name of the engine's module; see
             `horovod_spark_runner.training.engine`.
         feature_cols: columns that feed the model's inputs: a list, in the inputs' order or by their
             names, or a dictionary from input name to column. A list in place of a column
@@ -107,12 +107,15 @@ def run_training(
         warmup_epochs: epochs over which the rate rises to its scaled value (0).
         seed: seed of the order of rows, the split and the model's initial weights (0).
         shuffle: take the rows in another order every epoch (default).
-        callbacks: Keras callbacks that can be pickled, or a function, called on each worker, that
-            returns them. Keras' own that write files run on rank 0 only.
+        callbacks: Keras callbacks (`TorchCallback` for a PyTorch module) that can be pickled, or a
+            function, called on each worker, that returns them. Keras' own that write files run on
+            rank 0 only.
         custom_objects: the model's own classes and functions by name, for a model file.
         initial_weights: weights to begin a new run with: another run's directory or one of its
-            checkpoints, a ``.keras`` or ``.weights.h5`` file, or a SavedModel written by Keras; as
-            `InitialWeights`, to take over only those that fit.
+            checkpoints; or, for a Keras model, a ``.keras`` or ``.weights.h5`` file or a SavedModel
+            written by Keras; for a PyTorch module, a ``.pt`` or ``.pth`` file of
+            ``torch.save(module.state_dict())``; as `InitialWeights`, to take over only those that
+            fit.
         run_dir: folder or URL for checkpoints and the model, reached by the driver and all
             executors. On a ``local`` master ``runs/<time>`` by default; required elsewhere.
         resume: ``"auto"`` (default) goes on from the newest checkpoint in ``run_dir`` if there is

@@ -18,7 +18,8 @@
         events/train, validation    event files, for TensorBoard
         events/profile/             profiles of chosen steps, if asked for, for TensorBoard, too
         events/timeline-00000000.json  Horovod's timeline from that step on, if asked for
-        model/                      model.keras, weights.npz, sample.npz, signature.json (the last)
+        model/                      model.keras or module.pt2, weights.npz, sample.npz,
+                                    signature.json (the last)
         saved_model/                the model as a SavedModel, if asked for
 """
 

@@ -5,7 +5,7 @@
     PATH/
         pipeline.json           format, inputs, stages; SHA-256 of itself and the other files
         arrays.npz              fitted arrays, by stage and name
-        N.contents.zip          the network of stage N: a SavedModel
+        N.contents.zip          the network of stage N: a SavedModel, or an ONNX file
 
 ``pipeline.json`` is written last.
 """

@@ -222,9 +222,9 @@ class EstimatorSettings(Settings):
     model_fn: Any = setting(
         None,
         optional(Kind("function, its import name, or path", _check_model)),
-        "function that returns a compiled ``keras.Model``, called on every worker with "
-        f"``modelArgs``; {BY_NAME}. Or the path or URL of a ``.keras`` file, or of the ``.json`` "
-        "of a compiled model. It has to be given.",
+        "function that returns a compiled ``keras.Model`` or a `TorchModel`, called on every "
+        f"worker with ``modelArgs``; {BY_NAME}. Or the path or URL of a ``.keras`` file, or of the "
+        "``.json`` of a compiled model. It has to be given.",
     )
     model_args: Mapping[str, Any] = setting(
         {},
@@ -240,14 +240,16 @@ class EstimatorSettings(Settings):
     callbacks: Any = setting(
         None,
         optional(Kind("function, or list of callbacks", _check_callbacks)),
-        f"function, called on each worker, that returns Keras callbacks; {BY_NAME}. Or a list of "
-        "callbacks that can be pickled, which cannot be saved.",
+        "function, called on each worker, that returns Keras callbacks, or `TorchCallback` for a "
+        f"PyTorch module; {BY_NAME}. Or a list of callbacks that can be pickled, which cannot be "
+        "saved.",
     )
     initial_weights: str | os.PathLike[str] | None = setting(
         None,
         optional(PLACE),
-        "weights to begin with: another run's directory or one of its checkpoints, a ``.keras`` or "
-        "``.weights.h5`` file, or a SavedModel written by Keras.",
+        "weights to begin with: another run's directory or one of its checkpoints; or, for a Keras "
+        "model, a ``.keras`` or ``.weights.h5`` file or a SavedModel written by Keras; for a "
+        "PyTorch module, a ``.pt`` or ``.pth`` file of ``torch.save(module.state_dict())``.",
     )
     label_col: str | None = setting(
         "label",

@@ -78,8 +78,8 @@ def _check_profile_steps(name: str, value: object) -> tuple[int, int]:
 def _check_weights(name: str, value: object) -> str | os.PathLike[str]:
     if not isinstance(value, (str, os.PathLike)) or value == "":
         raise InvalidInputError(
-            "initial_weights must be the path or URL of a run, a Keras file or a SavedModel, got "
-            f"{brief(value)}"
+            "initial_weights must be the path or URL of a run, a file of weights or a SavedModel, "
+            f"got {brief(value)}"
         )
     return value
 
@@ -253,8 +253,9 @@ class InitialWeights(Settings):
 
     place: str | os.PathLike[str] = required(
         _WEIGHTS,
-        "path or URL of another run's directory or one of its checkpoints, a ``.keras`` or "
-        "``.weights.h5`` file, or a SavedModel written by Keras.",
+        "path or URL of another run's directory or one of its checkpoints; or, for a Keras model, "
+        "a ``.keras`` or ``.weights.h5`` file or a SavedModel written by Keras; for a PyTorch "
+        "module, a ``.pt`` or ``.pth`` file of ``torch.save(module.state_dict())``.",
     )
     _: KW_ONLY
     skip_mismatch: bool = setting(

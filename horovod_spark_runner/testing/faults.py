@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from ..errors import InvalidInputError
 from ..settings.kinds import check_choice, check_count, check_number
 from ..storage.trouble import WRITES
-from ..training.keras.source import check_given_callbacks
 from .one_rank import runs_here
 
 FaultKind = Literal["kill", "stop", "terminate", "raise", "storage"]
@@ -105,41 +103,3 @@ class Faults:
         except FileExistsError:
             return False
         return True
-
-
-def with_faults(
-    faults: Sequence[Fault],
-    notes: str | os.PathLike[str],
-    callbacks: Sequence[Any] | Callable[[], Sequence[Any]] = (),
-) -> Callable[[], list[Any]]:
-    """Return what `run_training` takes as ``callbacks`` to train with faults.
-
-    Args:
-        faults: what happens.
-        notes: folder that all ranks reach, of this run alone; it notes which faults have happened,
-            so that a run that is started again does not meet them again.
-        callbacks: the training's own callbacks, as `run_training` takes them; they are called
-            before a fault happens.
-
-    Raises:
-        InvalidInputError: ``faults`` holds something else, or ``callbacks`` are none of Keras'.
-    """
-    for fault in faults:
-        if not isinstance(fault, Fault):
-            raise InvalidInputError(f"faults must be of class Fault, got {fault!r}")
-    check_given_callbacks(callbacks)
-    return _Callbacks(Faults(tuple(faults), os.fspath(notes)), callbacks)
-
-
-@dataclass(frozen=True)
-class _Callbacks:
-    """Makes the callbacks on each rank: those given, and the one that lets faults happen."""
-
-    faults: Faults
-    given: Any
-
-    def __call__(self) -> list[Any]:
-        from ..training.keras.callbacks import check_callbacks
-        from .injector import FaultInjector
-
-        return [*check_callbacks(self.given), FaultInjector(self.faults)]

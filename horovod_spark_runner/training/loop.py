@@ -102,9 +102,8 @@ class Training:
         self._validation = (
             None if spec.validation is None else self._read(spec.validation, training=False)
         )
-        self._events: EventFiles | None = None
-        if self._rank == 0 and spec.checkpoints.event_files:
-            self._events = EventFiles(RunDirectory(spec.run_dir), spec.lock_token)
+        events = self._rank == 0 and spec.checkpoints.event_files
+        self._events = EventFiles(RunDirectory(spec.run_dir), spec.lock_token) if events else None
         self._traces = Traces(spec, self._rank, trainee.tracer())
         self._progress = Progress()
         self._rates: dict[str, float] = {}

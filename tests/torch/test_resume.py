@@ -16,13 +16,14 @@ from horovod_spark_runner import (
     CheckpointOptions,
     InvalidInputError,
     ModelError,
+    RankFailedError,
     RestartOptions,
     RunDirectoryError,
     TorchCallback,
     TorchEarlyStopping,
     TorchModel,
 )
-from horovod_spark_runner.testing import Fault, Faults
+from horovod_spark_runner.testing import Fault, Faults, with_faults
 from tests.runs import arrays_in, assert_same_weights, curves_in
 from tests.torch.models import FaultAt, digits_model, digits_net, random_model
 from tests.trainings import digits_model as keras_model
@@ -170,3 +171,24 @@ def test_a_saved_model_is_none_of_a_module(frame: Any, tmp_path: Path) -> None:
     wanted = CheckpointOptions(saved_model=True)
     with pytest.raises(InvalidInputError, match=r"saved_model=True\) is for Keras models"):
         train(frame, tmp_path / "new", model_fn=random_model, checkpoints=wanted)
+
+
+def test_faults_of_users_tests(frame: Any, tmp_path: Path) -> None:
+    """One happens in the second epoch, once: the same call goes on behind it."""
+    faults = [Fault(12, kind="raise")]
+    given: dict[str, Any] = {
+        "model_fn": digits_model,
+        "num_workers": 1,
+        "batch_size": 16,
+        "callbacks": with_faults(faults, tmp_path / "notes", [NoStop()], framework="torch"),
+    }
+    with pytest.raises(RankFailedError, match=r"Fault\(step=12, rank=0, kind='raise'"):
+        train(frame, tmp_path / "run", **given)
+    history = train(frame, tmp_path / "run", **given).summary.history
+    assert len(history) == 2
+    with pytest.raises(InvalidInputError, match="callbacks holds 3, which is no TorchCallback"):
+        with_faults(faults, tmp_path / "notes", [3], framework="torch")
+
+
+class NoStop(TorchCallback):
+    pass

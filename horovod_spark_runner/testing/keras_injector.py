@@ -10,7 +10,7 @@ from mpi4py import MPI
 from .faults import Faults
 
 
-class FaultInjector(keras.callbacks.Callback):  # type: ignore[misc]
+class KerasFaultInjector(keras.callbacks.Callback):  # type: ignore[misc]
     """Counts the steps of the whole run: its attributes are kept in checkpoints."""
 
     def __init__(self, faults: Faults) -> None:
