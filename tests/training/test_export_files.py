@@ -286,7 +286,8 @@ def test_what_is_no_number_is_never_made_one(
         alone = session({"x": HOSTILE[number : number + 1]})["prediction"]
         np.testing.assert_allclose(alone[0], found[number], rtol=1e-5, atol=1e-6)
     nothing = session({"x": HOSTILE[:0]})["prediction"]
-    assert (nothing.shape, nothing.dtype) == ((0, *expected.shape[1:]), np.float32)
+    assert nothing.shape == (0, *expected.shape[1:])
+    assert nothing.dtype == np.float32
 
 
 def test_a_class_that_stands_for_no_value_is_the_least_number(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ from horovod_spark_runner.scoring.vectors import VectorAssembler
 @pytest.mark.parametrize(
     ("kind", "given", "expected"),
     [
-        ("int", np.ma.array([1, -9999], mask=[0, 1]), [1, None]),
-        ("double", np.ma.array([1.5, -9999.0], mask=[0, 1]), [1.5, None]),
-        ("boolean", np.ma.array([True, False], mask=[0, 1]), [True, None]),
-        ("string", np.ma.array(["a", "b"], mask=[0, 1]), ["a", None]),
+        ("int", np.ma.array([1, -9999], mask=[False, True]), [1, None]),
+        ("double", np.ma.array([1.5, -9999.0], mask=[False, True]), [1.5, None]),
+        ("boolean", np.ma.array([True, False], mask=[False, True]), [True, None]),
+        ("string", np.ma.array(["a", "b"], mask=[False, True]), ["a", None]),
         ("int", np.ma.array([1, 2]), [1, 2]),
         ("array<string>", [np.ma.array(["a"]), None], [["a"], None]),
         ("boolean", pa.array([True, None]), [True, None]),
@@ -41,7 +41,7 @@ def test_what_is_masked_or_null_is_null(kind: str, given: Any, expected: list[An
 
 
 def test_an_array_with_a_masked_element_is_none() -> None:
-    whole = np.ma.array([[1.0, 2.0], [3.0, 4.0]], mask=[[0, 1], [0, 0]])
+    whole = np.ma.array([[1.0, 2.0], [3.0, 4.0]], mask=[[False, True], [False, False]])
     for given in (whole, list(whole)):
         column = Input("x", "array", 2).convert(given)
         assert column.value(0) is None
@@ -72,7 +72,9 @@ def test_what_is_no_column_is_named(scorer: Scorer, rows: Callable[[], Any], tol
 
 
 def test_columns_of_the_rows_own_come_back_as_they_were(scorer: Scorer) -> None:
-    made = scorer.score({"f": np.ones((2, 1)), "id": np.ma.array([1, 2], mask=[0, 1])}, ["v", "id"])
+    made = scorer.score(
+        {"f": np.ones((2, 1)), "id": np.ma.array([1, 2], mask=[False, True])}, ["v", "id"]
+    )
     assert made["v"].tolist() == [[1.0], [1.0]]
     assert made["id"].tolist() == [1, None]
     batch = pa.record_batch({"f": pa.array([1.0, None]), "b": pa.array([True, None])})

@@ -259,12 +259,15 @@ def test_a_function_may_prune_and_must_give_what_can_be_kept(tmp_path: Path) -> 
     def prune(trial: optuna.Trial) -> dict[str, Any]:
         raise optuna.TrialPruned
 
+    def give(params: dict[str, Any], trial: optuna.Trial) -> dict[str, Any]:
+        return params
+
     _, study = open_study(tmp_path)
     assert study.ask(prune) is None
     wrong: list[tuple[Any, str]] = [((1, 2), r"\(1, 2\)"), ({0: 1}, "{0: 1}"), (math.nan, "nan")]
     for value, told in wrong:
         with pytest.raises(InvalidInputError, match=f"'layers' of trial . cannot .*JSON: {told}"):
-            study.ask(lambda trial, value=value: {"layers": value})
+            study.ask(partial(give, {"layers": value}))
     with pytest.raises(InvalidInputError, match="must return a dictionary"):
         study.ask(lambda trial: suggest(lambda _: [1], trial))  # type: ignore[arg-type,return-value]
     assert [one.state.name for one in study.trials()] == ["PRUNED", *["FAIL"] * 4]
