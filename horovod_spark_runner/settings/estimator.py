@@ -15,7 +15,7 @@ from .compression import WAY
 from .data import DataOptions
 from .kinds import PLACE, TEXT, ColumnNames, Kind, check_columns, optional
 from .launching import LaunchOptions, MpiOptions
-from .sync import Sync, check_sync, class_of_way, plain_settings, way_of
+from .sync import WAYS, Allreduce, Sync, check_sync, class_of_way, plain_settings, way_of
 from .table import Settings, check_known, default_of, from_table, made_of, setting
 from .tracking import MlflowOptions
 from .training import CheckpointOptions, RestartOptions
@@ -168,6 +168,12 @@ def sync_of(name: str, given: Mapping[str, Any]) -> Sync:
         InvalidInputError: there is no such way or setting, or a setting cannot be right.
     """
     cls = class_of_way(name, given)
+    others = [way for way, each in WAYS.items() if set(given) <= {one.name for one in fields(each)}]
+    if WAY not in given and others and way_of(Allreduce()) not in others:
+        raise InvalidInputError(
+            f"{name}={brief(given)} does not say which way it is of; give {WAY!r}, one of "
+            f"{', '.join(map(repr, others))}"
+        )
     return made_of(cls, name, {one: value for one, value in given.items() if one != WAY})
 
 

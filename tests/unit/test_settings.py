@@ -120,7 +120,8 @@ def test_a_way_of_synchronising_as_a_dictionary(given: dict[str, Any], expected:
             {"way": "gossip"},
             r"sync\['way'\] must be one of 'allreduce', 'local_sgd', 'dil",
         ),
-        ({"every": 3}, "sync has no setting 'every'; there are compression"),
+        ({"every": 3}, "does not say which way it is of; give 'way', one of 'local_sgd', 'diloco'"),
+        ({"evry": 3}, "sync has no setting 'evry'; there are compression"),
         (
             {"way": "diloco", "every": 9, "outer_momentum": 1},
             "outer_momentum must be .* below 1",

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ...data.read.classes import classes_of
+from ...errors import ModelError
 from ...storage.arrays import Arrays
 from ..spec import TrainingSpec
 from .feeding import Feed, check_columns, input_feed, to_tensor
 from .losses import target_of
+from .outputs import dtype_name
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,27 @@ class Batches:
 
     def call(self, module: nn.Module, batch: TorchBatch) -> Any:
         """Return what ``module`` gives for a batch."""
-        return self.feed.call(module, batch.inputs)
+        try:
+            return self.feed.call(module, batch.inputs)
+        except RuntimeError as error:
+            if "dtype" not in str(error) and "scalar type" not in str(error):
+                raise
+            raise self._types_differ(module, batch, error) from error
+
+    def _types_differ(self, module: nn.Module, batch: TorchBatch, error: Exception) -> ModelError:
+        fed = ", ".join(
+            f"{' + '.join(slot)} ({dtype_name(value.dtype)})"
+            for slot, value in zip(self.feed.slots, batch.inputs, strict=True)
+        )
+        held = sorted({dtype_name(p.dtype) for p in module.parameters()})
+        wanted = held[0] if held else "float32"
+        column = self.feed.slots[0][0]
+        return ModelError(
+            f"{type(module).__name__}.forward computes with types that do not go together: it is "
+            f"fed {fed}, and its weights are {', '.join(held) or 'none'}. Train the column in "
+            f"another type, data=DataOptions(dtypes={{{column!r}: {wanted!r}}}), or convert it in "
+            f"forward (PyTorch says: {' '.join(str(error).split())[:200]})"
+        )
 
     def target(self, batch: TorchBatch) -> Any:
         """Return what functions of all outputs and labels are given as labels."""

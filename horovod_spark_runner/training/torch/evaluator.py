@@ -90,7 +90,7 @@ class TorchEvaluator:
             )
         if model.loss is not None:
             self._losses = Losses(model.loss, self._binding, weighted=self._weight is not None)
-        self._metrics.append(Metrics(model.metrics, self._called.device))
+        self._metrics.append(Metrics(model.metrics, self._called.device, model.loss))
 
     @property
     def _loss_names(self) -> list[str]:

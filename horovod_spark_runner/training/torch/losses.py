@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...errors import ModelError, brief
 from ..spec import Binding
 from .outputs import leaves, pick
+from .pairing import Pairing
 from .targets import CLASSES, ELEMENTS, fitting_label, plain_label
 from .torch_model import Loss
 
@@ -206,6 +207,7 @@ class _RankLoss:
                 "would train; make it a part of the module, which then returns the loss"
             )
         self._alone = not self.of_torch and _parameters(self.function) == 1
+        self._pairing = Pairing(f"loss {name!r}", self.function)
         self.kind = ROWS
         if not self.of_torch:
             return
@@ -220,7 +222,9 @@ class _RankLoss:
         if self._alone:
             return self._of_value(self.function(output), output, weights)
         if not self.of_torch:
-            return self._of_value(self.function(output, label), output, weights)
+            value = self.function(output, label)
+            self._pairing.check(output, label, value)
+            return self._of_value(value, output, weights)
         return self._of_loss(output, fitting_label(self.function, output, label), weights)
 
     def _of_loss(self, output: Tensor, label: Tensor, weights: Tensor | None) -> Term:
@@ -295,14 +299,12 @@ def _real(label: Tensor) -> bool:
 
 
 def _is_of_torch(loss: Any) -> bool:
-    return type(loss).__module__.startswith("torch.nn.") and isinstance(
-        loss, (*CLASSES, *ELEMENTS, nn.HingeEmbeddingLoss)
-    )
+    return type(loss).__module__.startswith("torch.nn.") and isinstance(loss, (*CLASSES, *ELEMENTS))
 
 
 def _loss_named(name: str) -> nn.Module:
     found = getattr(nn, name, None)
-    known = [cls.__name__ for cls in (*CLASSES, *ELEMENTS, nn.HingeEmbeddingLoss)]
+    known = [cls.__name__ for cls in (*CLASSES, *ELEMENTS)]
     if not isinstance(found, type) or name not in known:
         raise ModelError(
             f"loss={name!r} is no loss of an output and a label in torch.nn; there are "

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from ...errors import ModelError, brief
+from .accuracy import Accuracy
 from .losses import LOSS, SUM, Term
 from .metric_states import MetricStates, is_torchmetrics
 from .outputs import leaves
+from .pairing import Pairing
 from .torch_model import MetricLike
 
 # Results of one training at most: they are kept as one array.
@@ -90,6 +92,7 @@ class Metrics:
     Args:
         given: `TorchModel.metrics`.
         device: where outputs are.
+        loss: `TorchModel.loss`, by which accuracy is told.
 
     Raises:
         ModelError: one cannot be used; the message names it.
@@ -99,6 +102,7 @@ class Metrics:
         self,
         given: Mapping[str, MetricLike] | Sequence[MetricLike] | None,
         device: torch.device,
+        loss: Any = None,
     ) -> None:
         if is_torchmetrics(given):  # a collection of some, or a single one
             given = (cast("Callable[..., Any]", given),)
@@ -113,7 +117,14 @@ class Metrics:
         if LOSS in named:
             raise ModelError("a metric cannot be called 'loss', which is the loss")
         self._own = {
-            name: _function(name, one) for name, one in named.items() if not is_torchmetrics(one)
+            name: _function(name, one, loss)
+            for name, one in named.items()
+            if not is_torchmetrics(one)
+        }
+        self._pairings = {
+            name: Pairing(f"metric {name!r}", one)
+            for name, one in self._own.items()
+            if not isinstance(named[name], str)
         }
         # Copies: what they have seen elsewhere does not count here.
         self._objects = {
@@ -143,8 +154,7 @@ class Metrics:
 
     def functions(self) -> list[tuple[str, Callable[..., Any]]]:
         """Return the user's own functions, which may be no means over rows, by their names."""
-        own = [(name, one) for name, one in self._own.items()]
-        return [(name, one) for name, one in own if one not in BUILT_IN.values()]
+        return [(name, one) for name, one in self._own.items() if name in self._pairings]
 
     def update(self, sums: Sums, outputs: Any, target: Any) -> None:
         """Add a batch to the sums.
@@ -154,7 +164,10 @@ class Metrics:
         """
         rows = next(leaves(outputs))[1].shape[0]
         for name, function in self._own.items():
-            total, count = merged(name, function(outputs, target), rows)
+            value = function(outputs, target)
+            if name in self._pairings:
+                self._pairings[name].check(outputs, target, value)
+            total, count = merged(name, value, rows)
             sums.add(name, total, count)
         if not self._objects:
             return
@@ -242,18 +255,6 @@ def total_loss(results: dict[str, float], names: Sequence[str]) -> dict[str, flo
     return {LOSS: sum(results[name] for name in names), **results}
 
 
-def _accuracy(outputs: Any, target: Any) -> Tensor:
-    output, label = _single("accuracy", outputs, target)
-    if output.dim() > 1 and output.shape[1] > 1:
-        found = output.argmax(1)
-        label = label.argmax(1) if label.shape == output.shape else label.reshape(found.shape)
-        return (found == label).double()
-    raise ModelError(
-        "metric 'accuracy' compares classes, but the output has one number per row; give a "
-        "function that says from where on it is true"
-    )
-
-
 def _mae(outputs: Any, target: Any) -> Tensor:
     output, label = _single("mae", outputs, target)
     return (output - label.reshape(output.shape)).abs()
@@ -264,8 +265,8 @@ def _mse(outputs: Any, target: Any) -> Tensor:
     return (output - label.reshape(output.shape)).square()
 
 
+ACCURACY = "accuracy"
 BUILT_IN: dict[str, Callable[[Any, Any], Tensor]] = {
-    "accuracy": _accuracy,
     "mae": _mae,
     "mse": _mse,
 }
@@ -287,12 +288,16 @@ def _name(metric: Any) -> str:
     return getattr(metric, "__name__", None) or type(metric).__name__
 
 
-def _function(name: str, metric: Any) -> Callable[[Any, Any], Any]:
+def _function(name: str, metric: Any, loss: Any) -> Callable[[Any, Any], Any]:
+    if metric == ACCURACY:
+        accuracy = Accuracy(loss)
+        return lambda outputs, target: accuracy(*_single(ACCURACY, outputs, target))
     if isinstance(metric, str):
         if metric not in BUILT_IN:
             raise ModelError(
-                f"metric {metric!r} is not known; there are {', '.join(sorted(BUILT_IN))}, or give "
-                "a function of outputs and labels"
+                f"metric {metric!r} is not known; there are "
+                f"{', '.join(sorted([ACCURACY, *BUILT_IN]))}, or give a function of outputs and "
+                "labels"
             )
         return BUILT_IN[metric]
     if isinstance(metric, type) or not callable(metric):

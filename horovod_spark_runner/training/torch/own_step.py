@@ -31,6 +31,7 @@ class TorchStep:
         weights: Tensor | None,
         optimizers: Mapping[str, Optimizer],
         call: Callable[[], Any],
+        synchronize: Callable[[Optimizer | None], None],
     ) -> None:
         self.module = module
         self.inputs = tuple(inputs)
@@ -38,6 +39,7 @@ class TorchStep:
         self.weights = weights
         self.optimizers = optimizers
         self._call = call
+        self._synchronize = synchronize
 
     @property
     def rows(self) -> int:
@@ -61,6 +63,21 @@ class TorchStep:
     def outputs(self) -> Any:
         """Return what the module gives for the inputs."""
         return self._call()
+
+    def synchronize(self, optimizer: Optimizer | None = None) -> None:
+        """Make gradients those of all ranks now, and not when an optimizer steps.
+
+        Between this, after the last ``backward()``, and ``step()``, gradients can be looked at and
+        changed, all at once (``torch.nn.utils.clip_grad_norm_``) as in one process. All ranks must
+        call it alike.
+
+        Args:
+            optimizer: whose gradients; by default those of all optimizers.
+
+        Raises:
+            ModelError: gradients were changed before, or a backward pass came after another call.
+        """
+        self._synchronize(optimizer)
 
 
 def clip(

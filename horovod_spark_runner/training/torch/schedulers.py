@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ...errors import InvalidInputError, ModelError, brief
 from .losses import LOSS
 from .torch_model import TorchModel
+
+# A scheduler that was sent to a rank watched another object of its optimizer.
+warnings.filterwarnings("ignore", "Seems like `optimizer.step\\(\\)` has been overridden")
 
 # What a scheduler refers to and a checkpoint holds otherwise.
 _LEFT_OUT = ("optimizer",)

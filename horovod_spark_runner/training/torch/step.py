@@ -19,6 +19,7 @@ from .exchange import GradientExchange
 from .losses import LABELS, ROWS, SUM, Losses, Term
 from .metrics import Metrics, Sums, add_terms
 from .outputs import leaves
+from .own_gradients import OwnGradients
 from .own_step import TorchStep, clip
 from .statistics import Statistics
 from .sync_norm import synchronise_norms
@@ -84,6 +85,15 @@ class Steps:
         if self._model.train_step is None:
             self.exchange.overlap(self._module)
             return
+        self._connect_own(kept=False)
+
+    def _connect_own(self, *, kept: bool) -> None:
+        """Let optimizers of the user's own steps have the gradients of all ranks.
+
+        Args:
+            kept: whether gradients stay until the user clears them.
+        """
+        self._gradients = OwnGradients(self._optimizers, self._size, kept=kept)
         for optimizer in self._optimizers.values():
             optimizer.register_step_pre_hook(self._before_own)
 
@@ -212,8 +222,7 @@ class Steps:
 
     def _own(self, step: Step) -> None:
         assert self._model.train_step is not None
-        for optimizer in self._optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
+        self._gradients.begin()
         batch = self._batches.nothing()
         if step.batch.rows:
             batch = self._batches.of(step.batch.arrays, training=True)
@@ -224,9 +233,11 @@ class Steps:
             batch.weights,
             self._optimizers,
             lambda: self._batches.call(self._module, batch),
+            self._synchronize,
         )
         with self._autocast():
             logs = self._model.train_step(given)
+        self._gradients.end()
         self._agree_to_step(-1)
         if logs is None:
             return
@@ -237,12 +248,24 @@ class Steps:
             )
         rows = step.batch.rows
         for name, value in logs.items():
-            self._sums.add(str(name), float(value) * rows if rows else 0.0, rows)
+            self._sums.add(str(name), _told(str(name), value) * rows if rows else 0.0, rows)
+
+    def _number_of(self, optimizer: Optimizer) -> int:
+        every = self._optimizers.values()
+        return next(number for number, each in enumerate(every) if each is optimizer)
+
+    def _synchronize(self, optimizer: Optimizer | None) -> None:
+        """See `TorchStep.synchronize`."""
+        for each in self._optimizers.values() if optimizer is None else (optimizer,):
+            if self._size > 1:
+                self._gradients.exchanged(each)
+                self._agree_to_step(self._number_of(each))
+                self.exchange.of(each)
 
     def _before_own(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        every = list(self._optimizers.values())
-        self._agree_to_step(next(n for n, each in enumerate(every) if each is optimizer))
-        self.exchange.of(optimizer)
+        if self._gradients.stepping(optimizer):
+            self._agree_to_step(self._number_of(optimizer))
+            self.exchange.of(optimizer)
         self._ready(optimizer)
         self._clip(optimizer)
 
@@ -286,6 +309,23 @@ class Steps:
         dtype = getattr(torch, self._model.autocast)
         with torch.autocast(self._device.type, dtype=dtype):
             yield
+
+
+def _told(name: str, value: Any) -> float:
+    """Return what a train_step reports as a number.
+
+    Raises:
+        ModelError: it is none.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value.detach())
+    if isinstance(value, (bool, int, float, np.number)):
+        return float(value)
+    shown = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else brief(value)
+    raise ModelError(
+        f"train_step reports {name!r} with {shown}; report one number, the mean over the rows of "
+        "the batch"
+    )
 
 
 def _factor(term: Term, rows: int, count: float) -> float:

@@ -21,6 +21,7 @@ ELEMENTS = (
     nn.PoissonNLLLoss,
     nn.SoftMarginLoss,
     nn.MultiLabelSoftMarginLoss,
+    nn.HingeEmbeddingLoss,
 )
 
 

@@ -62,7 +62,8 @@ class TorchModel:
         train_step: function that trains on one batch in place of the usual step: it gets a
             `TorchStep`, calls ``backward()`` and the optimizers' ``step()`` itself, and returns
             what to report, means over the batch's rows by name. All optimizers step with the
-            gradients of all ranks.
+            gradients of all ranks; to change gradients before, call `TorchStep.synchronize`. To add
+            up gradients, cut the batch into parts within one call.
         autocast: ``"bfloat16"`` computes outputs and loss under ``torch.autocast``; ``None``
             (default) does not. Weights and gradients stay as they are.
         clip_norm: largest norm of all of an optimizer's gradients together, those of all ranks;

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ....errors import ModelError
 from ...epochs import Step
 from ..losses import LOSS
 from ..step import Steps
-from ..variables import parameters_of
 from .attached import Attached
 
 
@@ -27,18 +25,15 @@ class LightningSteps(Steps):
 
     def __init__(self, *given: Any, attached: Attached) -> None:
         self.attached = attached
-        # Whether an optimizer's gradients are of this step alone.
-        self._fresh: dict[int, bool] = {}
         super().__init__(*given)
 
     def _connect(self) -> None:
         if self.attached.automatic:
             self.exchange.overlap(self._module)
             return
+        self._connect_own(kept=True)
         for optimizer in self._optimizers.values():
-            optimizer.register_step_pre_hook(self._before_own)
             optimizer.register_step_post_hook(self._after_own)
-            optimizer.zero_grad = self._noting(optimizer)  # type: ignore[method-assign]
 
     def train(self, step: Step, asked: Sequence[bool]) -> list[float] | None:
         if not step.batch.rows:
@@ -92,32 +87,14 @@ class LightningSteps(Steps):
 
     def _manual(self, step: Step) -> None:
         attached = self.attached
-        self._fresh = {
-            id(each): all(p.grad is None for p in parameters_of(each))
-            for each in self._optimizers.values()
-        }
+        self._gradients.begin()
         with self._counted(step):
             given = self._given(step, training=True)
             with self._autocast():
                 _, returned = attached.loss(given, step.number)
+            self._gradients.end()
             self._agree_to_step(-1)
             attached.call("on_train_batch_end", returned, given, step.number)
-
-    def _noting(self, optimizer: Optimizer) -> Callable[..., None]:
-        def zero_grad(set_to_none: bool = True) -> None:
-            self._fresh[id(optimizer)] = True
-            type(optimizer).zero_grad(optimizer, set_to_none)
-
-        return zero_grad
-
-    def _before_own(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._fresh.get(id(optimizer), True):
-            raise ModelError(
-                f"training_step lets {type(optimizer).__name__} step with gradients of earlier "
-                "batches, too, which may have had other numbers of rows on each rank; call its "
-                "zero_grad() before the backward pass of every step"
-            )
-        super()._before_own(optimizer, args, kwargs)
 
     def _ready(self, optimizer: Optimizer) -> None:
         self.attached.call("on_before_optimizer_step", optimizer)

@@ -1,0 +1,160 @@
+"""Gradients in a step of the user's own, from its backward passes to the optimizers' steps.
+
+They are a rank's own until they are exchanged, which is where an optimizer steps, or where the user
+asks for it. What is done to them before would act on those of one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...errors import ModelError
+from .variables import parameters_of
+
+# Which tensor it is, and how often it was changed in place.
+_State = tuple[int, int]
+
+
+class OwnGradients:
+    """Notes what becomes of gradients, to refuse what is not exact.
+
+    Args:
+        optimizers: the optimizers, by name.
+        ranks: number of ranks that make a step together.
+        kept: whether gradients stay from one step to the next until the user clears them.
+    """
+
+    def __init__(self, optimizers: Mapping[str, Optimizer], ranks: int, *, kept: bool) -> None:
+        self._optimizers = optimizers
+        self._ranks = ranks
+        self._kept = kept
+        self._owner: dict[int, Optimizer] = {}
+        # After the last backward pass; when the step before ended; what was added to the latter.
+        self._last: dict[int, _State] = {}
+        self._left: dict[int, _State] = {}
+        self._added: set[int] = set()
+        self._stepped: set[int] = set()
+        self._exchanged: set[int] = set()
+        self._late: set[int] = set()
+        for optimizer in optimizers.values():
+            for parameter in parameters_of(optimizer):
+                self._owner[id(parameter)] = optimizer
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                        self._arrived
+                    )
+
+    def begin(self) -> None:
+        """Begin a step: gradients that an optimizer has stepped with are gone."""
+        for noted in (self._last, self._added, self._exchanged, self._late):
+            noted.clear()
+        for optimizer in self._optimizers.values():
+            if not self._kept and not self._holds(optimizer):
+                optimizer.zero_grad(set_to_none=True)
+        self._stepped.clear()
+
+    def exchanged(self, optimizer: Optimizer) -> None:
+        """Take note that an optimizer's gradients are those of all ranks.
+
+        Raises:
+            ModelError: they had been already.
+        """
+        self._check_late(optimizer)
+        self._check_changed(optimizer)
+        self._exchanged.add(id(optimizer))
+
+    def stepping(self, optimizer: Optimizer) -> bool:
+        """Take note that an optimizer is about to step; tell whether to exchange its gradients.
+
+        Raises:
+            ModelError: they are not what all ranks are to step with.
+        """
+        self._check_late(optimizer)
+        parameters = parameters_of(optimizer)
+        if any(id(parameter) in self._added for parameter in parameters):
+            raise ModelError(
+                f"{self._named(optimizer)} steps with gradients of an earlier step, too: ranks may "
+                "have had other numbers of rows there. Call its zero_grad() before the backward "
+                "pass; to add up gradients, cut the batch into parts within one step"
+            )
+        for parameter in parameters:
+            self._left.pop(id(parameter), None)
+        self._stepped.add(id(optimizer))
+        if id(optimizer) in self._exchanged:
+            self._exchanged.discard(id(optimizer))
+            return False
+        self._check_changed(optimizer)
+        return True
+
+    def end(self) -> None:
+        """End a step.
+
+        Raises:
+            ModelError: the only optimizer has gradients, and has not stepped.
+        """
+        self._left.clear()
+        for optimizer in self._optimizers.values():
+            held = [p for p in parameters_of(optimizer) if p.grad is not None]
+            waiting = bool(held) and id(optimizer) not in self._stepped
+            if waiting and len(self._optimizers) == 1 and not self._kept:
+                raise ModelError(
+                    "train_step ended with gradients that its optimizer has not stepped with, "
+                    "which would be lost: call step() in every train_step; to add up gradients, "
+                    "cut the batch into parts within one train_step"
+                )
+            for parameter in held:
+                if waiting or self._kept:
+                    self._left[id(parameter)] = _state_of(parameter.grad)
+
+    def _holds(self, optimizer: Optimizer) -> bool:
+        return any(id(parameter) in self._left for parameter in parameters_of(optimizer))
+
+    def _arrived(self, parameter: nn.Parameter) -> None:
+        key = id(parameter)
+        assert parameter.grad is not None
+        now = _state_of(parameter.grad)
+        left = self._left.pop(key, None)
+        # Adding to a gradient changes it once; clearing it in place before is a change more.
+        if left is not None and now == (left[0], left[1] + 1):
+            self._added.add(key)
+        elif key in self._added and (known := self._last.get(key)) != (now[0], now[1] - 1):
+            assert known is not None
+            self._added.discard(key)
+        self._last[key] = now
+        if id(self._owner[key]) in self._exchanged:
+            self._late.add(id(self._owner[key]))
+
+    def _check_late(self, optimizer: Optimizer) -> None:
+        if id(optimizer) in self._late:
+            raise ModelError(
+                f"a backward pass after synchronize() adds this rank's own gradients to those of "
+                f"all ranks that {self._named(optimizer)} has; synchronize() after the last one"
+            )
+
+    def _check_changed(self, optimizer: Optimizer) -> None:
+        """Check that no gradient was changed in place since it came."""
+        if self._ranks == 1:
+            return
+        for parameter in parameters_of(optimizer):
+            known = self._last.get(id(parameter))
+            if parameter.grad is None or known is None:
+                continue
+            now = _state_of(parameter.grad)
+            if now[0] == known[0] and now[1] != known[1]:
+                raise ModelError(
+                    f"gradients of {self._named(optimizer)} were changed between backward() and "
+                    "step(), when they were those of one rank; call step.synchronize() after the "
+                    "last backward(), which makes them those of all ranks, and then change them"
+                )
+
+    def _named(self, optimizer: Optimizer) -> str:
+        name = next(name for name, one in self._optimizers.items() if one is optimizer)
+        return f"optimizer {name!r}" if name else "the optimizer"
+
+
+def _state_of(gradient: Tensor | None) -> _State:
+    assert gradient is not None
+    return gradient.data_ptr(), gradient._version

@@ -1,0 +1,204 @@
+"""Steps of the user's own: what they may do to gradients, and what is refused by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from horovod_spark_runner import ModelError, TorchModel
+from horovod_spark_runner.training.torch.own_gradients import OwnGradients
+from tests.torch.models import flat_weights
+from tests.torch.test_equals_one_process import batches, recorded
+
+GLOBAL_BATCH = 24
+SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
+
+
+Move = Callable[[Any, Callable[[int, int], Any]], Any]
+
+
+def clipped(step: Any, loss: Callable[[int, int], Any]) -> Any:
+    step.optimizer.zero_grad()
+    value = loss(0, step.rows)
+    value.backward()
+    step.synchronize()
+    nn.utils.clip_grad_norm_(step.module.parameters(), 0.1)
+    step.optimizer.step()
+    return value
+
+
+def in_parts(step: Any, loss: Callable[[int, int], Any]) -> Any:
+    step.optimizer.zero_grad()
+    values = [loss(0, step.rows // 2), loss(step.rows // 2, step.rows)]
+    for value in values:
+        value.backward()
+    step.optimizer.step()
+    return sum(values)
+
+
+def twice(step: Any, loss: Callable[[int, int], Any]) -> Any:
+    for _ in range(2):
+        step.optimizer.zero_grad()
+        value = loss(0, step.rows)
+        value.backward()
+        step.optimizer.step()
+    return value
+
+
+def clipped_alone(step: Any, loss: Callable[[int, int], Any]) -> Any:
+    value = loss(0, step.rows)
+    value.backward()
+    nn.utils.clip_grad_norm_(step.module.parameters(), 0.1)
+    step.optimizer.step()
+    return value
+
+
+def accumulated(step: Any, loss: Callable[[int, int], Any]) -> Any:
+    value = loss(0, step.rows)
+    value.backward()
+    return value
+
+
+def late(step: Any, loss: Callable[[int, int], Any]) -> Any:
+    value = loss(0, step.rows)
+    value.backward()
+    step.synchronize(step.optimizer)
+    loss(0, step.rows).backward()
+    step.optimizer.step()
+    return value
+
+
+def each_row(step: Any, loss: Callable[[int, int], Any]) -> Any:
+    twice(step, loss)
+    return torch.zeros(step.rows)
+
+
+def moved(move: Move) -> TorchModel:
+    def train_step(step: Any) -> dict[str, Any]:
+        (image,), (digit,) = step.inputs, step.labels
+
+        def loss(begin: int, end: int) -> Any:
+            found = step.module(image[begin:end])
+            values = nn.functional.cross_entropy(found, digit[begin:end].long(), reduction="sum")
+            return values / len(image)
+
+        return {"own": move(step, loss)}
+
+    return TorchModel(net(), train_step=train_step, optimizer=SGD)
+
+
+class Alone:
+    """A `TorchStep` of plain PyTorch."""
+
+    def __init__(self, module: nn.Module, optimizer: Any) -> None:
+        self.module, self.optimizer = module, optimizer
+
+    def synchronize(self) -> None:
+        """Nobody else has gradients."""
+
+
+def plain(run: Path, move: Move) -> np.ndarray:
+    model = moved(move)
+    module: Any = model.module
+    step: Any = Alone(module, SGD(module.parameters()))
+    for batch in batches(run):
+        step.inputs, step.labels, step.rows = (
+            [batch["image"]],
+            [batch["digit"]],
+            len(batch["digit"]),
+        )
+        assert model.train_step is not None
+        model.train_step(step)
+    return flat_weights(module)
+
+
+@pytest.fixture(scope="module")
+def frame(digits_df: Any) -> Any:
+    return digits_df.filter("id < 115").cache()
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+@pytest.mark.parametrize("move", [clipped, in_parts, twice])
+def test_what_a_step_does_with_gradients_is_done_with_those_of_all_ranks(
+    frame: Any, tmp_path: Path, move: Move
+) -> None:
+    weights, _ = recorded(frame, tmp_path, lambda: moved(move), 2)
+    expected = plain(tmp_path / "run", move)
+    for ours in weights:
+        np.testing.assert_allclose(ours[-1], expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("move", "ranks", "message"),
+    [
+        (
+            clipped_alone,
+            2,
+            r"were changed between backward\(\) .* step\.synchronize\(\)",
+        ),
+        (accumulated, 1, "ended with gradients that its optimizer has not stepped with"),
+        (late, 2, r"a backward pass after synchronize\(\)"),
+        (each_row, 1, r"train_step reports 'own' with shape \(24,\); report one number"),
+    ],
+)
+def test_what_would_be_done_with_those_of_one_rank_is_refused(
+    frame: Any, tmp_path: Path, move: Move, ranks: int, message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        recorded(frame, tmp_path, lambda: moved(move), ranks)
+
+
+def test_one_rank_may_clip_as_it_likes() -> None:
+    module = nn.Linear(2, 1)
+    optimizer = SGD(module.parameters())
+    gradients = OwnGradients({"": optimizer}, 1, kept=False)
+    gradients.begin()
+    module(torch.ones(3, 2)).sum().backward()
+    nn.utils.clip_grad_value_(module.parameters(), 0.1)
+    assert gradients.stepping(optimizer)
+    gradients.end()
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_that_another_network_leaves_are_cleared_or_refused(to_none: bool) -> None:
+    """As a generator has them while only its judge steps."""
+    judge, generator = nn.Linear(1, 1), nn.Linear(2, 1)
+    optimizers = {"judge": SGD(judge.parameters()), "generator": SGD(generator.parameters())}
+    gradients = OwnGradients(optimizers, 2, kept=False)
+
+    def judged() -> None:
+        gradients.begin()
+        optimizers["judge"].zero_grad(set_to_none=to_none)
+        judge(generator(torch.ones(3, 2))).sum().backward()
+        assert gradients.stepping(optimizers["judge"])
+        gradients.end()
+
+    def generated() -> None:
+        judge(generator(torch.ones(3, 2))).sum().backward()
+        assert gradients.stepping(optimizers["generator"])
+
+    for _ in range(3):
+        judged()
+        gradients.begin()
+        optimizers["generator"].zero_grad(set_to_none=to_none)
+        generated()
+        gradients.end()
+    judged()
+    gradients.begin()
+    with pytest.raises(ModelError, match="'generator' steps with gradients of an earlier"):
+        generated()
