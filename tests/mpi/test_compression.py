@@ -351,11 +351,15 @@ def plainly_learned(learned: Callable[[Any], float]) -> float:
     return learned(Allreduce())
 
 
-@pytest.mark.parametrize("sync", LEARNED.values(), ids=LEARNED.keys())
+# What is behind after so few steps, as docs/synchronising.md says; half a point elsewhere.
+BEHIND = {"top_k": 0.02, "threshold": 0.025, "diloco": 0.02}
+
+
+@pytest.mark.parametrize("name", LEARNED)
 def test_digits_are_learned_as_well(
-    learned: Callable[[Any], float], plainly_learned: float, sync: Any
+    learned: Callable[[Any], float], plainly_learned: float, name: str
 ) -> None:
-    found = learned(sync)
+    found = learned(LEARNED[name])
     print(f"{found:.4f}, plain {plainly_learned:.4f}")
     assert plainly_learned > 0.94
-    assert found > plainly_learned - 0.005
+    assert found > plainly_learned - BEHIND.get(name, 0.005)
