@@ -6,6 +6,7 @@ import json
 import re
 import time
 import traceback
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.settings.sync import Allreduce
 from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
 from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.training.keras.archive import CONFIG_FILE
+from horovod_spark_runner.training.keras.saved import ARCHIVE_FILE
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.spec import ModelSource, TrainingSpec, bind_columns
 
@@ -210,7 +213,7 @@ def _predict(
     arrays = join(validation_batches(open_data(data, VALIDATION_ROWS, case)))
     inputs = case.inputs(arrays)
     directory = RunDirectory(Location(str(run_dir)))
-    objects = {**_own_classes(), **case.custom_objects}
+    objects = {**_own_classes(run_dir / "model" / ARCHIVE_FILE), **case.custom_objects}
     source = ModelSource(function=case.model)
 
     def predict(trained: TrainedModel) -> list[np.ndarray]:
@@ -236,10 +239,19 @@ def _predict(
             recording.failures[way] = f"{type(error).__name__}: {error}"
 
 
-def _own_classes() -> dict[str, Any]:
-    """Return the cases' own layers, models and the like, as a user would name them."""
+def _own_classes(archive: Path) -> dict[str, Any]:
+    """Return the cases' own layers, models and the like, as a user would name them.
+
+    They travel with their modules: those that the model's archive, if there is one, does not name
+    are left at home.
+    """
     registered = keras.saving.get_custom_objects()
-    return {c.__name__: c for name, c in registered.items() if name.startswith("conformance>")}
+    own = {name: c for name, c in registered.items() if name.startswith("conformance>")}
+    if archive.exists():
+        with zipfile.ZipFile(archive) as file:
+            config = file.read(CONFIG_FILE).decode()
+        own = {name: c for name, c in own.items() if json.dumps(name) in config}
+    return {c.__name__: c for c in own.values()}
 
 
 def forget() -> None:
