@@ -327,7 +327,7 @@ def learned(digits_df: Any, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     rest = digits_df.filter("id % 3 != 0")
 
     def accuracy(sync: Any) -> float:
-        own = isinstance(sync, Allreduce) and getattr(sync.compression, "momentum", 0.0)
+        own = isinstance(sync, Allreduce) and bool(getattr(sync.compression, "momentum", 0.0))
 
         def model() -> Any:
             return make_model(lambda keras: keras.optimizers.SGD(0.1, 0.0 if own else 0.9))

@@ -90,7 +90,7 @@ def expected_weights(place: Path, ranks: int) -> np.ndarray:
                 terms.append([np.array(p.grad.numpy()) for p in parameters if p.grad is not None])
             with torch.no_grad():
                 for parameter, total in zip(parameters, reference.step(terms), strict=True):
-                    parameter -= RATE * torch.from_numpy(total)
+                    parameter.sub_(RATE * torch.from_numpy(total))
     return flat_weights(module)
 
 

@@ -107,11 +107,11 @@ class Collectives(Protocol):
         """
         ...
 
-    def nbytes(self, tensors: Sequence[Tensor]) -> int:
-        """Return how many bytes of tensors `sum` adds up."""
+    def nbytes(self, tensors: Sequence[Tensor]) -> Any:
+        """Return how many bytes of tensors `sum` adds up: a number, or a tensor in the step."""
         ...
 
-    def count(self, sent: float, whole: float) -> None:
+    def count(self, sent: Any, whole: Any) -> None:
         """Note bytes that are sent wherever this place in a step is reached; see `Traffic`."""
         ...
 
