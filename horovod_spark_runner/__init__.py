@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .planning.links import Link
     from .planning.plan import TrainingPlan
     from .runner import HorovodRunner
+    from .settings.compression import PowerSGD, Threshold, TopK
     from .settings.data import DataOptions
     from .settings.launching import LaunchOptions, MpiOptions
     from .settings.sync import Allreduce, DiLoCo, LocalSGD
@@ -63,9 +64,12 @@ _LAZY = {
     "LocalSGD": ".settings.sync",
     "MlflowOptions": ".settings.tracking",
     "MpiOptions": ".settings.launching",
+    "PowerSGD": ".settings.compression",
     "RestartOptions": ".settings.training",
     "RunResult": ".launch.driver.launch",
     "TFTransformer": ".ml.transformer",
+    "Threshold": ".settings.compression",
+    "TopK": ".settings.compression",
     "TorchCallback": ".training.torch.callbacks",
     "TorchEarlyStopping": ".training.torch.callbacks",
     "TorchModel": ".training.torch.torch_model",
@@ -100,6 +104,7 @@ __all__ = [
     "ModelError",
     "MpiOptions",
     "NotEnoughSlotsError",
+    "PowerSGD",
     "PreemptedError",
     "RankFailedError",
     "RanksDivergedError",
@@ -111,6 +116,8 @@ __all__ = [
     "StalledError",
     "StorageError",
     "TFTransformer",
+    "Threshold",
+    "TopK",
     "TorchCallback",
     "TorchEarlyStopping",
     "TorchModel",

@@ -148,9 +148,13 @@ install_torch() {
     fi
     if [ -z "${HSR_GPU:-}" ] && "${pip[@]}" install "${index[@]}" --no-deps "torch==$TORCH+cpu" 2>/dev/null; then
         "${pip[@]}" install filelock fsspec jinja2 networkx sympy typing-extensions 2>/dev/null
+        # What asks for PyTorch would bring another one, or another setuptools.
+        "${pip[@]}" install --constraint "$CONSTRAINTS" --no-deps \
+            lightning lightning-utilities pytorch-lightning torchmetrics \
+            2> >(grep -v '^WARNING: Location' >&2)
     else
         # Whole, in a version whose metadata go with Petastorm's.
-        "${pip[@]}" install --constraint "$CONSTRAINTS" --editable "$ROOT[torch]" \
+        "${pip[@]}" install --constraint "$CONSTRAINTS" --editable "$ROOT[torch,lightning]" \
             2> >(grep -v '^WARNING: Location' >&2)
     fi
 }

@@ -17,6 +17,7 @@ from ..ml.torch_transformer import TorchTransformer
 from ..ml.transformer import TFTransformer
 from ..planning.call import plan_training
 from ..runner import HorovodRunner
+from ..settings.compression import PowerSGD, Threshold, TopK
 from ..settings.data import DataOptions
 from ..settings.launching import LaunchOptions, LaunchSettings, MpiOptions
 from ..settings.prediction import PredictionSettings
@@ -38,6 +39,9 @@ OPTIONS: tuple[type[Settings], ...] = (
     RestartOptions,
     InitialWeights,
     Allreduce,
+    TopK,
+    Threshold,
+    PowerSGD,
     LocalSGD,
     DiLoCo,
     LaunchOptions,

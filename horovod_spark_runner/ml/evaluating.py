@@ -21,7 +21,7 @@ from ..settings.data import Transform
 from ..spark.python_worker import keep_to_task, spare_from_collection
 from ..storage.arrays import Arrays, dump_arrays, load_arrays
 from ..training.engine import engine_named
-from ..training.evaluation import Evaluator, Question
+from ..training.evaluation import Evaluator, Question, merged_sums
 from ..training.trained_model import Recipe
 from .rows import valid_in_all
 
@@ -113,7 +113,7 @@ class Evaluation:
             outputs = [evaluator.update(a, b) for a, b in self._slices(x, y, kept.num_rows)]
             rows += kept.num_rows
             added = evaluator.take_sums()
-            sums = added if not sums else [s + a for s, a in zip(sums, added, strict=True)]
+            sums = merged_sums([sums, added]) if sums else added
             if self.label is not None:
                 yield self._each(np.concatenate(outputs), y)
         if rows or skipped:
@@ -136,8 +136,7 @@ class Evaluation:
         if parts:
             # In one order, whichever task was first: the last bits are the same every time.
             ordered = [sums for _, sums in sorted(parts, key=lambda part: part[0])]
-            total = [np.sum(arrays, axis=0) for arrays in zip(*ordered, strict=True)]
-            results = self._loaded()[0].results(total)
+            results = self._loaded()[0].results(merged_sums(ordered))
         told = {"rows": rows, "skipped": skipped, "results": results}
         yield pa.RecordBatch.from_pydict({"text": [json.dumps(told)]})
 

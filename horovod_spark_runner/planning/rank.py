@@ -17,7 +17,6 @@ from mpi4py import MPI
 from ..data.read.reader import DatasetReader
 from ..errors import DataError, ModelError
 from ..launch.worker.reporting import report_progress
-from ..settings.sync import Allreduce
 from ..training.agreement import NOTHING
 from ..training.engine import engine_named
 from ..training.epochs import Epochs, Step
@@ -26,7 +25,7 @@ from ..training.state import broadcast
 from ..training.sync.noise import NoiseSynchroniser, SquaringCollectives
 from ..training.sync.synchroniser import Collectives, Synchroniser
 from ..training.trainee import Trainee
-from ..training.ways import WAYS
+from ..training.ways import SYNCHRONISERS
 from .figures import Question, RankFigures, StepFigures
 
 # Batches that are trained on again and again, so that no reader is in the way: at most so many.
@@ -44,7 +43,7 @@ def measure(question: Question) -> RankFigures:
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
     collectives = engine.collectives()
-    trainee = _built(spec, world, WAYS[type(spec.sync)](spec.sync, collectives))
+    trainee = _built(spec, world, SYNCHRONISERS[type(spec.sync)](spec.sync, collectives))
     built = time.perf_counter()
     measuring = _Measuring(question, world, trainee)
     with contextlib.closing(measuring):
@@ -91,7 +90,7 @@ def _noise(question: Question, world: MPI.Comm, collectives: Collectives) -> tup
     spec = question.spec
     if not isinstance(collectives, SquaringCollectives):
         raise ModelError(f"noise_scale: engine {spec.engine!r} does not tell it")
-    synchroniser = NoiseSynchroniser(Allreduce(), collectives)
+    synchroniser = NoiseSynchroniser(collectives)
     measuring = _Measuring(question, world, _built(spec, world, synchroniser))
     with contextlib.closing(measuring):
         count = measuring.train(question.seconds)

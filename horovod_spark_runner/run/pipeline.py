@@ -32,6 +32,7 @@ from ..settings.prediction import PredictionSettings
 from ..spark.followed_jobs import told_of
 from ..spark.session import master_of
 from ..storage.filesystem import Location
+from ..training.accounting import SENT, WHOLE
 from ..training.changes import check_same_data
 from ..training.entry import modules_for
 from ..training.spec import TrainingReport, TrainingSpec
@@ -120,6 +121,7 @@ def train_request(
         placement=result.placement,
         timings=timings,
         attempts=tuple(trained.attempts),
+        traffic={name: report.accounts[name] for name in (SENT, WHOLE)},
     )
     settings = PredictionSettings(prediction_col=request.prediction_col)
     return transformer_class(checked.source.engine)(model, summary=summary, settings=settings)

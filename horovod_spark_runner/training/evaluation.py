@@ -51,12 +51,23 @@ class Evaluator(Protocol):
         ...
 
     def take_sums(self) -> list[np.ndarray]:
-        """Return what the rows since the last call have added, to be added up with others'."""
+        """Return what the rows since the last call have added, to go into `merged_sums`."""
         ...
 
     def results(self, sums: Sequence[np.ndarray]) -> dict[str, LogValue]:
-        """Return the results that follow from the sums over all rows, by name.
+        """Return the results that follow from the `merged_sums` of all rows, by name.
 
         Numbers, and lists of numbers where a metric gives several.
         """
         ...
+
+
+def merged_sums(parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Return what several calls of `Evaluator.take_sums` gave, as one. Pure.
+
+    Numbers are added up; arrays of bytes are put one after the other.
+    """
+    return [
+        np.concatenate(arrays) if arrays[0].dtype == np.uint8 else np.sum(arrays, axis=0)
+        for arrays in zip(*parts, strict=True)
+    ]

@@ -34,7 +34,7 @@ from .state import broadcast, kept
 from .sync.synchroniser import Synchroniser
 from .traces import Traces
 from .trainee import Trainee
-from .ways import WAYS, Way
+from .ways import SYNCHRONISERS, Way
 
 
 def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
@@ -54,7 +54,7 @@ def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
     clock = Clock()
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
-    synchroniser = (way or WAYS[type(spec.sync)])(spec.sync, engine.collectives())
+    synchroniser = (way or SYNCHRONISERS[type(spec.sync)])(spec.sync, engine.collectives())
     with PreemptionWatch() as watch:
         world = MPI.COMM_WORLD
         trainee = engine.trainee(spec, world, synchroniser)
@@ -95,16 +95,15 @@ class Training:
         self._agreement = Agreement(world)
         self._watch = watch
         self._clock = clock
-        self._accounts = Accounts(world, clock, trainee.exchange_seconds)
+        self._accounts = Accounts(world, clock, trainee.exchange_seconds, synchroniser.traffic)
         self._rank, self._size = world.Get_rank(), world.Get_size()
         self._readers: list[DatasetReader] = []
         self._epochs = self._read(spec.train)
         self._validation = (
             None if spec.validation is None else self._read(spec.validation, training=False)
         )
-        self._events: EventFiles | None = None
-        if self._rank == 0 and spec.checkpoints.event_files:
-            self._events = EventFiles(RunDirectory(spec.run_dir), spec.lock_token)
+        told = self._rank == 0 and spec.checkpoints.event_files
+        self._events = EventFiles(RunDirectory(spec.run_dir), spec.lock_token) if told else None
         self._traces = Traces(spec, self._rank, trainee.tracer())
         self._progress = Progress()
         self._rates: dict[str, float] = {}
@@ -305,6 +304,7 @@ class Training:
             raise_together(self._world, lambda: self._trainee.probe(step))
         # Without rows of its own, a rank takes part in a step of all, and lets one of its own be.
         idle = not step.batch.rows and not self._sync.meets_in_every_step
+        self._sync.before_step(progress.step)
         with kept(self._variables) if idle else contextlib.nullcontext():
             logs, requests = self._trainee.train_step(step, asked, step.number == steps - 1)
         self._clock.to(Kind.CALLBACKS)
@@ -349,7 +349,8 @@ class Training:
         """Check, after the first step, what only then can be told."""
         self._checked = True
         self._accounts.first_step_ended()
-        self._keeper.check_metric(numbers(plain(logs)))
+        if self._trainee.tells_all:
+            self._keeper.check_metric(numbers(plain(logs)))
         if met:
             self._check_agreement("after the first step")
 
@@ -376,7 +377,7 @@ class Training:
                         break
         results = self._trainee.results("test", *last)
         hooks.test_end(results)
-        return {f"val_{name}": value for name, value in results.items()}
+        return {self._trainee.of_validation(name): value for name, value in results.items()}
 
     def _check_agreement(self, when: str) -> None:
         with self._clock.during(Kind.AGREE):

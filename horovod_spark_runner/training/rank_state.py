@@ -16,6 +16,8 @@ from .state import Variable, separate_seed
 from .sync.synchroniser import Alike, Synchroniser
 from .trainee import Trainee
 
+# How a metric's variable becomes that of fewer or more ranks, if it is an array that may be joined.
+JOIN = "join"
 # Bytes of the largest array of a callback that every rank keeps for itself.
 _SMALL = 64 * 1024
 
@@ -107,7 +109,13 @@ def restore_rank(
     metrics = state.group("metric")
     if metrics:
         own = trainee.metric_variables()
-        if [tuple(v.shape) for v in own] != [metrics[name].shape for name in sorted(metrics)]:
+        merges = trainee.metric_merges()
+        given = [metrics[name].shape for name in sorted(metrics)]
+        fits = len(own) == len(given) and all(
+            merge == JOIN or tuple(variable.shape) == shape
+            for variable, merge, shape in zip(own, merges, given, strict=True)
+        )
+        if not fits:
             raise RunDirectoryError(
                 "the checkpoint was taken within an epoch by a model compiled with other metrics "
                 f"({_listed(state.values.get('metrics'))}, now "
@@ -127,9 +135,10 @@ def state_for(states: list[RankState], rank: int, size: int) -> RankState:
     """Return the state that ``rank`` of ``size`` continues with. Pure.
 
     With another number of ranks, the sums of metrics are added up on rank 0 (what is a mean over
-    ranks becomes that of all, what is rank 0's stays), and a rank that was
+    ranks becomes that of all, what is rank 0's stays, what can be joined is), and a rank that was
     not there before takes rank 0's generators; its random layers get a stream of their own, and of
-    what the way of synchronising keeps it gets what is shared.
+    what the way of synchronising keeps it gets what is shared. What that keeps as terms of a sum
+    over the ranks is added up on rank 0.
     """
     first = states[0]
     own = states[rank] if rank < len(states) else first
@@ -144,6 +153,9 @@ def state_for(states: list[RankState], rank: int, size: int) -> RankState:
         merges = first.values.get("merges", ["sum"] * len(metrics))
         for name, merge in zip(metrics, merges, strict=True):
             arrays[name] = _merged([state.arrays[name] for state in states], merge, rank)
+        for name in {n for state in states for n in state.arrays if n.startswith("sync/sum/")}:
+            parts = [state.arrays[name] for state in states if name in state.arrays]
+            arrays[name] = _merged(parts, "sum", rank)
         if rank >= len(states):
             for name, array in first.arrays.items():
                 if name.startswith("seed/"):
@@ -158,6 +170,8 @@ def _merged(parts: list[np.ndarray], merge: str, rank: int) -> np.ndarray:
         return first
     if merge == "mean":
         return np.asarray(np.mean(parts, axis=0), first.dtype)
+    if merge == JOIN:
+        return np.concatenate(parts) if rank == 0 else first[:0]
     total = np.asarray(np.sum(parts, axis=0), first.dtype)
     return total if rank == 0 else np.zeros_like(total)
 

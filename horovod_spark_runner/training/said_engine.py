@@ -9,10 +9,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from types import FunctionType, MethodType, ModuleType
 
-from .spec import TORCH
+from ..frameworks import TORCH
 
 _PACKAGE = __name__.partition(".")[0]
 _TORCH_MODULE = "torch.nn.modules.module.Module"
+# Lightning's modules say themselves how they are trained.
+LIGHTNING_MODULES = (
+    "lightning.pytorch.core.module.LightningModule",
+    "pytorch_lightning.core.module.LightningModule",
+)
 
 
 def said_engine(model: object) -> str | None:
@@ -22,7 +27,7 @@ def said_engine(model: object) -> str | None:
     by their annotation. A module of PyTorch's own is for that engine, which tells how it is to be
     given.
     """
-    if any(f"{cls.__module__}.{cls.__name__}" == _TORCH_MODULE for cls in _classes(model)):
+    if any(_name(cls) == _TORCH_MODULE for cls in _classes(model)):
         return TORCH
     function = _function(model)
     if function is None:
@@ -34,7 +39,15 @@ def said_engine(model: object) -> str | None:
         engine = getattr(thing, "horovod_engine", None) if isinstance(thing, type) else None
         if isinstance(engine, str):
             return engine
+        if isinstance(thing, type) and any(
+            _name(cls) in LIGHTNING_MODULES for cls in thing.__mro__
+        ):
+            return TORCH
     return None
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__name__}"
 
 
 def _annotated(function: FunctionType) -> object:

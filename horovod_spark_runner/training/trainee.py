@@ -93,6 +93,15 @@ class Trainee(ABC):
     # -- what a framework may lack -------------------------------------------------------------
 
     @property
+    def tells_all(self) -> bool:
+        """Whether the logs of the first step have the names of all results."""
+        return True
+
+    def of_validation(self, name: str) -> str:
+        """Return what a result of the validation is called among those of an epoch."""
+        return f"val_{name}"
+
+    @property
     def steps_per_execution(self) -> int:
         """Steps from one call of the hooks of steps to the next."""
         return 1
@@ -169,7 +178,8 @@ class Trainee(ABC):
     def metric_merges(self) -> list[str]:
         """Say how each of `metric_variables` becomes that of all ranks.
 
-        ``"sum"``, ``"mean"``, or ``"first"`` where rank 0's stands for all.
+        ``"sum"``, ``"mean"``, ``"first"`` where rank 0's stands for all, or ``"join"`` where arrays
+        of any length are put one after the other.
         """
         return ["sum"] * len(self.metric_variables())
 

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 from horovod_spark_runner import InvalidInputError, ModelError, TorchModel
 from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.frameworks import KERAS, TORCH
 from horovod_spark_runner.training.engine import engine_of
-from horovod_spark_runner.training.spec import KERAS, TORCH, Binding
+from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.torch.build import check_module
 from horovod_spark_runner.training.torch.feeding import input_feed
 from horovod_spark_runner.training.torch.losses import Losses
 from horovod_spark_runner.training.torch.optimizers import make_optimizers, settings_of
 from horovod_spark_runner.training.torch.probe import check_means
-from horovod_spark_runner.training.torch.schedulers import Schedulers
+from horovod_spark_runner.training.torch.schedulers import Schedulers, planned_schedulers
 from horovod_spark_runner.training.torch.source import model_source
 from horovod_spark_runner.training.torch.variables import TorchVariables, as_array, set_tensor
 from tests.torch.models import TwoHeads, digits_model, digits_net
@@ -229,12 +230,13 @@ def test_a_scheduler_goes_on_from_json(make: Any) -> None:
         model = TorchModel(NET, "MSELoss", functools.partial(torch.optim.SGD, lr=0.1), make)
         optimizers = make_optimizers(model, NET)
         optimizer = optimizers[""]
-        return optimizer, Schedulers(model, optimizers), settings_of(optimizer)
+        schedulers = Schedulers(planned_schedulers(model, optimizers))
+        return optimizer, schedulers, settings_of(optimizer)
 
     optimizer, schedulers, begun = made()
     for _ in range(2):
         optimizer.step()
-        schedulers.after_epoch({"loss": 1.0})
+        schedulers.after_epoch(0, {"loss": 1.0})
     kept = json.loads(json.dumps([begun, settings_of(optimizer), schedulers.capture()]))
     again, others, _ = made()
     restore_settings(again, kept[0], kept[1])
@@ -242,7 +244,7 @@ def test_a_scheduler_goes_on_from_json(make: Any) -> None:
     for loss in (1.0, 0.5, 0.5, 0.5):
         for one, each in ((optimizer, schedulers), (again, others)):
             one.step()
-            each.after_epoch({"loss": loss})
+            each.after_epoch(0, {"loss": loss})
         assert settings_of(again) == settings_of(optimizer)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from ...settings.sync import Allreduce
 from .allreduce import AllreduceSynchroniser
 from .synchroniser import Collectives, Share, Tensor
 
@@ -41,15 +40,14 @@ class SquaringCollectives(Collectives, Protocol):
 
 
 class NoiseSynchroniser(AllreduceSynchroniser):
-    """`Allreduce` that adds up the squares of gradients before and after ranks have met.
+    """Plain allreduce that adds up the squares of gradients before and after ranks have met.
 
     Args:
-        options: compression of what is sent.
         collectives: sums of the framework's tensors.
     """
 
-    def __init__(self, options: Allreduce, collectives: SquaringCollectives) -> None:
-        super().__init__(options, collectives)
+    def __init__(self, collectives: SquaringCollectives) -> None:
+        super().__init__("none", collectives)
         self._squares = collectives
         self.tally = collectives.tally(2)
 
@@ -58,10 +56,11 @@ class NoiseSynchroniser(AllreduceSynchroniser):
         gradients: Sequence[Tensor | None],
         share: Share,
         name: str,
+        place: str,
         along: Sequence[Tensor] = (),
     ) -> tuple[list[Tensor | None], list[Tensor]]:
         own = self._squares.square([one for one in gradients if one is not None])
-        result, summed = super().gradients(gradients, share, name, [*along, own])
+        result, summed = super().gradients(gradients, share, name, place, [*along, own])
         *others, every = summed
         self.tally.add([every, self._squares.square([one for one in result if one is not None])])
         return result, others

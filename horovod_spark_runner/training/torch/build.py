@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 from torch import nn
 
 from ...errors import ModelError, brief
 from ..spec import ModelSource
+from .lightning.recognise import is_lightning
 from .torch_model import TorchModel
 
 
@@ -19,10 +21,12 @@ def build(source: ModelSource) -> tuple[TorchModel, nn.Module]:
     """
     assert source.function is not None
     model = source.function()
+    if is_lightning(model):
+        model = TorchModel(cast("nn.Module", model))
     if not isinstance(model, TorchModel):
         raise ModelError(
-            "model_fn must return TorchModel(module, loss=…, optimizer=…), but returned "
-            f"{brief(model)}"
+            "model_fn must return TorchModel(module, loss=…, optimizer=…) or a LightningModule, "
+            f"but returned {brief(model)}"
         )
     module = _made(model.module)
     return replace(model, module=module), module

@@ -9,11 +9,13 @@ from ...data.manifest import Column
 from ...quiet import quiet_imports
 from ...rundir.directory import RunDirectory
 from ...storage.filesystem import Location
+from ..class_columns import ClassColumn, check_no_classes
 from ..engine import Engine
 from ..evaluation import Evaluator, Question
 from ..spec import Binding, ModelNames, ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
 from ..trained_model import Model, Recipe, StoredModel
+from ..warm_start import WeightsFormat
 from .saved import SavedModule, TorchParts, held_files, torch_parts
 from .source import check_given_callbacks, model_source
 
@@ -31,7 +33,10 @@ class TorchEngine:
         # What the first optimizer imports.
         "torch._dynamo",
         "horovod.torch",
-        "horovod_spark_runner.training.torch.trainee",
+        "horovod_spark_runner.training.torch.trainees",
+    )
+    weights_formats = (
+        WeightsFormat("state_dict", "a .pt or .pth file of a state_dict", (".pt", ".pth")),
     )
 
     def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:
@@ -58,9 +63,9 @@ class TorchEngine:
     def trainee(
         self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser
     ) -> TorchTrainee:
-        from .trainee import TorchTrainee
+        from .trainees import trainee_of
 
-        return TorchTrainee(spec, world, synchroniser)
+        return trainee_of(spec, world, synchroniser)
 
     def adopt(
         self,
@@ -114,7 +119,9 @@ class TorchEngine:
         columns: Sequence[str],
         outputs: Sequence[str],
         target: Location,
+        classes: Sequence[ClassColumn] = (),
     ) -> None:
+        check_no_classes(format, classes)
         with quiet_imports():
             from .export import export_recipe
         export_recipe(recipe, format, columns, outputs, target)

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from ...errors import HorovodSparkError, InvalidInputError, ModelError
+from ...frameworks import TORCH
 from ...rundir.checkpoint import LogValue
 from ...storage.arrays import Arrays
 from ..evaluation import Question
-from ..spec import TORCH
 from ..trained_model import Recipe, with_model_fn
 from .build import build
 from .feeding import Feed, check_columns, to_tensor
+from .lightning.recognise import is_lightning
 from .loading import computing_in, make_predicting, own_device, to_numpy
 from .losses import SUM, Losses, target_of
 from .metrics import Metrics, Sums, add_terms, total_loss
@@ -61,9 +62,10 @@ class TorchEvaluator:
                     "metrics of PyTorch models do not weigh rows, as sample_weight_col "
                     "asks; give sample_weight_col=False, or metrics of Spark's, 'spark:…'"
                 )
-            self._metrics.append(_known(question.metrics))
+            self._metrics.append(_known(question.metrics, self._called.device))
         names = [*self._loss_names, *(name for one in self._metrics for name in one.names)]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        every = [*names, *(name for one in self._metrics for name in one.of_objects)]
+        twice = sorted({name for name in every if every.count(name) > 1})
         if twice:
             raise InvalidInputError(
                 f"several metrics are called {', '.join(map(repr, twice))}; give them other names, "
@@ -76,6 +78,11 @@ class TorchEvaluator:
 
     def _take_own(self, model: TorchModel) -> None:
         """Evaluate by what the model was trained with."""
+        if is_lightning(model.module):
+            raise ModelError(
+                f"what {type(model.module).__name__}.validation_step logs is known to trainings "
+                "only; ask for metrics, metrics=['accuracy', …]"
+            )
         if model.loss is None and not model.metrics:
             raise ModelError(
                 "the TorchModel has a train_step and no loss or metrics to evaluate by; ask for "
@@ -83,7 +90,7 @@ class TorchEvaluator:
             )
         if model.loss is not None:
             self._losses = Losses(model.loss, self._binding, weighted=self._weight is not None)
-        self._metrics.append(Metrics(model.metrics))
+        self._metrics.append(Metrics(model.metrics, self._called.device))
 
     @property
     def _loss_names(self) -> list[str]:
@@ -102,13 +109,18 @@ class TorchEvaluator:
                 f"{type(self._called.module).__name__} cannot be evaluated by what was asked for: "
                 f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
             ) from error
-        self._sums.reset()
+        self._begin_sums()
 
     # -- what workers do -----------------------------------------------------------------------
 
     def begin(self) -> None:
         self._untried = True
+        self._begin_sums()
+
+    def _begin_sums(self) -> None:
         self._sums.reset()
+        for metrics in self._metrics:
+            metrics.states.reset()
 
     def update(self, features: Arrays, labels: Arrays) -> np.ndarray:
         data = self._tensors(features, labels)
@@ -118,12 +130,15 @@ class TorchEvaluator:
         return self._add(*data)
 
     def take_sums(self) -> list[np.ndarray]:
-        sums = self._sums.numpy()
-        self._sums.reset()
-        return [sums]
+        sums = [self._sums.numpy(), *(metrics.states.numpy() for metrics in self._metrics)]
+        self._begin_sums()
+        return sums
 
     def results(self, sums: Sequence[np.ndarray]) -> dict[str, LogValue]:
-        return dict(total_loss(self._sums.results(sums[0]), self._loss_names))
+        found: dict[str, LogValue] = dict(total_loss(self._sums.results(sums[0]), self._loss_names))
+        for metrics, states in zip(self._metrics, sums[1:], strict=True):
+            found.update(metrics.computed([states]))
+        return found
 
     def _tensors(
         self, features: Arrays, labels: Arrays
@@ -169,6 +184,7 @@ class TorchEvaluator:
             data, rows = _rows_of(data, [0, 1, 0, 1]), 4
         every = list(range(rows))
         kept = self._sums.numpy()
+        states = [metrics.states.numpy() for metrics in self._metrics]
 
         def after(*parts: list[int]) -> dict[str, float]:
             self._sums.reset()
@@ -179,6 +195,8 @@ class TorchEvaluator:
         once, again = after(every), after(every)
         apart = after(every[: rows // 3], every[rows // 3 :])
         self._sums.assign(kept)
+        for metrics, state in zip(self._metrics, states, strict=True):
+            metrics.states.assign(state)
         for name in _differing(once, again, apart):
             raise ModelError(
                 f"{name!r} is no mean over rows: its value depends on which rows are in a batch "
@@ -204,9 +222,9 @@ def _trained_by(recipe: Recipe) -> TorchModel:
     return build(source)[0]
 
 
-def _known(given: object) -> Metrics:
+def _known(given: object, device: torch.device) -> Metrics:
     try:
-        return Metrics(given)  # type: ignore[arg-type]
+        return Metrics(given, device)  # type: ignore[arg-type]
     except ModelError as error:  # there, a metric is a part of the model
         raise InvalidInputError(str(error)) from error
 

@@ -38,7 +38,7 @@ class TorchHooks(Hooks):
         module: what they watch.
         capture: returns what else checkpoints keep as JSON.
         restore: takes that over.
-        after_epoch: is told the results of an epoch.
+        after_epoch: is told the number of an epoch and its results.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TorchHooks(Hooks):
         module: nn.Module,
         capture: Callable[[], dict[str, Any]],
         restore: Callable[[Mapping[str, Any]], None],
-        after_epoch: Callable[[Mapping[str, object]], None],
+        after_epoch: Callable[[int, Mapping[str, object]], None],
     ) -> None:
         self._callbacks = callbacks
         self._module = module
@@ -59,14 +59,22 @@ class TorchHooks(Hooks):
 
     @property
     def stop_training(self) -> bool:
-        return self._stop or any(callback.stop_training for callback in self._callbacks)
+        return self._stop or self._asked()
 
     @stop_training.setter
     def stop_training(self, value: bool) -> None:
         self._stop = value
         if not value:
-            for callback in self._callbacks:
-                callback.stop_training = False
+            self._forget()
+
+    def _asked(self) -> bool:
+        """Tell whether a callback asks for the end."""
+        return any(callback.stop_training for callback in self._callbacks)
+
+    def _forget(self) -> None:
+        """Forget that one has."""
+        for callback in self._callbacks:
+            callback.stop_training = False
 
     def train_begin(self) -> None:
         for callback in self._callbacks:
@@ -84,7 +92,7 @@ class TorchHooks(Hooks):
         results = plain(logs)
         for callback in self._callbacks:
             callback.on_epoch_end(epoch, results)
-        self._after_epoch(results)
+        self._after_epoch(epoch, results)
         return dict(logs)
 
     def train_step_end(self, number: int, logs: Logs | None) -> None:

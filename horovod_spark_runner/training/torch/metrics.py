@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ...errors import ModelError, brief
 from .losses import LOSS, SUM, Term
+from .metric_states import MetricStates, is_torchmetrics
 from .outputs import leaves
 from .torch_model import MetricLike
 
@@ -87,12 +89,19 @@ class Metrics:
 
     Args:
         given: `TorchModel.metrics`.
+        device: where outputs are.
 
     Raises:
         ModelError: one cannot be used; the message names it.
     """
 
-    def __init__(self, given: Mapping[str, MetricLike] | Sequence[MetricLike] | None) -> None:
+    def __init__(
+        self,
+        given: Mapping[str, MetricLike] | Sequence[MetricLike] | None,
+        device: torch.device,
+    ) -> None:
+        if is_torchmetrics(given):  # a collection of some, or a single one
+            given = (cast("Callable[..., Any]", given),)
         if isinstance(given, (str, Tensor)) or not isinstance(given or (), (Mapping, Sequence)):
             raise ModelError(
                 "metrics must be a list or a dictionary of functions of outputs and labels, got "
@@ -103,12 +112,34 @@ class Metrics:
             raise ModelError("two metrics have the same name; give metrics as a dictionary")
         if LOSS in named:
             raise ModelError("a metric cannot be called 'loss', which is the loss")
-        self._own = {name: _function(name, one) for name, one in named.items()}
+        self._own = {
+            name: _function(name, one) for name, one in named.items() if not is_torchmetrics(one)
+        }
+        # Copies: what they have seen elsewhere does not count here.
+        self._objects = {
+            name: copy.deepcopy(one).to(device)
+            for given_name, given_one in named.items()
+            if is_torchmetrics(given_one)
+            for name, one in _each(given_name, given_one, isinstance(given, Mapping))
+        }
+        twice = [name for name in self._objects if name in self._own]
+        if twice:
+            raise ModelError(f"two metrics have the same name, {twice[0]!r}; give them others")
+        self.states = MetricStates(list(self._objects.values()))
+        self.states.reset()
 
     @property
     def names(self) -> list[str]:
-        """What they are called in the results."""
+        """What those are called in the results whose values are means over rows."""
         return list(self._own)
+
+    @property
+    def of_objects(self) -> list[str]:
+        """What those are called that keep states of their own."""
+        return list(self._objects)
+
+    def __bool__(self) -> bool:
+        return bool(self._own or self._objects)
 
     def functions(self) -> list[tuple[str, Callable[..., Any]]]:
         """Return the user's own functions, which may be no means over rows, by their names."""
@@ -125,6 +156,44 @@ class Metrics:
         for name, function in self._own.items():
             total, count = merged(name, function(outputs, target), rows)
             sums.add(name, total, count)
+        if not self._objects:
+            return
+        output, label = _single(next(iter(self._objects)), outputs, target)
+        if label.numel() == output.numel():  # a column of numbers beside one output of a number
+            label = label.reshape(output.shape)
+        for name, metric in self._objects.items():
+            try:
+                metric.update(output, label)
+            except (ValueError, TypeError, RuntimeError, IndexError) as error:
+                raise ModelError(
+                    f"metric {name!r} ({type(metric).__name__}) cannot take outputs of shape "
+                    f"{tuple(output.shape)}, {output.dtype}, and labels of shape "
+                    f"{tuple(label.shape)}, {label.dtype}: {error}"
+                ) from error
+
+    def computed(self, parts: Sequence[np.ndarray]) -> dict[str, Any]:
+        """Return the results of the metrics with states, of all who gave ``parts``.
+
+        Args:
+            parts: what `MetricStates.numpy` gave, on each rank or in each task.
+        """
+        results: dict[str, Any] = {}
+        with self.states.merged(parts):
+            for name, metric in self._objects.items():
+                if metric._update_count:
+                    results.update(_told(name, metric.compute()))
+        return results
+
+    def computed_here(self) -> dict[str, Any]:
+        """Return the results of what this rank has seen; NaN where that is too little."""
+        results: dict[str, Any] = {}
+        for name, metric in self._objects.items():
+            if metric._update_count:
+                try:
+                    results.update(_told(name, metric.compute()))
+                except (ValueError, RuntimeError, IndexError):
+                    results[name] = float("nan")
+        return results
 
 
 def merged(name: str, value: Any, rows: int) -> tuple[Tensor | float, Tensor | float]:
@@ -230,9 +299,38 @@ def _function(name: str, metric: Any) -> Callable[[Any, Any], Any]:
         raise ModelError(
             f"metric {name!r} must be a function of outputs and labels, got {brief(metric)}"
         )
-    if any(cls.__module__.startswith("torchmetrics.") for cls in type(metric).__mro__):
-        raise ModelError(
-            f"metric {name!r} is of torchmetrics, which keeps its sums itself; give its functional "
-            "form, a function of outputs and labels that returns one value per row"
-        )
     return metric  # type: ignore[no-any-return]
+
+
+def _each(name: str, metric: Any, named: bool) -> Iterator[tuple[str, Any]]:
+    """Yield a metric of torchmetrics, or those of a collection, with their names."""
+    if hasattr(metric, "add_metrics"):
+        for key, one in metric.items():
+            full = f"{name}_{key}" if named else str(key)
+            _check_states(full, one)
+            yield full, one
+        return
+    _check_states(name, metric)
+    yield name, metric
+
+
+def _check_states(name: str, metric: Any) -> None:
+    inner = [one for one in metric.modules() if one is not metric and is_torchmetrics(one)]
+    if inner or not metric._defaults:
+        raise ModelError(
+            f"metric {name!r} is a {type(metric).__name__}, which keeps its states in other "
+            "metrics; give those, each with a name of its own"
+        )
+
+
+def _told(name: str, value: Any) -> dict[str, Any]:
+    """Return what a metric computed, by name: numbers, or lists of these."""
+    if isinstance(value, Mapping):
+        return {
+            f"{name}_{key}": found for k, v in value.items() for key, found in _told(k, v).items()
+        }
+    if isinstance(value, Tensor):
+        return {name: value.detach().cpu().double().tolist()}
+    if isinstance(value, (list, tuple)) and all(isinstance(each, Tensor) for each in value):
+        return {name: [each.detach().cpu().double().tolist() for each in value]}
+    return {name: value}

@@ -15,4 +15,4 @@ def names_of(source: ModelSource) -> ModelNames:
     """
     model, module = build(source)
     names = input_names(module)
-    return ModelNames(inputs=(names,) if names else (), needs_labels=model.train_step is None)
+    return ModelNames(inputs=(names,) if names else (), needs_labels=model.loss is not None)

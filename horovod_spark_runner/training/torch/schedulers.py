@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -19,64 +20,101 @@ _LEFT_OUT = ("optimizer",)
 _COUNTER = "counter"
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A scheduler, and when it steps.
+
+    Attributes:
+        scheduler: the scheduler.
+        every: ``"epoch"``, ``"step"``, or ``"never"`` where a step of the user's own steps it.
+        frequency: epochs or steps from one of its steps to the next.
+        monitor: the result that it looks at; ``None`` for the validation's loss, or else the
+            training's.
+        strict: whether an epoch without that result is an error.
+    """
+
+    scheduler: Any
+    every: str = "epoch"
+    frequency: int = 1
+    monitor: str | None = None
+    strict: bool = True
+
+    @property
+    def watches(self) -> bool:
+        """Whether it looks at a result."""
+        return isinstance(self.scheduler, ReduceLROnPlateau)
+
+
+def planned_schedulers(
+    model: TorchModel, optimizers: Mapping[str, Optimizer]
+) -> dict[str, Planned]:
+    """Return the schedulers of a `TorchModel`, by the names of their optimizers.
+
+    Raises:
+        ModelError: one cannot be used.
+    """
+    given = model.scheduler
+    if given is None:
+        named: Mapping[str, Any] = {}
+    elif isinstance(given, Mapping):
+        named = given
+    else:
+        named = {next(iter(optimizers)): given}
+        if len(optimizers) > 1:
+            raise ModelError(
+                "scheduler must be a dictionary by the names of the optimizers, "
+                f"{', '.join(map(repr, optimizers))}"
+            )
+    unknown = [name for name in named if name not in optimizers]
+    if unknown:
+        raise ModelError(
+            f"scheduler names the optimizer {unknown[0]!r}; there are "
+            f"{', '.join(map(repr, optimizers))}"
+        )
+    return {
+        name: Planned(_made(one, optimizers[name]), model.schedule) for name, one in named.items()
+    }
+
+
 class Schedulers:
     """The schedulers of a training.
 
     Args:
-        model: says which there are.
-        optimizers: what they are for, by name.
+        planned: what there are, by name.
 
     Raises:
         ModelError: one cannot be used.
     """
 
-    def __init__(self, model: TorchModel, optimizers: Mapping[str, Optimizer]) -> None:
-        given = model.scheduler
-        if given is None:
-            named: Mapping[str, Any] = {}
-        elif isinstance(given, Mapping):
-            named = given
-        else:
-            named = {next(iter(optimizers)): given}
-            if len(optimizers) > 1:
-                raise ModelError(
-                    "scheduler must be a dictionary by the names of the optimizers, "
-                    f"{', '.join(map(repr, optimizers))}"
-                )
-        unknown = [name for name in named if name not in optimizers]
-        if unknown:
-            raise ModelError(
-                f"scheduler names the optimizer {unknown[0]!r}; there are "
-                f"{', '.join(map(repr, optimizers))}"
-            )
-        self._made = {name: _made(one, optimizers[name]) for name, one in named.items()}
-        self._every_step = model.schedule == "step"
-        plateau = [s for s in self._made.values() if isinstance(s, ReduceLROnPlateau)]
-        if plateau and self._every_step:
+    def __init__(self, planned: Mapping[str, Planned]) -> None:
+        self._planned = planned
+        self._made = {name: plan.scheduler for name, plan in planned.items()}
+        if any(plan.watches and plan.every == "step" for plan in planned.values()):
             raise ModelError("ReduceLROnPlateau looks at results of epochs: schedule='epoch'")
         self.capture()  # what cannot be kept is told at once
 
     def __bool__(self) -> bool:
         return bool(self._made)
 
-    def after_step(self) -> None:
-        """Go on after a step of the optimizers."""
-        if self._every_step:
-            for scheduler in self._made.values():
-                scheduler.step()
+    def after_step(self, number: int) -> None:
+        """Go on after a step of the optimizers, given its number in the epoch."""
+        for plan in self._due("step", number):
+            plan.scheduler.step()
 
-    def after_epoch(self, results: Mapping[str, object]) -> None:
+    def after_epoch(self, number: int, results: Mapping[str, object]) -> None:
         """Go on after an epoch, with its results over the rows of all ranks."""
-        if self._every_step:
-            return
-        for scheduler in self._made.values():
-            if isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step(_watched(results))
-            else:
-                scheduler.step()
+        for plan in self._due("epoch", number):
+            if not plan.watches:
+                plan.scheduler.step()
+            elif (value := _watched(plan, results)) is not None:
+                plan.scheduler.step(value)
+
+    def _due(self, every: str, number: int) -> list[Planned]:
+        plans = self._planned.values()
+        return [p for p in plans if p.every == every and (number + 1) % p.frequency == 0]
 
     def describe(self) -> dict[str, str]:
-        """Return the classes, by the optimizers' names."""
+        """Return the classes, by name."""
         return {name: type(one).__name__ for name, one in self._made.items()}
 
     def capture(self) -> dict[str, Any]:
@@ -115,13 +153,24 @@ def _made(given: Any, optimizer: Optimizer) -> Any:
     return made
 
 
-def _watched(results: Mapping[str, object]) -> float:
-    value = results.get(f"val_{LOSS}", results.get(LOSS))
-    if not isinstance(value, float):
-        raise InvalidInputError(
-            f"ReduceLROnPlateau looks at the loss, but the epoch gave {', '.join(results)}"
-        )
-    return value
+def _watched(plan: Planned, results: Mapping[str, object]) -> float | None:
+    """Return the result that a scheduler looks at.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    if plan.monitor is not None:
+        value, what = results.get(plan.monitor), repr(plan.monitor)
+    else:
+        value, what = results.get(f"val_{LOSS}", results.get(LOSS)), "the loss"
+    if isinstance(value, float):
+        return value
+    if not plan.strict:
+        return None
+    raise InvalidInputError(
+        f"ReduceLROnPlateau looks at {what}, but the epoch gave "
+        f"{', '.join(map(repr, results)) or 'nothing'}"
+    )
 
 
 def _as_json(value: Any, where: str) -> Any:

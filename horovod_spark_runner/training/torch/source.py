@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 from ...errors import InvalidInputError, ModelError, brief
-from ..spec import TORCH, ModelSource, check_model_fn
+from ...frameworks import TORCH
+from ..spec import ModelSource, check_model_fn
+from .lightning.recognise import is_lightning
 from .torch_model import TorchModel
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -24,7 +30,8 @@ def model_source(model: object, custom_objects: Mapping[str, object] | None = No
     """Return the source for ``run_training``'s ``model_fn`` argument.
 
     Args:
-        model: a function without required arguments that returns a `TorchModel`, or one itself.
+        model: a function without required arguments that returns a `TorchModel` or a
+            ``LightningModule``, or one of these itself.
         custom_objects: must not be given.
 
     Raises:
@@ -37,12 +44,14 @@ def model_source(model: object, custom_objects: Mapping[str, object] | None = No
         )
     if isinstance(model, TorchModel):
         return ModelSource(function=_Given(model), engine=TORCH)
+    if is_lightning(model) and not isinstance(model, type):
+        return ModelSource(function=_Given(TorchModel(cast("nn.Module", model))), engine=TORCH)
     if is_of_torch(model, "torch.nn.modules.module.Module"):
         raise ModelError(
             f"model_fn is a {type(model).__name__}, a module without loss and optimizer; give "
             "TorchModel(module, loss=…, optimizer=…), or a function that returns one"
         )
-    if isinstance(model, type) or not callable(model):
+    if not callable(model) or (isinstance(model, type) and not is_lightning(model)):
         raise ModelError(
             "model_fn must be a function that returns a TorchModel, or a TorchModel, got "
             f"{brief(model)}"

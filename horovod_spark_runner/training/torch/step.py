@@ -77,10 +77,14 @@ class Steps:
             )
         if model.sync_batch_norm and self._size > 1:
             synchronise_norms(module, lambda: self.exchange.fraction)
-        if model.train_step is None:
-            self.exchange.overlap()
+        self._connect()
+
+    def _connect(self) -> None:
+        """Let gradients leave by themselves where a step of the user's own does not step."""
+        if self._model.train_step is None:
+            self.exchange.overlap(self._module)
             return
-        for optimizer in every:
+        for optimizer in self._optimizers.values():
             optimizer.register_step_pre_hook(self._before_own)
 
     def train(self, step: Step, asked: Sequence[bool]) -> list[float] | None:
@@ -90,11 +94,14 @@ class Steps:
         with self.exchange.step(fraction, asked), self._statistics.averaged(step):
             if self._size == 1 and not step.batch.rows:
                 return self.exchange.counts  # a step of this rank alone, which has nothing to do
-            if self._model.train_step is None:
-                self._usual(step)
-            else:
-                self._own(step)
+            self._compute(step)
         return self.exchange.counts
+
+    def _compute(self, step: Step) -> None:
+        if self._model.train_step is None:
+            self._usual(step)
+        else:
+            self._own(step)
 
     def test(self, step: Step) -> None:
         """Add this rank's part of a global batch to the sums."""
@@ -159,12 +166,13 @@ class Steps:
         """Return what is differentiated: this rank's mean over its rows.
 
         What divides a single loss otherwise is made good afterwards, by what went along with the
-        gradients; several losses need to know it before.
+        gradients; several losses need to know it before, and so does one whose gradients may come
+        in a later step.
         """
         rows = step.batch.rows
         whole = self._whole(step)
         counts = [float(term.count) for term in terms]
-        if len(terms) == 1:
+        if self._divided_after(terms):
             self.exchange.count(counts[0])
             return terms[0].summed / rows if rows else None
         if self._size > 1 and LABELS in [term.kind for term in terms]:
@@ -181,9 +189,12 @@ class Steps:
         """Return the rows of all ranks that make the step together."""
         return step.rows if self._size > 1 else step.batch.rows
 
+    def _divided_after(self, terms: Sequence[Term]) -> bool:
+        return len(terms) == 1 and not self.exchange.lasting
+
     def _divide(self, terms: Sequence[Term], step: Step, optimizer: Optimizer) -> None:
         """Bring the gradients to what the loss is divided by, where these are not the rows."""
-        if len(terms) != 1 or terms[0].kind == ROWS:
+        if not self._divided_after(terms) or terms[0].kind == ROWS:
             return
         total = self.exchange.total_count if self._size > 1 else float(terms[0].count)
         factor = _factor(terms[0], self._whole(step), total)
@@ -232,7 +243,11 @@ class Steps:
         every = list(self._optimizers.values())
         self._agree_to_step(next(n for n, each in enumerate(every) if each is optimizer))
         self.exchange.of(optimizer)
+        self._ready(optimizer)
         self._clip(optimizer)
+
+    def _ready(self, optimizer: Optimizer) -> None:
+        """Do what is to be done with the gradients of all ranks, before they are clipped."""
 
     def _agree_to_step(self, number: int) -> None:
         """Check that all ranks are about to step with the same optimizer, or none is (-1)."""
@@ -254,7 +269,7 @@ class Steps:
 
     def _report(self, batch: TorchBatch, outputs: Any, terms: Sequence[Term]) -> None:
         add_terms(self._sums, terms, first=self._rank == 0)
-        if self._metrics.names:
+        if self._metrics:
             target = self._batches.target(batch)
             self._metrics.update(self._sums, outputs, target)
 

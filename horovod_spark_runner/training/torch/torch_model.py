@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from ...errors import InvalidInputError, ModelError, brief
+from ...frameworks import TORCH
 from ...settings.kinds import check_choice
-from ..spec import TORCH
+from .lightning.recognise import is_lightning
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,7 +37,9 @@ class TorchModel:
     `TorchModel` itself, which is sent to the ranks. Rank 0's weights are those of all.
 
     Attributes:
-        module: the network, or a function or class that makes it without arguments.
+        module: the network, or a function or class that makes it without arguments. A
+            ``LightningModule``, or its class, says itself how it is trained: with one, only
+            ``autocast``, ``clip_norm``, ``clip_value`` and ``sync_batch_norm`` are given.
         loss: name of a class of ``torch.nn`` (``"CrossEntropyLoss"``), a module of one, or a
             function of outputs and labels that returns the mean over the rows, or one value per
             row. Without label columns the output is compared with the input; a function of one
@@ -53,8 +56,9 @@ class TorchModel:
             ``ReduceLROnPlateau`` is told the validation's loss, or without one the training's.
         metrics: what is reported besides the loss, by name: functions of outputs and labels that
             return one value per row, the mean over the rows, or a pair of a sum and what it is
-            divided by; ``"accuracy"``, ``"mae"`` or ``"mse"``; or ``torchmetrics`` whose states are
-            sums. A list takes the names of what is in it.
+            divided by; ``"accuracy"``, ``"mae"`` or ``"mse"``; or metrics of ``torchmetrics``
+            (extra), whose states are merged over the ranks. A list takes the names of what is in
+            it.
         train_step: function that trains on one batch in place of the usual step: it gets a
             `TorchStep`, calls ``backward()`` and the optimizers' ``step()`` itself, and returns
             what to report, means over the batch's rows by name. All optimizers step with the
@@ -97,6 +101,9 @@ class TorchModel:
             raise ModelError(
                 f"train_step must be a function of a TorchStep, got {brief(self.train_step)}"
             )
+        if is_lightning(self.module):
+            self._check_lightning()
+            return
         if self.loss is None and self.train_step is None:
             raise ModelError(
                 "a TorchModel needs a loss: the name of a class of torch.nn such as "
@@ -107,6 +114,19 @@ class TorchModel:
                 "a TorchModel needs an optimizer: the name of a class of torch.optim such as "
                 "optimizer='Adam', or functools.partial(torch.optim.SGD, lr=…)"
             )
+        self._check_options()
+
+    def _check_lightning(self) -> None:
+        named = ("loss", "optimizer", "scheduler", "metrics", "train_step")
+        given = [name for name in named if getattr(self, name) is not None]
+        if given:
+            raise ModelError(
+                f"a TorchModel of a LightningModule takes no {given[0]}: its training_step and "
+                "configure_optimizers say how it is trained"
+            )
+        self._check_options()
+
+    def _check_options(self) -> None:
         check_choice("schedule", self.schedule, ("epoch", "step"))
         if self.autocast is not None:
             check_choice("autocast", self.autocast, ("bfloat16",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,14 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 from mpi4py import MPI
+from torch import nn
+from torch.optim import Optimizer
 
 from ...errors import ModelError
 from ...launch.worker.reporting import notify
 from ...rundir.directory import RunDirectory
+from ...settings.sync import Allreduce
 from ..changes import ModelChanges, joined
 from ..epochs import Step
 from ..logs import Logs
 from ..model_inputs import ModelInputs
+from ..rank_state import JOIN
 from ..spec import TrainingSpec, WarmStart
 from ..state import Variable
 from ..sync.synchroniser import Synchroniser
@@ -24,7 +29,6 @@ from ..trainee import Trainee
 from .artifact import save_module
 from .batches import Batches
 from .begin import rank_device
-from .build import build
 from .changes import compare, describe
 from .hooks import TorchHooks, made_callbacks
 from .initial_weights import load_initial_weights
@@ -33,6 +37,7 @@ from .losses import Losses
 from .metrics import Metrics, Sums, total_loss
 from .optimizers import (
     LearningRates,
+    check_compression,
     check_gradients,
     make_optimizers,
     restore_settings,
@@ -40,8 +45,9 @@ from .optimizers import (
 )
 from .probe import check_means
 from .saved import SavedModule
-from .schedulers import Schedulers
+from .schedulers import Planned, Schedulers, planned_schedulers
 from .step import Steps
+from .torch_model import TorchModel
 from .tracing import TorchTracer
 from .variables import TorchVariables
 
@@ -53,22 +59,33 @@ class TorchTrainee(Trainee):
         spec: the training.
         world: communicator of all ranks.
         synchroniser: what becomes of gradients.
+        model: what `build` made.
+        module: the module of it.
 
     Raises:
         ModelError: the module cannot be trained here, or not on these columns.
         InvalidInputError: something given is no callback.
     """
 
-    def __init__(self, spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser) -> None:
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        world: MPI.Comm,
+        synchroniser: Synchroniser,
+        model: TorchModel,
+        module: nn.Module,
+    ) -> None:
         self._spec, self._world = spec, world
         self._rank = world.Get_rank()
         self._callbacks = made_callbacks(spec.callbacks)
-        self._model, self.module = build(spec.model)
+        self._model, self.module = model, module
         self._device = rank_device()
         self.module.to(self._device)
         check_gradients(self.module)
-        self._optimizers = make_optimizers(self._model, self.module)
-        self._schedulers = Schedulers(self._model, self._optimizers)
+        self._optimizers, planned = self._configured()
+        if isinstance(spec.sync, Allreduce):
+            check_compression(self._model, self._optimizers, spec.sync.compression)
+        self._schedulers = Schedulers(planned)
         self._batches = Batches(self.module, spec, self._device)
         self.columns, self.blank = self._batches.columns, self._batches.blank
         if not self._model.sync_batch_norm:
@@ -76,8 +93,9 @@ class TorchTrainee(Trainee):
         self._losses = None
         if self._model.loss is not None:
             self._losses = Losses(self._model.loss, spec.outputs, weighted=self._batches.weighted)
-        self._metrics = Metrics(self._model.metrics)
-        if self._losses is None and not self._metrics.names and spec.validation is not None:
+        self._metrics = Metrics(self._model.metrics, self._device)
+        own = self._model.train_step is not None
+        if own and self._losses is None and not self._metrics and spec.validation is not None:
             raise ModelError(
                 "validation needs a loss or metrics in the TorchModel besides its train_step, "
                 "which only trains"
@@ -85,7 +103,7 @@ class TorchTrainee(Trainee):
         self._sums = Sums(self._device)
         self._sums.declare([*self._loss_names, *self._metrics.names])
         every = list(self._optimizers.values())
-        self._steps = Steps(
+        self._steps = self._made_steps(
             self._model,
             self.module,
             self._optimizers,
@@ -101,6 +119,15 @@ class TorchTrainee(Trainee):
         self._begun = [settings_of(optimizer) for optimizer in every]
         self._last_rates: list[float] = []
 
+    def _configured(self) -> tuple[dict[str, Optimizer], dict[str, Planned]]:
+        """Return the optimizers, by name, and the schedulers."""
+        optimizers = make_optimizers(self._model, self.module)
+        return optimizers, planned_schedulers(self._model, optimizers)
+
+    def _made_steps(self, *given: Any) -> Steps:
+        """Return what steps, given all that `Steps` takes."""
+        return Steps(*given)
+
     @property
     def _loss_names(self) -> list[str]:
         return [] if self._losses is None else self._losses.names
@@ -111,7 +138,7 @@ class TorchTrainee(Trainee):
         counts = self._steps.train(step, asked)
         if self._schedulers:
             self._last_rates = self._rates.read()
-            self._schedulers.after_step()
+            self._schedulers.after_step(step.number)
         return self._logs, counts
 
     def test_step(self, step: Step, last: bool) -> Logs | None:
@@ -120,10 +147,16 @@ class TorchTrainee(Trainee):
 
     def reset_metrics(self) -> None:
         self._sums.reset()
+        self._metrics.states.reset()
 
     @property
     def _logs(self) -> Logs:
-        return _Later(lambda: total_loss(self._sums.results(), self._loss_names))
+        return Later(
+            lambda: {
+                **total_loss(self._sums.results(), self._loss_names),
+                **self._metrics.computed_here(),
+            }
+        )
 
     def results(self, kind: str, logs: Logs | None, fraction: float) -> dict[str, object]:
         names = self._world.allgather(self._sums.names)
@@ -134,7 +167,11 @@ class TorchTrainee(Trainee):
             )
         summed = np.zeros(self._sums.shape)
         self._world.Allreduce(self._sums.numpy(), summed)
-        return dict(total_loss(self._sums.results(summed), self._loss_names))
+        results: dict[str, object] = dict(total_loss(self._sums.results(summed), self._loss_names))
+        if self._metrics.states:
+            states = self._world.allgather(self._metrics.states.numpy())
+            results.update(self._metrics.computed(states))
+        return results
 
     def describe(self) -> dict[str, Any]:
         return describe(self._model, self.module, self._optimizers, self._schedulers)
@@ -215,21 +252,33 @@ class TorchTrainee(Trainee):
         return found
 
     def metric_variables(self) -> list[Variable]:
-        return [self._sums]
+        return [self._sums, self._metrics.states] if self._metrics.states else [self._sums]
+
+    def metric_merges(self) -> list[str]:
+        return ["sum", JOIN] if self._metrics.states else ["sum"]
 
     def metric_names(self) -> list[str]:
-        return self._sums.names
+        return [*self._sums.names, *self._metrics.of_objects]
 
     def probe(self, step: Step) -> None:
         if step.batch.rows < 2 or self._model.train_step is not None:
             return
         batch = self._batches.of(step.batch.arrays, training=False)
-        state = torch.get_rng_state(), random.getstate(), np.random.get_state()
-        outputs = self._steps.evaluated(batch)
-        losses = [] if self._losses is None else self._losses.functions()
-        functions = [*losses, *self._metrics.functions()]
-        for text in check_means(functions, outputs, self._batches.target(batch)):
-            notify(text)
+        with random_kept():
+            outputs = self._steps.evaluated(batch)
+            losses = [] if self._losses is None else self._losses.functions()
+            functions = [*losses, *self._metrics.functions()]
+            for text in check_means(functions, outputs, self._batches.target(batch)):
+                notify(text)
+
+
+@contextlib.contextmanager
+def random_kept() -> Iterator[None]:
+    """Leave the random generators as they are."""
+    state = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
         torch.set_rng_state(state[0])
         random.setstate(state[1])
         np.random.set_state(state[2])
@@ -263,7 +312,7 @@ class _GeneratorState:
             torch.set_rng_state(state)
 
 
-class _Later(Mapping[str, object]):
+class Later(Mapping[str, object]):
     """Logs that are computed where somebody looks at them."""
 
     def __init__(self, compute: Callable[[], Mapping[str, object]]) -> None:

@@ -1,0 +1,1 @@
+"""Modules of Lightning, trained without its Trainer; see [PyTorch](../../../../docs/torch.md)."""

@@ -1,0 +1,73 @@
+"""When the hooks of a module of Lightning's are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....storage.arrays import Arrays
+from ...logs import Logs
+from ..hooks import TorchHooks
+from .attached import Attached
+from .logged import TRAINING
+
+
+class LightningHooks(TorchHooks):
+    """See `TorchHooks`; the module's own come first.
+
+    Args:
+        given: what those take.
+        attached: the module.
+        best_metric: the result that tells the best checkpoint, if one is asked for.
+    """
+
+    def __init__(self, *given: Any, attached: Attached, best_metric: str | None) -> None:
+        super().__init__(*given)
+        self.attached = attached
+        self._best_metric = best_metric
+
+    def _asked(self) -> bool:
+        return self.attached.trainer.should_stop or super()._asked()
+
+    def _forget(self) -> None:
+        self.attached.trainer.should_stop = False
+        super()._forget()
+
+    def train_begin(self) -> None:
+        self.attached.call("on_train_start")
+        super().train_begin()
+
+    def train_end(self, logs: Logs | None) -> None:
+        self.attached.call("on_train_end")
+        super().train_end(logs)
+        self.attached.call("on_fit_end")
+        self.attached.call("teardown", "fit")
+
+    def epoch_begin(self, epoch: int) -> None:
+        self.attached.trainer.current_epoch = epoch
+        self.attached.call("on_train_epoch_start")
+        super().epoch_begin(epoch)
+
+    def epoch_end(self, epoch: int, logs: Logs) -> dict[str, object]:
+        found = self.attached.results(TRAINING, end="on_train_epoch_end")
+        results = {**logs, **found}
+        self.attached.check_metric(self._best_metric, results)
+        return super().epoch_end(epoch, results)
+
+    def test_begin(self) -> None:
+        trainer = self.attached.trainer
+        trainer.training, trainer.validating = False, True
+        self.attached.call("on_validation_start")
+        self.attached.call("on_validation_epoch_start")
+
+    def test_end(self, logs: Logs) -> None:
+        self.attached.call("on_validation_end")
+        trainer = self.attached.trainer
+        trainer.training, trainer.validating = True, False
+
+    def capture(self) -> tuple[dict[str, Any], Arrays]:
+        state, arrays = super().capture()
+        return {**state, "global_step": self.attached.trainer.global_step}, arrays
+
+    def restore(self, state: dict[str, Any], arrays: Arrays) -> None:
+        super().restore(state, arrays)
+        self.attached.trainer.global_step = state["global_step"]

@@ -1,0 +1,145 @@
+"""The steps of a module of Lightning's, together with all other ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ....errors import ModelError
+from ...epochs import Step
+from ..losses import LOSS
+from ..step import Steps
+from ..variables import parameters_of
+from .attached import Attached
+
+
+class LightningSteps(Steps):
+    """See `Steps`; ``training_step`` and ``validation_step`` compute, and log what is reported.
+
+    A rank without rows calls ``training_step`` on zeros, which count for nothing, so that all ranks
+    do the same.
+    """
+
+    def __init__(self, *given: Any, attached: Attached) -> None:
+        self.attached = attached
+        # Whether an optimizer's gradients are of this step alone.
+        self._fresh: dict[int, bool] = {}
+        super().__init__(*given)
+
+    def _connect(self) -> None:
+        if self.attached.automatic:
+            self.exchange.overlap(self._module)
+            return
+        for optimizer in self._optimizers.values():
+            optimizer.register_step_pre_hook(self._before_own)
+            optimizer.register_step_post_hook(self._after_own)
+            optimizer.zero_grad = self._noting(optimizer)  # type: ignore[method-assign]
+
+    def train(self, step: Step, asked: Sequence[bool]) -> list[float] | None:
+        if not step.batch.rows:
+            self.attached.logged.no_rows()
+        return super().train(step, asked)
+
+    def _given(self, step: Step, *, training: bool) -> Any:
+        rows = step.batch.rows
+        batch = self._batches.of(step.batch.arrays, training=training) if rows else None
+        found = self._batches.nothing() if batch is None else batch
+        target = self._batches.target(found)
+        self.attached.counting(rows)
+        return self.attached.batch(found, self._batches.feed.names, target)
+
+    @contextlib.contextmanager
+    def _counted(self, step: Step) -> Iterator[None]:
+        """Let what is done without rows leave no trace but logs of no rows."""
+        if step.batch.rows:
+            yield
+            return
+        with self.attached.unnoticed():
+            yield
+
+    def _compute(self, step: Step) -> None:
+        if self.attached.automatic:
+            self._automatic(step)
+        else:
+            self._manual(step)
+
+    def _automatic(self, step: Step) -> None:
+        attached, optimizer = self.attached, next(iter(self._optimizers.values()))
+        with self._counted(step):
+            given = self._given(step, training=True)
+            with self._autocast():
+                loss, returned = attached.loss(given, step.number)
+            assert loss is not None
+            attached.call("on_before_zero_grad", optimizer)
+            optimizer.zero_grad(set_to_none=True)
+            attached.call("on_before_backward", loss)
+            with self.exchange.backward():
+                loss.backward()  # type: ignore[no-untyped-call]
+            self.exchange.exchange()
+            attached.call("on_after_backward")
+            attached.call("on_before_optimizer_step", optimizer)
+            self._clip(optimizer)
+            optimizer.step()
+            attached.trainer.global_step += 1
+            attached.call("on_train_batch_end", returned, given, step.number)
+        rows = step.batch.rows
+        self._sums.add(LOSS, loss.detach().double() * rows if rows else 0.0, rows)
+
+    def _manual(self, step: Step) -> None:
+        attached = self.attached
+        self._fresh = {
+            id(each): all(p.grad is None for p in parameters_of(each))
+            for each in self._optimizers.values()
+        }
+        with self._counted(step):
+            given = self._given(step, training=True)
+            with self._autocast():
+                _, returned = attached.loss(given, step.number)
+            self._agree_to_step(-1)
+            attached.call("on_train_batch_end", returned, given, step.number)
+
+    def _noting(self, optimizer: Optimizer) -> Callable[..., None]:
+        def zero_grad(set_to_none: bool = True) -> None:
+            self._fresh[id(optimizer)] = True
+            type(optimizer).zero_grad(optimizer, set_to_none)
+
+        return zero_grad
+
+    def _before_own(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._fresh.get(id(optimizer), True):
+            raise ModelError(
+                f"training_step lets {type(optimizer).__name__} step with gradients of earlier "
+                "batches, too, which may have had other numbers of rows on each rank; call its "
+                "zero_grad() before the backward pass of every step"
+            )
+        super()._before_own(optimizer, args, kwargs)
+
+    def _ready(self, optimizer: Optimizer) -> None:
+        self.attached.call("on_before_optimizer_step", optimizer)
+
+    def _after_own(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.attached.trainer.global_step += 1
+
+    def test(self, step: Step) -> None:
+        self._mode(training=False)
+        if not step.batch.rows:
+            return
+        with torch.no_grad():
+            given = self._given(step, training=False)
+            with self._autocast():
+                self.attached.validate(given, step.number)
+
+    def tried(self, step: Step) -> tuple[Any, Callable[..., Tensor | None]]:
+        """Return a batch, and what gives the loss of a part of it without a trace."""
+        self._mode(training=False)
+
+        def loss(given: Any, _: Any) -> Tensor | None:
+            with self.attached.unnoticed(numbers=True), self._autocast():
+                return self.attached.loss(given, step.number)[0]
+
+        return self._given(step, training=False), loss

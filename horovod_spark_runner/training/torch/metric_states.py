@@ -1,0 +1,229 @@
+"""States of torchmetrics' objects: as bytes, and merged by the reductions that they were made with.
+
+A record holds the states of some metrics, as one rank or task has them. Records stand one after the
+other in an array of bytes, so that joining such arrays loses nothing; they are merged only where a
+result is computed. torchmetrics itself is never imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import RunDirectoryError
+from ...storage.arrays import Arrays, dump_arrays, load_arrays
+from .variables import as_array
+
+_LENGTH = np.dtype("<i8")
+_UPDATES = "updates"
+
+
+def is_torchmetrics(value: object) -> bool:
+    """Tell whether ``value`` is a metric, or a collection of some, of torchmetrics."""
+    names = ("Metric", "MetricCollection")
+    return any(
+        cls.__module__.startswith("torchmetrics.") and cls.__name__ in names
+        for cls in type(value).__mro__
+    )
+
+
+class MetricStates:
+    """What some metrics have seen, as a variable that checkpoints hold for each rank.
+
+    Args:
+        metrics: the metrics, each with states of its own.
+    """
+
+    def __init__(self, metrics: Sequence[Any]) -> None:
+        self.path = "torchmetrics"
+        self._metrics = metrics
+        # What ranks have seen that are no longer there.
+        self._others = np.zeros(0, np.uint8)
+
+    def __bool__(self) -> bool:
+        return bool(self._metrics)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.numpy().shape
+
+    @property
+    def dtype(self) -> object:
+        return np.dtype(np.uint8)
+
+    def numpy(self) -> np.ndarray:
+        """Return this rank's record, and those that it holds for others."""
+        arrays: Arrays = {}
+        for number, metric in enumerate(self._metrics):
+            arrays.update(_state(f"{number:05d}", metric))
+        return np.concatenate([_record(arrays), self._others])
+
+    def assign(self, value: np.ndarray) -> None:
+        """Take over what `numpy` returned, or several such arrays joined.
+
+        Raises:
+            RunDirectoryError: they are of other metrics.
+        """
+        self.reset()
+        records = list(_records(value))
+        if len(records) == 1:
+            self._set(records)
+        else:
+            self._others = np.array(value, np.uint8)
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._others = np.zeros(0, np.uint8)
+        for metric in self._metrics:
+            metric.reset()
+
+    @contextlib.contextmanager
+    def merged(self, parts: Sequence[np.ndarray]) -> Iterator[None]:
+        """Let the metrics be those of all who gave ``parts``, meanwhile.
+
+        Args:
+            parts: what `numpy` returned on each rank, or in each task.
+        """
+        kept = [_held(metric) for metric in self._metrics]
+        self._set([record for part in parts for record in _records(part)])
+        seen = [metric._update_count for metric in self._metrics]
+        try:
+            yield
+        finally:
+            for number, (metric, (state, updates)) in enumerate(
+                zip(self._metrics, kept, strict=True)
+            ):
+                if seen[number] and not metric._update_count:
+                    self._forget(number)
+                else:
+                    _give(metric, state, updates)
+
+    def _forget(self, number: int) -> None:
+        """Let a metric that was reset begin anew for all that this rank holds."""
+        self._metrics[number].reset()
+        records = list(_records(self._others))
+        for record in records:
+            record[f"{number:05d}/{_UPDATES}"] = np.array(0)
+        self._others = np.concatenate([np.zeros(0, np.uint8), *map(_record, records)])
+
+    def _set(self, records: Sequence[Arrays]) -> None:
+        for number, metric in enumerate(self._metrics):
+            prefix = f"{number:05d}/"
+            parts = [
+                {n.removeprefix(prefix): a for n, a in record.items() if n.startswith(prefix)}
+                for record in records
+            ]
+            _merge(metric, parts)
+
+
+def _record(arrays: Arrays) -> np.ndarray:
+    data = np.frombuffer(bytes(dump_arrays(arrays)), np.uint8)
+    return np.concatenate([np.array([data.size], _LENGTH).view(np.uint8), data])
+
+
+def _records(joined: np.ndarray) -> Iterator[Arrays]:
+    begin = 0
+    while begin < joined.size:
+        after = begin + _LENGTH.itemsize
+        length = int(np.ascontiguousarray(joined[begin:after]).view(_LENGTH)[0])
+        begin = after + length
+        yield load_arrays(joined[after:begin].tobytes())
+
+
+def _held(metric: Any) -> tuple[dict[str, Any], int]:
+    state = {
+        name: list(value) if isinstance(value := getattr(metric, name), list) else value
+        for name in metric._defaults
+    }
+    return state, metric._update_count
+
+
+def _give(metric: Any, state: dict[str, Any], updates: int) -> None:
+    for name, value in state.items():
+        setattr(metric, name, value)
+    metric._update_count = updates
+    metric._computed = metric._forward_cache = None
+
+
+def _state(prefix: str, metric: Any) -> Arrays:
+    arrays: Arrays = {f"{prefix}/{_UPDATES}": np.array(metric._update_count)}
+    for name in metric._defaults:
+        value = getattr(metric, name)
+        if not isinstance(value, list):
+            arrays[f"{prefix}/tensor/{name}"] = as_array(value).copy()
+            continue
+        # One array of all batches, where that is what becomes of them anyway.
+        reduce = metric._reductions[name]
+        whole = [reduce(value)] if len(value) > 1 and _named(reduce) == "cat" else value
+        for number, one in enumerate(whole):
+            arrays[f"{prefix}/list/{name}/{number:05d}"] = as_array(one).copy()
+    return arrays
+
+
+def _merge(metric: Any, parts: Sequence[Arrays]) -> None:
+    """Give a metric the state of all parts that have seen rows."""
+    _check_same(metric, parts)
+    seen = [part for part in parts if int(part[_UPDATES])]
+    metric.reset()
+    if not seen:
+        return
+    updates = [int(part[_UPDATES]) for part in seen]
+    state: dict[str, Any] = {}
+    for name, default in metric._defaults.items():
+        device = metric.device
+        if isinstance(default, list):
+            prefix = f"list/{name}/"
+            state[name] = [
+                _tensor(part[key], device)
+                for part in seen
+                for key in sorted(part)
+                if key.startswith(prefix)
+            ]
+        else:
+            values = [_tensor(part[f"tensor/{name}"], device) for part in seen]
+            state[name] = _reduced(values, metric._reductions[name], updates)
+    _give(metric, state, sum(updates))
+
+
+def _reduced(values: Sequence[Tensor], reduce: Any, updates: Sequence[int]) -> Tensor:
+    if len(values) == 1:
+        return values[0]
+    if _named(reduce) == "mean":
+        weights = [count / sum(updates) for count in updates]
+        return torch.stack([v * w for v, w in zip(values, weights, strict=True)]).sum(0)
+    if _named(reduce) == "cat":
+        joined: Tensor = reduce(list(values))
+        return joined
+    stacked = torch.stack(list(values))
+    found: Tensor = stacked if reduce is None else reduce(stacked)
+    return found
+
+
+def _named(reduce: Any) -> str:
+    """Return which of torchmetrics' own reductions it is."""
+    name = getattr(reduce, "__name__", "")
+    return name.removeprefix("dim_zero_") if name.startswith("dim_zero_") else ""
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16).to(device)
+    return torch.from_numpy(np.array(array)).to(device)
+
+
+def _check_same(metric: Any, parts: Sequence[Arrays]) -> None:
+    wanted = set(metric._defaults)
+    for part in parts:
+        names = {key.split("/")[1] for key in part if key != _UPDATES}
+        tensors = {n for n, default in metric._defaults.items() if not isinstance(default, list)}
+        if _UPDATES not in part or not tensors <= names <= wanted:
+            raise RunDirectoryError(
+                "the checkpoint was taken within an epoch by a model with other metrics than "
+                f"{type(metric).__name__}; give the same ones, and change them when that epoch is "
+                "over"
+            )

@@ -1,0 +1,107 @@
+"""Modules of Lightning that the tests train, here and by Lightning's own Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from .models import Pair
+
+lightning: Any = pytest.importorskip("lightning")
+torchmetrics: Any = pytest.importorskip("torchmetrics")
+
+
+class Digits(lightning.LightningModule):
+    """Logs in all ways; its rate falls by steps."""
+
+    def __init__(self, rate: float = 0.1) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.net = nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
+        self.rate = rate
+        made = {"task": "multiclass", "num_classes": 10}
+        self.right = torchmetrics.Accuracy(**made)
+        self.val_both = torchmetrics.MetricCollection(
+            [torchmetrics.Accuracy(**made), torchmetrics.AUROC(**made)], prefix="val_"
+        )
+        self.called: list[str] = []
+
+    def forward(self, image: Tensor) -> Tensor:
+        found: Tensor = self.net(image)
+        return found
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        image, digit = batch
+        output = self(image)
+        loss = nn.functional.cross_entropy(output, digit)
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        self.log("last_loss", loss)
+        if batch_idx < 2:
+            self.log("early", loss, on_step=False, on_epoch=True)
+        self.right(output, digit)
+        self.log("right", self.right, on_step=False, on_epoch=True)
+        return {"loss": loss}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        image, digit = batch
+        output = self(image)
+        self.log("val_loss", nn.functional.cross_entropy(output, digit))
+        self.val_both.update(output, digit)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict(self.val_both.compute())
+        self.val_both.reset()
+
+    def on_train_epoch_end(self) -> None:
+        self.log("epochs", float(self.current_epoch + 1))
+
+    def on_after_backward(self) -> None:
+        (last,) = [p for name, p in self.named_parameters() if name == "net.2.bias"]
+        self.log("gradient", last.grad.norm(), on_step=False, on_epoch=True)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        optimizer = torch.optim.SGD(self.net.parameters(), lr=self.rate, momentum=0.9)
+        steps = int(self.trainer.estimated_stepping_batches)
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=steps)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 2},
+        }
+
+
+class Adversaries(lightning.LightningModule):
+    """Two optimizers, of which one steps every other batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.pair = Pair()
+
+    def forward(self, image: Tensor) -> Tensor:
+        found: Tensor = self.pair(image)
+        return found
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        of_judge, of_generator = self.optimizers()
+        fake = self.pair.generator(batch[:, :8] - batch[:, 8:16])
+        loss = nn.functional.binary_cross_entropy_with_logits
+        judged = self.pair.judge(torch.cat([batch, fake.detach()]))
+        wanted = torch.cat([torch.ones(len(batch), 1), torch.zeros(len(batch), 1)])
+        of_judge.zero_grad()
+        value = loss(judged, wanted)
+        self.manual_backward(value)
+        of_judge.step()
+        self.log("judge", value, on_step=False, on_epoch=True)
+        if batch_idx % 2 == 0:
+            of_generator.zero_grad()
+            self.manual_backward(loss(self.pair.judge(fake), torch.ones(len(batch), 1)))
+            of_generator.step()
+            self.lr_schedulers().step()
+
+    def configure_optimizers(self) -> Any:
+        judge = torch.optim.Adam(self.pair.judge.parameters(), lr=0.01)
+        generator = torch.optim.Adam(self.pair.generator.parameters(), lr=0.01)
+        return [judge, generator], [torch.optim.lr_scheduler.ExponentialLR(generator, 0.9)]

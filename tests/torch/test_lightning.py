@@ -1,0 +1,340 @@
+"""Modules of Lightning: N ranks train what Lightning's own Trainer does in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from horovod_spark_runner import (
+    CheckpointOptions,
+    DataOptions,
+    InvalidInputError,
+    ModelError,
+    RestartOptions,
+    TorchModel,
+    TorchTransformer,
+)
+from horovod_spark_runner.data.manifest import Manifest
+from horovod_spark_runner.data.read.reader import DatasetReader
+from horovod_spark_runner.data.read.sharding import plan_epoch
+from horovod_spark_runner.frameworks import TORCH
+from horovod_spark_runner.testing import Fault, Faults
+from horovod_spark_runner.training.engine import engine_of
+from horovod_spark_runner.training.torch.lightning.configured import configured
+from horovod_spark_runner.training.torch.lightning.recognise import check_module
+from horovod_spark_runner.training.torch.source import model_source
+from tests.torch.models import FaultAt, flat_weights
+from tests.trainings import train
+
+lightning: Any = pytest.importorskip("lightning")
+from tests.torch.lightning_models import Adversaries, Digits  # noqa: E402
+
+GLOBAL_BATCH = 24
+ROWS = 4 * GLOBAL_BATCH + 19
+EPOCHS = 2
+
+
+class Batches(torch.utils.data.IterableDataset[Any]):
+    """The global batches of a run, epoch by epoch."""
+
+    def __init__(self, run: Path, *, labels: bool) -> None:
+        found = [
+            Manifest.from_json(path.read_text()) for path in run.glob("data/data-*/manifest.json")
+        ]
+        self.manifest = max(found, key=lambda each: each.rows)
+        self.labels, self.epoch = labels, 0
+
+    def __len__(self) -> int:
+        return -(-self.manifest.rows // GLOBAL_BATCH)
+
+    def __iter__(self) -> Iterator[Any]:
+        plan = plan_epoch(
+            [(group.rows, group.size) for group in self.manifest.row_groups],
+            global_batch=GLOBAL_BATCH,
+            seed=0,
+            epoch=self.epoch,
+            window_bytes=256 * 1024 * 1024,
+        )
+        self.epoch += 1
+        for batch in DatasetReader(self.manifest).epoch(plan, 0, 1):
+            image = torch.from_numpy(batch.arrays["image"].copy())
+            if self.labels:
+                yield image, torch.from_numpy(batch.arrays["digit"].copy()).long()
+            else:
+                yield image
+
+
+class Noting(lightning.Callback):
+    """Notes what Lightning reports at the end of each epoch."""
+
+    def __init__(self) -> None:
+        self.history: list[dict[str, float]] = []
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.note(trainer)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self.note(trainer)
+
+    def note(self, trainer: Any) -> None:
+        if trainer.callback_metrics:
+            self.history.append({n: float(v) for n, v in trainer.callback_metrics.items()})
+
+
+def by_lightning(module: Any, batches: Batches, held: Any = None) -> list[dict[str, float]]:
+    """Train by Lightning's own Trainer, in this process; return what it reports."""
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+
+    noting = Noting()
+    trainer = lightning.Trainer(
+        plugins=[LightningEnvironment()],  # it would begin MPI to see whether it is wanted
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=[noting],
+    )
+    loader = torch.utils.data.DataLoader(batches, batch_size=None)
+    trainer.fit(module, loader, held)
+    return noting.history
+
+
+@pytest.fixture(scope="module")
+def frame(digits_df: Any) -> Any:
+    return digits_df.filter(f"id < {ROWS}").cache()
+
+
+@pytest.fixture(scope="module")
+def held(digits_df: Any) -> Any:
+    return digits_df.filter(f"id >= {ROWS} and id < {ROWS + 41}").cache()
+
+
+def loader_of(held: Any) -> Any:
+    rows = held.collect()
+    images = torch.tensor([row["image"] for row in rows])
+    digits = torch.tensor([row["digit"] for row in rows])
+    return torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(images, digits), batch_size=GLOBAL_BATCH
+    )
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+def test_ranks_train_what_lightnings_trainer_does(frame: Any, held: Any, tmp_path: Path) -> None:
+    """A run of three ranks, killed within an epoch: weights, and all that is logged."""
+    faults = Faults((Fault(7, rank=1, kind="kill"),), str(tmp_path / "notes"))
+    run = train(
+        frame,
+        tmp_path / "run",
+        model_fn=Digits,
+        num_workers=3,
+        batch_size=GLOBAL_BATCH // 3,
+        epochs=EPOCHS,
+        validation=held,
+        data=DataOptions(keep_data=True),
+        checkpoints=CheckpointOptions(
+            every_steps=2, best_metric="val_MulticlassAUROC", best_mode="max"
+        ),
+        restarts=RestartOptions(max_restarts=1, backoff_seconds=0.1),
+        callbacks=[FaultAt(faults, tmp_path / "run" / "checkpoints" / "step-00000006")],
+    )
+    assert len(run.summary.attempts) == 2
+    module = Digits()
+    expected = by_lightning(module, Batches(tmp_path / "run", labels=True), loader_of(held))
+    np.testing.assert_allclose(flat_weights(run.getModel()), flat_weights(module), atol=2e-5)
+    for ours, theirs in zip(run.summary.history, expected, strict=True):
+        assert ours.pop("loss") == pytest.approx(theirs["train_loss_epoch"], rel=1e-5)
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    # What is kept is read without the module's code; Spark's tasks know none of its logs.
+    again = TorchTransformer.from_run(str(tmp_path / "run"))
+    assert again.evaluate(held, metrics=["accuracy"])["accuracy"] == pytest.approx(
+        run.summary.history[-1]["val_MulticlassAccuracy"]
+    )
+    with pytest.raises(ModelError, match="Digits.validation_step logs is known to trainings only"):
+        run.evaluate(held)
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_that_steps_itself(frame: Any, tmp_path: Path) -> None:
+    """On two ranks, of which one has no rows in the last step."""
+    images = frame.filter(f"id < {2 * GLOBAL_BATCH + 1}")
+    given: dict[str, Any] = {
+        "num_workers": 2,
+        "batch_size": GLOBAL_BATCH // 2,
+        "epochs": EPOCHS,
+        "label_cols": None,
+        "data": DataOptions(keep_data=True),
+    }
+    run = train(images, tmp_path / "run", model_fn=lambda: Adversaries(), **given)
+    module = Adversaries()
+    expected = by_lightning(module, Batches(tmp_path / "run", labels=False))
+    np.testing.assert_allclose(flat_weights(run.getModel()), flat_weights(module), atol=2e-4)
+    for ours, theirs in zip(run.summary.history, expected, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+SGD = torch.optim.SGD
+StepLR = torch.optim.lr_scheduler.StepLR
+Plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+
+
+def made(forms: Any) -> Any:
+    """Return a module whose optimizers are given in some form."""
+
+    class Made(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(3, 1)
+
+        def training_step(self, batch: Any) -> Any:
+            return self.net(batch).mean()
+
+        def configure_optimizers(self) -> Any:
+            return forms(SGD(self.parameters(), lr=0.1))
+
+    return Made()
+
+
+@pytest.mark.parametrize(
+    ("form", "plans"),
+    [
+        (lambda o: o, []),
+        (lambda o: [o], []),
+        (lambda o: ([o], [StepLR(o, 1)]), [("epoch", 1, None)]),
+        (lambda o: {"optimizer": o}, []),
+        (lambda o: {"optimizer": o, "lr_scheduler": StepLR(o, 1)}, [("epoch", 1, None)]),
+        (
+            lambda o: ([o], [{"scheduler": StepLR(o, 1), "interval": "step", "frequency": 3}]),
+            [("step", 3, None)],
+        ),
+        (
+            lambda o: {"optimizer": o, "lr_scheduler": Plateau(o), "monitor": "val_loss"},
+            [("epoch", 1, "val_loss")],
+        ),
+    ],
+)
+def test_forms_of_configure_optimizers(form: Any, plans: list[Any]) -> None:
+    optimizers, planned = configured(made(form))
+    assert list(optimizers) == [""]
+    assert [(plan.every, plan.frequency, plan.monitor) for plan in planned.values()] == plans
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (lambda o: None, "must return an optimizer, a list of some"),
+        (lambda o: [o, o], "gives 2 optimizers; several need automatic_optimization = False"),
+        (lambda o: {"optimiser": o}, "knows no 'optimiser'"),
+        (lambda o: ([o], [Plateau(o)]), "ReduceLROnPlateau needs a 'monitor'"),
+        (lambda o: ([o], [{"scheduler": StepLR(o, 1), "interval": "batch"}]), "not 'batch'"),
+        (
+            lambda o: ([o], [StepLR(SGD([nn.Parameter(torch.zeros(1))], lr=1.0), 1)]),
+            "StepLR is of an optimizer that configure_optimizers does not return",
+        ),
+    ],
+)
+def test_optimizers_that_cannot_be_used(form: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        configured(made(form))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("train_dataloader", "batches are made of the DataFrame's rows"),
+        ("configure_callbacks", r"give callbacks=\[…\] of TorchCallback"),
+        ("optimizer_step", "set automatic_optimization = False"),
+        ("configure_gradient_clipping", "clip_norm"),
+        ("on_save_checkpoint", "checkpoints are arrays and JSON"),
+    ],
+)
+def test_what_only_lightnings_trainer_does_is_refused_by_name(name: str, message: str) -> None:
+    own = type("Own", (Digits,), {name: lambda self, *given: None, "__module__": __name__})
+    with pytest.raises(ModelError, match=rf"Own\.{name} is not called here.*{message}"):
+        check_module(own())
+
+
+def annotated() -> Digits:
+    return Digits()
+
+
+def test_modules_say_what_trains_them() -> None:
+    for given in (Digits, Digits(), annotated, lambda: Digits(), TorchModel(Digits, clip_norm=1.0)):
+        assert engine_of(given) == TORCH
+        assert model_source(given).engine == TORCH
+    with pytest.raises(ModelError, match="a LightningModule takes no loss"):
+        TorchModel(Digits(), loss="MSELoss")
+
+
+class Careless(Digits):
+    """Does what is of one rank's rows."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.means = way, list[float]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        image, digit = batch
+        if self.way == "summed":
+            return nn.functional.cross_entropy(self(image), digit, reduction="sum")
+        if self.way == "metric":
+            self.right(self(image), digit)
+            self.log("right", self.right)
+        if self.way == "trainer":
+            self.trainer.save_checkpoint("here")
+        loss = nn.functional.cross_entropy(self(image), digit)
+        self.means.append(float(loss.detach()))
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("loss" if self.way == "twice" else "val_loss", 1.0)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log nothing."""
+
+    def on_train_epoch_end(self) -> None:
+        if self.way == "epoch":
+            self.log("mean", np.mean(self.means))
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("summed", "'the loss of training_step' is a sum over the rows"),
+        ("epoch", "on_train_epoch_end logs 'mean', which is .* each rank's own rows"),
+        ("metric", "logs the metric 'right' for every step"),
+        ("trainer", r"the module asks for trainer\.save_checkpoint"),
+        ("twice", "'loss' is logged in training and in validation"),
+        ("best", "best_metric='val_right' is no metric of this training; it has .*val_loss"),
+    ],
+)
+def test_what_would_be_wrong_on_several_ranks(
+    frame: Any, held: Any, tmp_path: Path, way: str, message: str
+) -> None:
+    best = CheckpointOptions(best_metric="val_right" if way == "best" else None)
+    with pytest.raises((ModelError, InvalidInputError), match=message):
+        train(
+            frame,
+            tmp_path / "run",
+            model_fn=lambda: Careless(way),
+            epochs=1,
+            validation=held,
+            checkpoints=best,
+        )
