@@ -90,7 +90,7 @@ def _noise(question: Question, world: MPI.Comm, collectives: Collectives) -> tup
     spec = question.spec
     if not isinstance(collectives, SquaringCollectives):
         raise ModelError(f"noise_scale: engine {spec.engine!r} does not tell it")
-    synchroniser = NoiseSynchroniser("none", collectives)
+    synchroniser = NoiseSynchroniser(collectives)
     measuring = _Measuring(question, world, _built(spec, world, synchroniser))
     with contextlib.closing(measuring):
         count = measuring.train(question.seconds)

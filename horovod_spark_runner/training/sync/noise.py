@@ -40,15 +40,14 @@ class SquaringCollectives(Collectives, Protocol):
 
 
 class NoiseSynchroniser(AllreduceSynchroniser):
-    """`Allreduce` that adds up the squares of gradients before and after ranks have met.
+    """Plain allreduce that adds up the squares of gradients before and after ranks have met.
 
     Args:
-        compression: of what is sent.
         collectives: sums of the framework's tensors.
     """
 
-    def __init__(self, compression: str, collectives: SquaringCollectives) -> None:
-        super().__init__(compression, collectives)
+    def __init__(self, collectives: SquaringCollectives) -> None:
+        super().__init__("none", collectives)
         self._squares = collectives
         self.tally = collectives.tally(2)
 
