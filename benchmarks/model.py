@@ -43,12 +43,12 @@ def make_arrays() -> tuple[np.ndarray, np.ndarray]:
     return np.repeat(images[..., None], REPEAT, 0), np.repeat(digits.target, REPEAT).astype("i4")
 
 
-def make_frame(images: np.ndarray, labels: np.ndarray) -> Any:
-    """Return a cached DataFrame of what `make_arrays` returned."""
+def make_frame(images: np.ndarray, labels: np.ndarray, cores: int = 2) -> Any:
+    """Return a cached DataFrame of what `make_arrays` returned, in a session of so many cores."""
     import pyarrow as pa
     from peers.session import make_session
 
-    spark = make_session(2, "2g")
+    spark = make_session(cores, "2g")
     flat = pa.FixedSizeListArray.from_arrays(pa.array(images.ravel()), SIDE * SIDE)
     rows = pa.table({"image": flat.cast(pa.list_(pa.float32())), "label": labels})
     return spark.createDataFrame(rows.to_pandas()).repartition(4).cache()

@@ -37,7 +37,11 @@ if TYPE_CHECKING:
     from .launch.worker.reporting import report_progress
     from .ml.torch_transformer import TorchTransformer
     from .ml.transformer import TFTransformer
+    from .planning.call import plan_training
+    from .planning.links import Link
+    from .planning.plan import TrainingPlan
     from .runner import HorovodRunner
+    from .settings.compression import PowerSGD, Threshold, TopK
     from .settings.data import DataOptions
     from .settings.launching import LaunchOptions, MpiOptions
     from .settings.sync import Allreduce, DiLoCo, LocalSGD
@@ -56,17 +60,23 @@ _LAZY = {
     "HorovodRunner": ".runner",
     "InitialWeights": ".settings.training",
     "LaunchOptions": ".settings.launching",
+    "Link": ".planning.links",
     "LocalSGD": ".settings.sync",
     "MlflowOptions": ".settings.tracking",
     "MpiOptions": ".settings.launching",
+    "PowerSGD": ".settings.compression",
     "RestartOptions": ".settings.training",
     "RunResult": ".launch.driver.launch",
     "TFTransformer": ".ml.transformer",
+    "Threshold": ".settings.compression",
+    "TopK": ".settings.compression",
     "TorchCallback": ".training.torch.callbacks",
     "TorchEarlyStopping": ".training.torch.callbacks",
     "TorchModel": ".training.torch.torch_model",
     "TorchTransformer": ".ml.torch_transformer",
+    "TrainingPlan": ".planning.plan",
     "export_pipeline": ".export.pipeline",
+    "plan_training": ".planning.call",
     "prepare_dataset": ".dataset",
     "report_progress": ".launch.worker.reporting",
     "run_training": ".api",
@@ -88,11 +98,13 @@ __all__ = [
     "InvalidInputError",
     "LaunchError",
     "LaunchOptions",
+    "Link",
     "LocalSGD",
     "MlflowOptions",
     "ModelError",
     "MpiOptions",
     "NotEnoughSlotsError",
+    "PowerSGD",
     "PreemptedError",
     "RankFailedError",
     "RanksDivergedError",
@@ -104,12 +116,16 @@ __all__ = [
     "StalledError",
     "StorageError",
     "TFTransformer",
+    "Threshold",
+    "TopK",
     "TorchCallback",
     "TorchEarlyStopping",
     "TorchModel",
     "TorchTransformer",
+    "TrainingPlan",
     "__version__",
     "export_pipeline",
+    "plan_training",
     "prepare_dataset",
     "report_progress",
     "run_training",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import logging
 import threading
 import time
 import uuid
@@ -27,7 +28,7 @@ from .run.asker import Asker
 from .run.pipeline import train_request
 from .run.request import TrainingRequest, check_request
 from .run.several import SharedFit, train_several
-from .settings.code import by_import_name, is_import_name, misfit
+from .settings.code import by_import_name, inside, is_import_name, misfit
 from .settings.data import DataOptions
 from .settings.estimator import options, sync_of
 from .settings.kinds import ColumnNames
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 ParamMap = Mapping[Any, Any]
+
+logger = logging.getLogger(__name__)
 
 
 class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # type: ignore[misc]
@@ -136,6 +139,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         """
         for one in paramMaps:
             check_own_params(self, one)
+        _tell_of_unnamed(paramMaps)
         stages = [self.copy(one) for one in paramMaps]
         place = self._new_place(dataset)
         requests = [
@@ -267,10 +271,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         wrong = misfit(function, **arguments)
         if wrong:
             raise InvalidInputError(f"modelArgs={brief(arguments)} do not fit modelFn: {wrong}")
-        build = functools.partial(function, **arguments)
-        if hasattr(function, "horovod_engine"):
-            build.horovod_engine = function.horovod_engine  # type: ignore[attr-defined]
-        return build
+        return functools.partial(function, **arguments)
 
     def _new_place(self, dataset: Any) -> Location:
         """Return a run directory that nobody has."""
@@ -330,6 +331,20 @@ def _model(stage: HorovodEstimator, train: Callable[[], TrainedTransformer]) -> 
     trained._resetUid(stage.uid)
     model: TrainedTransformer = stage._copyValues(trained)
     return model
+
+
+def _tell_of_unnamed(maps: Sequence[ParamMap]) -> None:
+    """Warn of functions that keep a search over these maps from being saved, before it begins."""
+    pairs = [pair for one in maps for pair in one.items()]
+    unnamed = {param.name: one for param, value in pairs for one in inside(value) if callable(one)}
+    for name, one in unnamed.items():
+        logger.warning(
+            "%s has %s, which has no name that another process could import it by: a search over "
+            "it cannot be saved, only its bestModel; define it at the top level of a module, "
+            "script or notebook",
+            name,
+            getattr(one, "__qualname__", repr(one)),
+        )
 
 
 def _imported(name: str, given: Any) -> Any:

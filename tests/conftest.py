@@ -18,6 +18,7 @@ from hypothesis import settings
 from . import java, required
 from .digits import load as load_digits
 from .leftovers import MARK, await_nothing_left, inventory
+from .preload import PATIENT, build
 
 # A proxy of the machine's is not the way to the tests' own servers.
 LOCAL = "localhost,127.0.0.1,::1"
@@ -38,13 +39,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def marked(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """Mark what the tests start, and give it a temporary folder and settings of its own."""
-    tmp_path_factory.getbasetemp()  # pytest's stays where it is, to be looked at
+    """Mark what the tests start, and give it a temporary folder and settings of its own.
+
+    Ranks that wait for others, which start, save or are held by a fault, leave their core to them.
+    """
+    patient = build(PATIENT, tmp_path_factory.getbasetemp())  # stays where it is, to be looked at
     uses_spark = any(item.get_closest_marker("spark") for item in request.session.items)
     options = java.options() if uses_spark else java.FAST
     folder = tempfile.mkdtemp(prefix="t-", dir="/tmp")  # short: it holds sockets
     os.environ.update({MARK: uuid.uuid4().hex, "TMPDIR": folder, "JDK_JAVA_OPTIONS": options})
     os.environ.update({"NO_PROXY": LOCAL, "no_proxy": LOCAL})
+    if uses_spark and patient is not None:
+        os.environ["LD_PRELOAD"] = str(patient)
     tempfile.tempdir = None  # this process's, too
     yield
     tempfile.tempdir = None
@@ -85,6 +91,8 @@ def spark(marked: None) -> Iterator[Any]:
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
+    # As the package has it from its first job on: one daemon of Python workers, and not a second.
+    session.sparkContext.pythonExec = sys.executable
     yield session
     session.stop()
 

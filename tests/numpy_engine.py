@@ -14,6 +14,7 @@ from horovod_spark_runner.training.engine import Engine, check_format
 from horovod_spark_runner.training.hooks import Hooks
 from horovod_spark_runner.training.spec import ModelNames, ModelSource, OutputSpec
 from horovod_spark_runner.training.state import TrainingVariables
+from horovod_spark_runner.training.sync.synchroniser import Traffic
 from horovod_spark_runner.training.trained_model import (
     WEIGHTS_FILE,
     Model,
@@ -68,7 +69,15 @@ class Part:
 
 
 class Sums:
-    """Sums over all ranks, and no compression."""
+    """Sums over all ranks, and no compression of the framework's own."""
+
+    traffic = Traffic(0.0, 0.0)
+
+    @property
+    def size(self) -> int:
+        from mpi4py import MPI
+
+        return int(MPI.COMM_WORLD.Get_size())
 
     def sum(self, tensors: Sequence[np.ndarray], name: str) -> list[np.ndarray]:
         from mpi4py import MPI
@@ -86,6 +95,20 @@ class Sums:
 
     def decompress(self, tensor: np.ndarray, context: None) -> np.ndarray:
         return tensor
+
+    def on_host(
+        self, function: Callable[[Any], list[np.ndarray]], tensors: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        return function(tensors)
+
+    def nbytes(self, tensors: Sequence[np.ndarray]) -> int:
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def count(self, sent: float, whole: float) -> None:
+        self.traffic = Traffic(self.traffic.sent + sent, self.traffic.whole + whole)
+
+    def counted(self) -> Traffic:
+        return self.traffic
 
 
 @dataclass
@@ -135,7 +158,9 @@ class LineTrainee(Trainee):
     def train_step(self, step: Any, asked: Sequence[Any], last: bool) -> tuple[Any, Any]:
         x, errors = self.errors(step, self.line.noise)
         gradient, along = 2 * x.T @ errors / len(errors), [np.array(asked, float)]
-        (mean,), counts = self.sync.gradients([gradient], Part(step.fraction), "gradients", along)
+        (mean,), counts = self.sync.gradients(
+            [gradient], Part(step.fraction), "gradients", "line", along
+        )
         velocity, weights = self.variables.velocity, self.variables.weights
         velocity.assign(self.line.momentum * velocity.value + mean)
         weights.assign(weights.value - self.line.rate * velocity.value)
@@ -179,6 +204,7 @@ def inputs_of(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndar
 
 class NumpyEngine:
     modules = ("numpy",)
+    weights_formats = ()
 
     def source(self, model: Any, custom_objects: Any) -> ModelSource:
         return ModelSource(function=model, engine=NAME)
@@ -221,7 +247,9 @@ class NumpyEngine:
     def check_export(self, format: str, names: Any, transformed: Any, columns: Any = ()) -> None:
         check_format(format, ())
 
-    def export(self, recipe: Any, format: str, columns: Any, outputs: Any, target: Any) -> None:
+    def export(
+        self, recipe: Any, format: str, columns: Any, outputs: Any, target: Any, classes: Any = ()
+    ) -> None:
         check_format(format, ())
 
     def describe_outputs(self, recipe: Any) -> tuple[list[dict[str, Any]], str]:

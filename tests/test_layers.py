@@ -20,7 +20,7 @@ PACKAGE = Path(horovod_spark_runner.__file__).parent
 # A module may import, at its top level, from its own room and from floors below; so folders form no
 # circle, and modules in a room must not, either.
 FLOORS: list[set[str]] = [
-    {"errors", "_version", "machine", "quiet"},
+    {"errors", "_version", "frameworks", "machine", "quiet"},
     {"settings", "serialize", "report"},
     {"storage"},
     {"spark", "rundir", "scoring"},
@@ -37,7 +37,7 @@ FLOORS: list[set[str]] = [
     {"ml", "report.runs"},
     {"dataset", "run", "export"},
     {"api", "runner", "estimator"},
-    {"tune"},
+    {"tune", "planning"},
     {"commands", "testing"},
 ]
 # Third-party packages each part may import at its top level; the rest at use.
@@ -53,9 +53,11 @@ ALLOWED = {
     "ml.persistence": LIGHT | {"pyspark"},
     "ml.predictions": LIGHT | {"pyspark"},
     "ml.trained_transformer": LIGHT | {"pyspark"},
+    "planning.rank": LIGHT | {"mpi4py"},
     "storage.hdfs": LIGHT | {"hdfs_native"},
     "testing.injector": LIGHT | {"keras", "mpi4py"},
     "training.agreement": LIGHT | {"mpi4py"},
+    "training.sync.wire": LIGHT | {"mpi4py"},
     "training.divergence": LIGHT | {"mpi4py"},
     "training.loop": LIGHT | {"mpi4py"},
     "training.keras.adopt": LIGHT | {"keras"},
@@ -76,6 +78,7 @@ ALLOWED = {
     "training.keras.graph": LIGHT | {"tensorflow"},
     "training.keras.generators": LIGHT | {"keras", "tensorflow"},
     "training.keras.keras_state": LIGHT | {"keras"},
+    "training.keras.label_values": LIGHT | {"keras"},
     "training.keras.loading": LIGHT | {"tensorflow"},
     "training.keras.losses": LIGHT | {"keras", "tensorflow"},
     "training.keras.metrics": LIGHT | {"horovod", "keras", "tensorflow"},
@@ -89,6 +92,7 @@ ALLOWED = {
     "training.keras.restoring": LIGHT | {"h5py", "keras", "tensorflow"},
     "training.keras.sample": LIGHT | {"keras"},
     "training.keras.scope": LIGHT | {"tensorflow"},
+    "training.keras.served_classes": LIGHT | {"tensorflow"},
     "training.keras.step": LIGHT | {"tensorflow"},
     "training.keras.stopwatch": LIGHT | {"horovod", "tensorflow"},
     "training.keras.tensors": LIGHT | {"tensorflow"},
@@ -248,7 +252,8 @@ def test_the_loop_knows_no_framework(name: str) -> None:
         ),
         # What a driver does with these, tests/mpi/test_driver.py looks at.
         (
-            "h.run_training, h.HorovodRunner, h.HorovodEstimator, h.prepare_dataset",
+            "h.run_training, h.HorovodRunner, h.HorovodEstimator, h.prepare_dataset, "
+            "h.plan_training",
             FRAMEWORKS,
         ),
     ],
@@ -280,11 +285,13 @@ def test_public_names() -> None:
         "InvalidInputError",
         "LaunchError",
         "LaunchOptions",
+        "Link",
         "LocalSGD",
         "MlflowOptions",
         "ModelError",
         "MpiOptions",
         "NotEnoughSlotsError",
+        "PowerSGD",
         "PreemptedError",
         "RankFailedError",
         "RanksDivergedError",
@@ -296,12 +303,16 @@ def test_public_names() -> None:
         "StalledError",
         "StorageError",
         "TFTransformer",
+        "Threshold",
+        "TopK",
         "TorchCallback",
         "TorchEarlyStopping",
         "TorchModel",
         "TorchTransformer",
+        "TrainingPlan",
         "__version__",
         "export_pipeline",
+        "plan_training",
         "prepare_dataset",
         "report_progress",
         "run_training",
@@ -336,7 +347,7 @@ def public_callables() -> dict[str, Any]:
 
 
 # What users get from functions and do not make themselves.
-NOT_MADE_BY_USERS = {"TFTransformer", "TorchTransformer", "Dataset"}
+NOT_MADE_BY_USERS = {"TFTransformer", "TorchTransformer", "Dataset", "TrainingPlan"}
 _CALLBACK = (
     "on_train_begin", "on_epoch_begin", "on_step_end", "on_epoch_end", "on_train_end",
     "state_dict", "load_state_dict",
@@ -350,6 +361,7 @@ SAYS_NOTHING_OF_ERRORS = {
     "Dataset.rows",
     "RunResult",
     "RunResult.result",
+    "TrainingPlan.as_json",
     "report_progress",
 }
 

@@ -134,6 +134,24 @@ def _register_report(commands: Commands) -> None:
     parser.set_defaults(run=".report:command")
 
 
+def _register_plan(commands: Commands) -> None:
+    text = "predict from a run what more ranks, on which network, would have brought it"
+    parser = commands.add_parser("plan", help=text, description=text)
+    parser.add_argument("run_dir", help="its run directory; a path or URL")
+    parser.add_argument(
+        "--network",
+        action="append",
+        metavar="SPEED",
+        help="what hosts are joined by, such as 10gbit; repeat for more (1, 10 and 100gbit)",
+    )
+    parser.add_argument("--ranks", metavar="N,N", help="numbers of ranks (1 to 4096)")
+    parser.add_argument("--ranks-per-host", type=int, metavar="N", help="as the run had (default)")
+    parser.add_argument("--cores-per-host", type=int, metavar="N", help="one per rank (default)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--output", metavar="FILE", help="write a .json or .html file instead")
+    parser.set_defaults(run=".plan:command")
+
+
 def _register_tune(commands: Commands) -> None:
     text = "show what became of searches for the best parameters"
     actions = commands.add_parser("tune", help=text, description=text).add_subparsers(
@@ -159,6 +177,7 @@ REGISTERED: tuple[Callable[[Commands], None], ...] = (
     _register_pack,
     _register_runs,
     _register_report,
+    _register_plan,
     _register_data,
     _register_tune,
     _register_parameters,

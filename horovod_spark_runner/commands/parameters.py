@@ -16,6 +16,7 @@ from ..ml.params import Converter
 from ..ml.torch_transformer import TorchTransformer
 from ..ml.transformer import TFTransformer
 from ..runner import HorovodRunner
+from ..settings.compression import PowerSGD, Threshold, TopK
 from ..settings.data import DataOptions
 from ..settings.launching import LaunchOptions, LaunchSettings, MpiOptions
 from ..settings.prediction import PredictionSettings
@@ -37,6 +38,9 @@ OPTIONS: tuple[type[Settings], ...] = (
     RestartOptions,
     InitialWeights,
     Allreduce,
+    TopK,
+    Threshold,
+    PowerSGD,
     LocalSGD,
     DiLoCo,
     LaunchOptions,

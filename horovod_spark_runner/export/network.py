@@ -1,4 +1,4 @@
-"""A `TFTransformer` as a stage of a scorer."""
+"""A `TFTransformer` or `TorchTransformer` as a stage of a scorer."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from ..data.manifest import Column
 from ..data.prepare.columns import sources_of_features
 from ..errors import InvalidInputError
+from ..frameworks import KERAS, model_of
 from ..ml.features import check_fits, feature_names
 from ..ml.inference import SPARK_DTYPES, is_scalar, spark_type
 from ..ml.outputs import added_by
@@ -45,7 +46,7 @@ def network(fitted: Fitted, format: str) -> Network:
             check_fits(source, column)
         except InvalidInputError as error:
             raise fitted.refused(str(error)) from error
-        _check_plain(fitted, name, column, source.depth)
+        _check_plain(fitted, name, column, source.depth, keras=recipe.engine == KERAS)
     if recipe.batch_size is not None:
         raise fitted.refused(f"its network takes exactly {recipe.batch_size} rows at a time")
     added = added_by(recipe.outputs, settings)
@@ -54,7 +55,13 @@ def network(fitted: Fitted, format: str) -> Network:
     # Names of its own: the columns' may be none that TensorFlow takes.
     arguments = tuple(f"column{number}" for number in range(len(names)))
     engine = engine_named(recipe.engine)
-    engine.check_export(format, arguments, tuple(recipe.transforms), recipe.columns)
+    try:
+        engine.check_export(format, arguments, tuple(recipe.transforms), recipe.columns)
+    except InvalidInputError as error:
+        advice = "" if format == ONNX else f"; give network={ONNX!r}"
+        raise fitted.refused(
+            f"no network={format!r} can be made of a {model_of(recipe.engine)}{advice}"
+        ) from error
     outputs = tuple(f"output{number}" for number in range(len(recipe.outputs)))
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "network")
@@ -88,11 +95,11 @@ def network(fitted: Fitted, format: str) -> Network:
     )
 
 
-def _check_plain(fitted: Fitted, name: str, column: Column, depth: int) -> None:
+def _check_plain(fitted: Fitted, name: str, column: Column, depth: int, *, keras: bool) -> None:
     if column.encoding:
         raise fitted.refused(
-            f"feature column {name!r} holds bytes to be decoded ({column.encoding}); "
-            "TFTransformer.export writes a SavedModel that takes them"
+            f"feature column {name!r} holds bytes to be decoded ({column.encoding})"
+            + ("; TFTransformer.export writes a SavedModel that takes them" if keras else "")
         )
     if column.is_text and column.shape:
         raise fitted.refused(f"feature column {name!r} holds lists of strings")

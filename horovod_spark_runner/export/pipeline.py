@@ -153,7 +153,7 @@ def _check_known(stages: Iterable[Any]) -> None:
         if kind.__module__ != "pyspark.ml.feature" or kind.__name__ not in READERS:
             raise ModelError(
                 f"stage {kind.__name__} ({stage.uid}) cannot be exported: the scorer has none "
-                f"such. It has {', '.join(sorted(READERS))} and TFTransformer"
+                f"such. It has {', '.join(sorted(READERS))}, TFTransformer and TorchTransformer"
             )
 
 

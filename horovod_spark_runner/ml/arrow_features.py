@@ -47,8 +47,9 @@ def feature_array(array: pa.Array, column: Column) -> pa.Array:
     wanted = pa.string() if column.is_text else pa.from_numpy_dtype(column.numpy_dtype)
     if not column.shape:
         return _cast(array, wanted)
-    if not pa.types.is_list(array.type):
-        array = array.cast(pa.list_(array.type.value_type))
+    array = _in_lists(array)
+    if pa.types.is_list(array.type.value_type):
+        array = _flat(array, column.shape)
     if array.type.value_type == wanted:
         return array
     if not array.null_count:
@@ -68,14 +69,67 @@ def _source(field: pa.Field) -> Source:
     depth = 0
     while pa.types.is_nested(element) and hasattr(element, "value_type"):
         depth, element = depth + 1, element.value_type
-    text = pa.types.is_string(element) or pa.types.is_large_string(element)
-    given = TEXT if text else _NUMBERS.get(str(element))
-    if given is None or depth > 1:
+    given = _NUMBERS.get(str(element))
+    if pa.types.is_string(element) or pa.types.is_large_string(element):
+        given = TEXT
+    elif pa.types.is_decimal(element):
+        given = "decimal"
+    if given is None:
         raise DataError(
-            f"column {name!r} holds {field.type}, which files cannot be predicted on by; read them "
-            "with Spark and use transform, which takes nested arrays and decimals, or cast it"
+            f"column {name!r} holds {field.type}, which no model takes; turn it into numbers, or "
+            "arrays of numbers"
         )
     return Source(name, "array" if depth else "scalar", given, given, depth)
+
+
+def _depth(kind: pa.DataType) -> int:
+    return 1 + _depth(kind.value_type) if pa.types.is_list(kind) else 0
+
+
+def _in_lists(array: pa.Array) -> pa.Array:
+    """Return arrays of all of Arrow's kinds, within each other, as those of its first."""
+
+    def kind_of(kind: pa.DataType) -> pa.DataType:
+        nested = pa.types.is_nested(kind)
+        return pa.list_(kind_of(kind.value_type)) if nested else kind
+
+    wanted = kind_of(array.type)
+    return array if array.type == wanted else array.cast(wanted)
+
+
+def _flat(array: pa.Array, shape: tuple[int, ...]) -> pa.Array:
+    """Return nested arrays as flat ones, as Spark lays them flat.
+
+    Null becomes what holds a null in place of an array, arrays of several sizes at one level, or of
+    other sizes than ``shape`` has there.
+
+    Args:
+        array: arrays of arrays.
+        shape: of rows as the model takes them, which may be flat.
+    """
+    rows, whole = len(array), _depth(array.type) == len(shape)
+    wrong = array.is_null().to_numpy(zero_copy_only=False).copy()
+    # Of what lies at a level, the row it is of.
+    of_row = pc.list_parent_indices(array).to_numpy(zero_copy_only=False)
+    inner = array.flatten()
+    depth = 1
+    while pa.types.is_list(inner.type):
+        depth += 1
+        sizes = pc.list_value_length(inner).fill_null(-1).to_numpy(zero_copy_only=False)
+        least, most = np.full(rows, np.iinfo(np.int64).max), np.full(rows, -1)
+        np.minimum.at(least, of_row, sizes)
+        np.maximum.at(most, of_row, sizes)
+        wrong |= least != most  # so is a row without arrays
+        wrong |= least < 0
+        if whole:
+            wrong |= least != shape[depth - 1]
+        of_row = of_row[pc.list_parent_indices(inner).to_numpy(zero_copy_only=False)]
+        inner = inner.flatten()
+    kept = ~wrong[of_row]  # nothing may lie behind a null
+    offsets = np.zeros(rows + 1, np.int32)
+    np.cumsum(np.bincount(of_row[kept], minlength=rows), out=offsets[1:])
+    elements = inner if kept.all() else inner.filter(pa.array(kept))
+    return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=pa.array(wrong))
 
 
 def _is_vector(kind: pa.StructType) -> bool:
@@ -102,6 +156,9 @@ def _cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Return numbers in another type; whole numbers that it cannot hold become null."""
     if array.type == wanted:
         return array
+    if pa.types.is_decimal(array.type):
+        # Read from text, they are rounded once, as Java does; Arrow's own cast rounds by steps.
+        return array.cast(pa.string()).cast(wanted)
     if pa.types.is_integer(array.type) and pa.types.is_integer(wanted):
         bounds = np.iinfo(wanted.to_pandas_dtype())
         given = np.iinfo(array.type.to_pandas_dtype())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
 from ..errors import InvalidInputError, RunDirectoryError
-from ..settings.code import import_name, is_import_name
+from ..settings.code import inside, is_import_name, is_of_script, name_here
 from ..settings.estimator import plain_json
 from .estimator_params import EstimatorParams
 from .stage_files import location_of, read_metadata, write_metadata, write_stage
+
+logger = logging.getLogger(__name__)
 
 # In Spark's metadata: the version of what is written here.
 _KEY, FORMAT = "horovodSparkRunnerFormat", 1
@@ -48,6 +51,15 @@ class EstimatorWriter(MLWriter):  # type: ignore[misc]
         write_stage(
             spark, path, lambda place: write_metadata(place, text), overwrite=self.shouldOverwrite
         )
+        named = {one for one in inside(values) if is_import_name(one)}
+        of_script = sorted(filter(is_of_script, named))
+        if of_script:
+            logger.warning(
+                "%s is saved with the names of code that it needs: a process that loads it to train"
+                " must have its own %s, defined in its script or notebook",
+                path,
+                ", ".join(of_script),
+            )
 
 
 class EstimatorReader(MLReader):  # type: ignore[misc]
@@ -103,13 +115,14 @@ def savable(name: str, value: Any) -> Any:
         is_local = "://" not in value and not is_import_name(value)
         return os.path.abspath(value) if is_local else value
     if callable(value):
-        found = import_name(value)
+        found = name_here(value)
         if found is None:
             raise InvalidInputError(
-                f"{name} is {getattr(value, '__qualname__', repr(value))}, which another process "
-                "cannot import, so the estimator cannot be saved; define it in a module (no "
-                "script, notebook, lambda or function within a function), and give what varies as "
-                "modelArgs"
+                f"{name} is {getattr(value, '__qualname__', repr(value))}, which has no name that "
+                "another process could import it by, so the estimator cannot be saved; define it "
+                "at the top level of a module, script or notebook (no lambda, no function within a "
+                "function), and give what varies as modelArgs. What it has trained can be saved: "
+                "its model, and a search's bestModel"
             )
         return found
     if isinstance(value, Mapping):

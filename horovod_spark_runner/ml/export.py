@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import InvalidInputError
+from ..scoring.classes import PLAIN, VECTOR
 from ..settings.kinds import check_choice
 from ..settings.prediction import PredictionSettings
 from ..storage.filesystem import Location
 from ..storage.folders import check_free, check_free_file, saving
+from ..training.class_columns import ClassColumn
 from ..training.engine import KERAS_FILE, ONNX, TORCH_EXPORT, engine_named
 from ..training.keras.saved import GRAPH_FILE
 from .features import feature_names
 from .files import MODES
 from .naming import added_columns
+from .outputs import added_by
 from .served import ServedModel
 
 # Formats that are one file, and how its name ends.
@@ -46,18 +49,11 @@ class ExportRequest:
             raise InvalidInputError(
                 f"a {self.format!r} is one file, whose name ends in {suffix}; got {self.target}"
             )
-        asked = [
-            name
-            for name in ("probability_col", "raw_prediction_col")
-            if getattr(self.settings, name) is not None
-        ]
         if self.settings.output_form == "struct":
-            asked.append("output_form='struct'")
-        if asked:
             raise InvalidInputError(
-                f"{' and '.join(asked)} ask for columns that Spark makes of the model's outputs, "
-                "which an export does not have; take the outputs as they are, from a copy of the "
-                "transformer with that cleared"
+                "output_form='struct' puts all outputs into one column, which an export does not "
+                "have; take the outputs as they are, from a copy of the transformer with that "
+                "cleared"
             )
 
 
@@ -76,9 +72,14 @@ def export_model(model: ServedModel, request: ExportRequest) -> None:
     columns = feature_names(settings, recipe.inputs, recipe.columns)
     engine.check_export(request.format, columns, tuple(recipe.transforms), recipe.columns)
     outputs = added_columns([one.name for one in recipe.outputs], settings.prediction_col)
+    classes = [
+        ClassColumn(one.name, one.output, one.holds, one.scores)
+        for one in added_by(recipe.outputs, settings)
+        if one.holds not in (PLAIN, VECTOR)
+    ]
     if request.format in SUFFIXES:
         check_free_file(request.target, request.mode)
     else:
         check_free(request.target, request.mode, GRAPH_FILE, "an export")
     with saving("the export", request.target):
-        engine.export(recipe, request.format, columns, outputs, request.target)
+        engine.export(recipe, request.format, columns, outputs, request.target, classes)

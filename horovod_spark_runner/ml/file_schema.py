@@ -71,17 +71,27 @@ def has_old_timestamps(schema: pq.ParquetSchema) -> bool:
     return any(schema.column(n).physical_type == "INT96" for n in range(len(schema)))
 
 
-def storage_of(schema: pq.ParquetSchema) -> dict[str, list[tuple[Any, ...]]]:
+def columns_of_leaves(schema: pa.Schema) -> list[str]:
+    """Return the column that each leaf of a file is of, whose own name may have dots."""
+    return [field.name for field in schema for _ in range(_leaves(field.type))]
+
+
+def _leaves(kind: pa.DataType) -> int:
+    if not pa.types.is_nested(kind):
+        return 1
+    return sum(_leaves(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def storage_of(file: pq.ParquetFile) -> dict[str, list[tuple[Any, ...]]]:
     """Return how each column is stored: type, annotation and nesting of its leaves."""
     stored: dict[str, list[tuple[Any, ...]]] = {}
-    for number in range(len(schema)):
-        leaf = schema.column(number)
+    for number, name in enumerate(columns_of_leaves(file.schema_arrow)):
+        leaf = file.schema.column(number)
         annotation = str(leaf.logical_type)
         # A decimal may be kept in an integer or in bytes: its annotation tells the values.
         physical = "decimal" if "Decimal" in annotation else leaf.physical_type
         size = leaf.length if physical == "FIXED_LEN_BYTE_ARRAY" else None
         levels = (leaf.max_definition_level, leaf.max_repetition_level)
-        name = leaf.path.split(".")[0]
         stored.setdefault(name, []).append((physical, annotation, size, *levels))
     return stored
 
@@ -100,12 +110,6 @@ def kept_columns(
     Raises:
         DataError: one is not there, or several are called alike.
     """
-    dotted = [name for name in schema.names if "." in name]
-    if dotted:
-        raise DataError(
-            f"{place} has a column {quote_all(dotted)}, which Parquet does not tell from a field "
-            "of a struct; read the files with Spark and use transform"
-        )
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
         raise DataError(f"{place} has several columns named {quote_all(twice)}")
@@ -163,8 +167,8 @@ def check_stored_alike(
             pass
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(f"{place} cannot be written again: {error}") from error
-    before = storage_of(file.schema)
-    after = storage_of(pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema)
+    before = storage_of(file)
+    after = storage_of(pq.ParquetFile(pa.BufferReader(sink.getvalue())))
     for name in kept:
         if before[name] != after[name]:
             raise DataError(

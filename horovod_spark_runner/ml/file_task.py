@@ -21,7 +21,12 @@ import pyarrow.parquet as pq
 from ..errors import DataError
 from ..storage.filesystem import Location
 from .arrow_features import feature_array
-from .file_schema import ScoredColumn, has_old_timestamps, scored_schema
+from .file_schema import (
+    ScoredColumn,
+    columns_of_leaves,
+    has_old_timestamps,
+    scored_schema,
+)
 from .inference import SKIP, Predictor
 
 # Bytes that are held at a time at each of the three stations: read, computed, written.
@@ -227,10 +232,10 @@ def _dictionaries(file: pq.ParquetFile, kept: Sequence[str]) -> list[str]:
     chunks = [group.column(number) for number in range(group.num_columns)]
     return [
         chunk.path_in_schema
-        for chunk in chunks
-        if chunk.has_dictionary_page
+        for name, chunk in zip(columns_of_leaves(file.schema_arrow), chunks, strict=True)
+        if name in kept
+        and chunk.has_dictionary_page
         and chunk.physical_type not in ("FLOAT", "DOUBLE")
-        and chunk.path_in_schema.split(".")[0] in kept
     ]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..data.prepare.schema import quote_all
 from ..errors import InvalidInputError
+from ..scoring.classes import CLASS, PLAIN, PROBABILITY, SCORES, TOLERANCE, VECTOR
 from ..settings.prediction import ClassCol, PredictionSettings
 from ..training.spec import OutputSpec
 from .inference import is_scalar
@@ -19,11 +20,6 @@ from .naming import DEFAULT, added_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
-
-# What an added column holds.
-PLAIN, VECTOR, CLASS, PROBABILITY, SCORES = "plain", "vector", "class", "probability", "scores"
-# How far probabilities may be from a sum of 1, by their type.
-_TOLERANCE = {"float16": 2e-2, "bfloat16": 2e-2, "float32": 1e-3, "float64": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -165,7 +161,7 @@ def are_probabilities(value: SparkColumn, spec: OutputSpec) -> SparkColumn:
     """Return the condition that the doubles in ``value`` are an output's probabilities."""
     from pyspark.sql import functions as F
 
-    tolerance = _TOLERANCE[spec.dtype]
+    tolerance = TOLERANCE[spec.dtype]
     return (F.array_min(value) >= -tolerance) & F.abs(_total(value) - 1.0).between(0.0, tolerance)
 
 
@@ -240,7 +236,7 @@ def misfit_of_classes(spec: OutputSpec, holds: str) -> tuple[str, str] | None:
     """
     several = len(spec.shape) == 1 and spec.shape[0] is not None and spec.shape[0] > 1
     name, known = f"output {spec.name!r}", f"its last activation is {spec.activation!r}"
-    if holds != CLASS and (spec.dtype not in _TOLERANCE or not (several or is_scalar(spec))):
+    if holds != CLASS and (spec.dtype not in TOLERANCE or not (several or is_scalar(spec))):
         return "form", f"{name} is of classes, but it is {spec.dtype} of shape {spec.shape}"
     if holds == SCORES and spec.activation in ("softmax", "sigmoid"):
         return "activation", f"{name} is scores of classes, but {known}"

@@ -167,7 +167,8 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
         ``tf.saved_model.load(path).signatures["serving_default"](**{column: tensor})`` takes the
         feature columns, in the types and shapes the model was trained on, as `transform` does;
         bytes (PNG, JPEG, raw) as strings, and in a second signature, ``"decoded"``, as arrays.
-        It gives the outputs, in the model's shapes, under the names of `transform`'s columns.
+        It gives the outputs, in the model's shapes, under the names of `transform`'s columns, and
+        the columns of classes that ``probabilityCol`` and ``rawPredictionCol`` ask for.
 
         An ``"onnx"`` is one file with the same inputs and outputs, for onnxruntime and others;
         encoded columns are arrays there. It needs the extra ``onnx``, and is compared with Keras
@@ -186,7 +187,7 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
             ModelError: the format cannot hold the model, or a column's transform; it says why.
             EnvironmentProblem: a package that the format needs is not installed.
             RunDirectoryError: there is something at the path.
-            InvalidInputError: a Param asks for columns that Spark makes of outputs, or another
+            InvalidInputError: a Param asks for columns that the format does not have, or another
                 argument cannot be right.
         """
         request = ExportRequest(Location(path), format, mode, prediction_settings(self))

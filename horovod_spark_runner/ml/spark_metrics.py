@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError, InvalidInputError, ModelError, brief
+from ..scoring.classes import CLASS, PROBABILITY
 from ..training.spec import OutputSpec
 from ..training.trained_model import Targets
 from .inference import is_scalar
-from .outputs import CLASS, PROBABILITY, are_probabilities, misfit_of_classes
+from .outputs import are_probabilities, misfit_of_classes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -30,6 +30,10 @@ class TrainingSummary:
             of ``epochs`` from the first step of an epoch to the last) and its
             ``samples_per_second``. Empty for a model that was read from a run directory.
         attempts: the attempts the run took; empty for a model that was read from a run directory.
+        traffic: bytes that the ranks of the last attempt have sent in their steps, all together:
+            ``bytes_sent``, and ``bytes_uncompressed``, what ``Allreduce()`` would have sent;
+            counted as a ring of the ranks sends them. Empty for a model that was read from a run
+            directory.
     """
 
     run_dir: str
@@ -37,6 +41,7 @@ class TrainingSummary:
     placement: Sequence[RankPlacement] = ()
     timings: Mapping[str, float] = field(default_factory=dict)
     attempts: Sequence[Attempt] = ()
+    traffic: Mapping[str, int] = field(default_factory=dict)
 
     def to_fields(self) -> dict[str, Any]:
         """Return it as JSON takes it."""
@@ -59,6 +64,7 @@ class TrainingSummary:
                 ),
                 timings=dict(fields["timings"]),
                 attempts=tuple(Attempt(**one) for one in fields["attempts"]),
+                traffic=dict(fields["traffic"]),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not the summary of a training: {error!r}") from error

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from ..frameworks import TORCH
 from ..settings.data import Transform
 from ..settings.kinds import ColumnNames, check_place
 from ..settings.prediction import (
@@ -17,7 +18,6 @@ from ..settings.prediction import (
     PredictionSettings,
 )
 from ..training.engine import TORCH_EXPORT
-from ..training.spec import TORCH
 from ..training.torch.saved import PROGRAM, SCRIPT, GivenModule
 from .persistence import StageReader, UserCode, loading_with
 from .served import ServedModel

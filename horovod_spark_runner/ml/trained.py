@@ -9,17 +9,17 @@ from typing import Any
 
 from ..data.prepare.schema import quote_all
 from ..errors import DataError, InvalidInputError, ModelError, RunDirectoryError, brief
+from ..frameworks import FRAMEWORKS, KERAS, transformer_of
 from ..rundir.directory import RunDirectory
 from ..serialize import check_picklable
 from ..settings.data import Transform
 from ..settings.kinds import ColumnNames, check_count
 from ..training.engine import engine_named, engine_of
-from ..training.spec import KERAS, TORCH, ModelSource, bind_columns, check_model_fn, check_objects
+from ..training.spec import ModelSource, bind_columns, check_model_fn, check_objects
 from ..training.trained_model import (
     Recipe,
     StoredModel,
     read_model,
-    transformer_of,
     with_checkpoint,
     with_model_fn,
 )
@@ -146,7 +146,7 @@ def read_finished_run(
             f"{quote_all(missing)}; functions are not kept in storage: give them, transforms={{…}}"
         )
     wanted, engine = transformer_of(engine), engine_of(model_fn, engine)
-    if signature.engine in (KERAS, TORCH) and wanted != transformer_of(signature.engine):
+    if signature.engine in FRAMEWORKS and wanted != transformer_of(signature.engine):
         raise RunDirectoryError(
             f"the model in {directory.location} is none of {wanted}'s, it was trained by the "
             f"engine {signature.engine!r}: {transformer_of(signature.engine)} reads it"

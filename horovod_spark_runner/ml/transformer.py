@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ..errors import InvalidInputError, brief
+from ..frameworks import KERAS
 from ..settings.data import Transform
 from ..settings.kinds import ColumnNames, check_place
 from ..settings.prediction import (
@@ -17,7 +18,6 @@ from ..settings.prediction import (
     PredictionCol,
     PredictionSettings,
 )
-from ..training.spec import KERAS
 from .persistence import KerasStageReader, UserCode, loading_with
 from .served import ServedModel
 from .trained import adopt_model

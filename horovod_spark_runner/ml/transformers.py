@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..training.spec import TORCH
+from ..frameworks import TORCH
 from .torch_transformer import TorchTransformer
 from .transformer import TFTransformer
 

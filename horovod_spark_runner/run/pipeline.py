@@ -30,6 +30,7 @@ from ..rundir.lock import RunLock
 from ..settings.prediction import PredictionSettings
 from ..spark.session import master_of
 from ..storage.filesystem import Location
+from ..training.accounting import SENT, WHOLE
 from ..training.changes import check_same_data
 from ..training.entry import modules_for
 from ..training.spec import TrainingReport, TrainingSpec
@@ -112,6 +113,7 @@ def train_request(
         placement=result.placement,
         timings=timings,
         attempts=tuple(trained.attempts),
+        traffic={name: report.accounts[name] for name in (SENT, WHOLE)},
     )
     settings = PredictionSettings(prediction_col=request.prediction_col)
     return transformer_class(checked.source.engine)(model, summary=summary, settings=settings)
@@ -166,7 +168,7 @@ def train_ranks(
         record = CallRecord(directory, seconds, facts)
         try:
             result = attempts.run(
-                lambda checkpoint, token: _training_spec(checked, data, run_id, checkpoint, token),
+                lambda checkpoint, token: training_spec(checked, data, run_id, checkpoint, token),
                 run_id,
             )
         except BaseException as error:
@@ -202,7 +204,7 @@ def _describe(data: Prepared, seconds: float) -> str:
     return f"{data.train.rows:,} rows to train on{held_out}, {how} in {seconds:.1f} s"
 
 
-def _training_spec(
+def training_spec(
     checked: CheckedRequest, data: Prepared, run_id: str, checkpoint: int | None, lock_token: str
 ) -> TrainingSpec:
     """Return what the ranks of one attempt are told."""

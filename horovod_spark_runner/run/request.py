@@ -38,7 +38,7 @@ from ..spark.encryption import check_encryption
 from ..spark.memory import check_memory_limit
 from ..spark.session import is_case_sensitive
 from ..storage.filesystem import Location
-from ..training.changes import settings_to_go_on_with
+from ..training.changes import check_same_engine, settings_to_go_on_with
 from ..training.columns import by_convention, by_name, recorded_columns
 from ..training.engine import engine_named, engine_of
 from ..training.spec import FEATURES, Binding, ModelSource, WarmStart, bind_columns
@@ -212,12 +212,16 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
         console.say(allotment.describe())
     directory.check_writable()
     found = find_checkpoint(directory, request.resume)
+    if found.info is not None:
+        check_same_engine(found.info, source.engine, str(directory.location))
     if bound is None:  # takes a Spark job: after all that can be checked without one
         console.say("building the model once, to learn which columns its inputs are named like")
         bound = _check_columns(request, *_columns_by_name(request, source, spark))
     if request.checkpoints.saved_model:
         check_saved_model(source, bound[0], request.data.transforms)
-    fit, warm_start, begun_with = _beginning(request, found.info, allotment.workers, directory)
+    fit, warm_start, begun_with = _beginning(
+        request, found.info, allotment.workers, directory, source.engine
+    )
     return CheckedRequest(
         request,
         source,
@@ -251,6 +255,7 @@ def _beginning(
     checkpoint: CheckpointInfo | None,
     workers: int,
     directory: RunDirectory,
+    engine: str,
 ) -> tuple[FitOptions, WarmStart | None, str | None]:
     """Return the options that hold, weights to begin with, and what to record of those."""
     asked = _origin(request.initial_weights)
@@ -263,7 +268,9 @@ def _beginning(
             logger.warning("going on with run_dir %s: %s", directory.location, text)
         return fit, None, begun_with
     if isinstance(request.initial_weights, InitialWeights):
-        return request.fit, read_warm_start(request.initial_weights), asked
+        formats = engine_named(engine).weights_formats
+        start = read_warm_start(request.initial_weights, engine, formats)
+        return request.fit, start, asked
     return request.fit, None, asked
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from ..data.manifest import Column
+from ..errors import InvalidInputError
+from ..frameworks import model_of
 from ..training.engine import SAVED_MODEL, engine_named
 from ..training.spec import Binding, ModelSource
 
@@ -24,7 +26,16 @@ def check_saved_model(
         columns: the feature columns as they are written, once that is known.
 
     Raises:
-        InvalidInputError: it cannot be made.
+        InvalidInputError: no SavedModel can be made of models of this engine.
+        ModelError: a column cannot be an input of one.
     """
     transformed = [name for name in inputs.columns if name in transforms]
-    engine_named(source.engine).check_export(SAVED_MODEL, inputs.columns, transformed, columns)
+    engine = engine_named(source.engine)
+    try:
+        engine.check_export(SAVED_MODEL, inputs.columns, transformed, columns)
+    except InvalidInputError as error:
+        raise InvalidInputError(
+            "CheckpointOptions(saved_model=True) is for Keras models, but a "
+            f"{model_of(source.engine)} is to be trained. Leave it out, and export the trained "
+            "model in another format: TorchTransformer.export, for a PyTorch module"
+        ) from error

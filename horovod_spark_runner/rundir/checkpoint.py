@@ -31,7 +31,7 @@ from .directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 VARIABLES_FILE = "variables.npz"
 RANKS_FILE = "ranks.npz"
 MANIFEST_FILE = "checkpoint.json"
@@ -53,6 +53,7 @@ class CheckpointInfo:
         history: metrics of each of those epochs.
         data_fingerprint: identity of the training data.
         variables: (name, path, shape, dtype) of the model's and optimizer's variables, in order.
+        engine: dotted name of the engine whose model they are.
         epoch_step: steps of the epoch after those; 0 at the end of an epoch.
         world: ranks that took part.
         run_id: identity of the run.
@@ -70,6 +71,7 @@ class CheckpointInfo:
     history: Sequence[PlainLogs]
     data_fingerprint: str
     variables: Sequence[Sequence[Any]]
+    engine: str
     epoch_step: int = 0
     world: int = 1
     run_id: str = ""

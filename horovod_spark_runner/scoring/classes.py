@@ -12,6 +12,8 @@ from .columns import Column, Numbers, Vectors, Words
 
 # What an added column holds.
 PLAIN, VECTOR, CLASS, PROBABILITY, SCORES = "plain", "vector", "class", "probability", "scores"
+# How far probabilities may be from a sum of 1, by the type of the output.
+TOLERANCE = {"float16": 2e-2, "bfloat16": 2e-2, "float32": 1e-3, "float64": 1e-3}
 
 
 @dataclass(frozen=True)

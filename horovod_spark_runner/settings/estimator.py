@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
 from ..errors import InvalidInputError, brief
 from .code import by_import_name, is_import_name
+from .compression import WAY
 from .data import DataOptions
 from .kinds import PLACE, TEXT, ColumnNames, Kind, check_columns, optional
 from .launching import LaunchOptions, MpiOptions
-from .sync import WAY, WAYS, Allreduce, Sync, check_sync, class_of_way, way_of
-from .table import Settings, default_of, from_table, setting, text_of
+from .sync import WAYS, Allreduce, Sync, check_sync, class_of_way, plain_settings, way_of
+from .table import Settings, check_known, default_of, from_table, made_of, setting
 from .tracking import MlflowOptions
 from .training import CheckpointOptions, RestartOptions
 
@@ -80,9 +81,12 @@ def plain_json(name: str, value: object) -> Any:
         return {key: plain_json(f"{name}[{key!r}]", one) for key, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [plain_json(f"{name}[{number}]", one) for number, one in enumerate(value)]
+    advice = ""
+    if callable(value):
+        advice = "; give text by which modelFn chooses it, or choose between functions as modelFn"
     raise InvalidInputError(
         f"{name} must be a finite number, text, or a list or dictionary of these, got "
-        f"{brief(value)} of type {type(value).__name__}"
+        f"{brief(value)} of type {type(value).__name__}{advice}"
     )
 
 
@@ -108,11 +112,7 @@ def _given(name: str, value: object, cls: type[Settings]) -> dict[str, Any]:
             f"{name} must be {cls.__name__}(…) or a dictionary of its settings, got an object of "
             f"type {type(value).__name__}"
         )
-    unknown = [one for one in value if one not in known]
-    if unknown:
-        raise InvalidInputError(
-            f"{name} has no setting {', '.join(map(repr, unknown))}; there are {', '.join(known)}"
-        )
+    check_known(cls, name, value)
     return dict(value)
 
 
@@ -146,7 +146,8 @@ def _plain(name: str, given: Any, checked: Any) -> Any:
 def _check_way(name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         way = check_sync(name, value)
-        return {WAY: way_of(way), **_given(name, way, type(way))}
+        plain = plain_settings(way)
+        return {WAY: way_of(way), **{one: plain[one] for one in _given(name, way, type(way))}}
     sync_of(name, value)
     return dict(value)
 
@@ -173,11 +174,7 @@ def sync_of(name: str, given: Mapping[str, Any]) -> Sync:
             f"{name}={brief(given)} does not say which way it is of; give {WAY!r}, one of "
             f"{', '.join(map(repr, others))}"
         )
-    own = _given(name, {one: value for one, value in given.items() if one != WAY}, cls)
-    for one in fields(cls):
-        if one.name not in own and default_of(one) is MISSING:
-            raise InvalidInputError(f"{name}={brief(given)} lacks {one.name!r}: {text_of(one)}")
-    return cls(**own)
+    return made_of(cls, name, {one: value for one, value in given.items() if one != WAY})
 
 
 def options(cls: type[Settings], name: str, given: Mapping[str, Any]) -> Any:

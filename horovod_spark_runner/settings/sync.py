@@ -4,25 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from ..errors import InvalidInputError, brief
-from .kinds import FLAG, Kind, choice, count, number, number_above_zero
+from .compression import COMPRESSION, MOMENTUM, WAY, Compression, as_json
+from .kinds import FLAG, count, number_above_zero
 from .table import Settings, from_table, required, setting
-
-Compression = Literal["none", "fp16"]
-# What names the way in a dictionary of its settings.
-WAY = "way"
-
-
-def _check_momentum(name: str, value: object) -> float:
-    momentum = number().check(name, value)
-    if momentum >= 1:
-        raise InvalidInputError(f"{name} must be at least 0 and below 1, got {brief(value)}")
-    return momentum
-
-
-_MOMENTUM: Kind[float] = Kind("number from 0 to below 1", _check_momentum, "toFloat", float)
 
 
 @from_table
@@ -32,8 +19,11 @@ class Allreduce(Settings):
 
     compression: Compression = setting(
         "none",
-        choice(*get_args(Compression)),
-        '``"fp16"`` halves what is sent of float32 gradients; ``"none"`` (default).',
+        COMPRESSION,
+        '``"none"`` (default); ``"fp16"`` and ``"bf16"`` halve what is sent of float32 gradients, '
+        "and the latter keeps their range and adds up in float32. `TopK`, `Threshold` and "
+        "`PowerSGD` send a small part of them, and what is left later; in a dictionary: "
+        '``{"way": "top_k", "ratio": 0.01}``, ``"threshold"``, ``"power_sgd"``.',
     )
 
 
@@ -84,7 +74,7 @@ class DiLoCo(Rounds):
     """
 
     outer_lr: float = setting(0.7, number_above_zero(), "learning rate of the outer step (0.7).")
-    outer_momentum: float = setting(0.9, _MOMENTUM, "Nesterov momentum of the outer steps (0.9).")
+    outer_momentum: float = setting(0.9, MOMENTUM, "Nesterov momentum of the outer steps (0.9).")
 
 
 Sync = Allreduce | LocalSGD | DiLoCo
@@ -112,7 +102,14 @@ def check_sync(name: str, value: object) -> Sync:
 
 def recorded_sync(sync: Sync) -> dict[str, Any]:
     """Return what a run records of its way of synchronising, as JSON."""
-    return {"sync": way_of(sync), **asdict(sync)}
+    return {"sync": way_of(sync), **plain_settings(sync)}
+
+
+def plain_settings(sync: Sync) -> dict[str, Any]:
+    """Return the settings of a way of synchronising by name, as JSON."""
+    if isinstance(sync, Allreduce):
+        return {"compression": as_json(sync.compression)}
+    return asdict(sync)
 
 
 def way_of(sync: Sync) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from ..errors import InvalidInputError, brief
 from .kinds import Kind
 
 T = TypeVar("T")
@@ -99,3 +100,35 @@ def derive(cls: type[S], given: Settings, **others: Any) -> S:
     """Return settings of class ``cls``: what it shares with ``given``, and ``others``."""
     shared = {one.name for one in fields(cls)} & {one.name for one in fields(given)}
     return cls(**{**{name: getattr(given, name) for name in shared}, **others})
+
+
+def check_known(cls: type[Settings], name: str, given: Mapping[str, Any]) -> None:
+    """Check that a dictionary names settings of a class only.
+
+    Raises:
+        InvalidInputError: it does not.
+    """
+    known = [one.name for one in fields(cls)]
+    unknown = [one for one in given if one not in known]
+    if unknown:
+        raise InvalidInputError(
+            f"{name} has no setting {', '.join(map(repr, unknown))}; there are {', '.join(known)}"
+        )
+
+
+def made_of(cls: type[S], name: str, given: Mapping[str, Any]) -> S:
+    """Return the settings of a class that a dictionary says.
+
+    Args:
+        cls: the class.
+        name: what the dictionary is, for messages.
+        given: the dictionary.
+
+    Raises:
+        InvalidInputError: it names others, lacks one, or one cannot be right.
+    """
+    check_known(cls, name, given)
+    for one in fields(cls):
+        if one.name not in given and default_of(one) is MISSING:
+            raise InvalidInputError(f"{name}={brief(given)} lacks {one.name!r}: {text_of(one)}")
+    return cls(**given)

@@ -226,7 +226,8 @@ class InitialWeights(Settings):
     place: str | os.PathLike[str] = required(
         _WEIGHTS,
         "path or URL of another run's directory or one of its checkpoints, a ``.keras`` or "
-        "``.weights.h5`` file, or a SavedModel written by Keras.",
+        "``.weights.h5`` file, or a SavedModel written by Keras; for a PyTorch module, a ``.pt`` "
+        "or ``.pth`` file of its ``state_dict``, or a ``.pt2`` file of ``torch.export``.",
     )
     _: KW_ONLY
     skip_mismatch: bool = setting(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # The GPUs that a framework of this process was, or will be, imported with: it keeps to them.
 _devices: frozenset[str] | None = None
+# Whether something was left out of garbage collections here.
+_spared = False
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,12 @@ def spare_from_collection() -> None:
 
     Spark's worker collects garbage after every task, which looks at every object there is: beside
     TensorFlow that takes longer than many a task. What was left out by an earlier call and is
-    garbage by now is collected first.
+    garbage by now is collected first; what a process has frozen before it forked this one stays so,
+    and its memory shared, until then.
     """
-    gc.unfreeze()
+    global _spared
+    if _spared:
+        gc.unfreeze()
     gc.collect()
     gc.freeze()
+    _spared = True

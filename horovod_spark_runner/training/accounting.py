@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..rundir.directory import Account
+from .sync.synchroniser import Traffic
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -46,6 +47,8 @@ class Kind:
 
 
 KINDS: tuple[str, ...] = tuple(v for k, v in vars(Kind).items() if k.isupper())
+# Bytes that all ranks have sent in an epoch or run, and what allreduce would without compression.
+SENT, WHOLE = "bytes_sent", "bytes_uncompressed"
 # Of larger worlds, the record of an epoch names so many ranks, and the mean of all.
 MOST_RANKS = 64
 
@@ -99,6 +102,7 @@ class Accounts:
         clock: this rank's.
         exchanged: returns the seconds that steps have spent exchanging so far; ``None`` where that
             cannot be told from computing.
+        traffic: returns the bytes that this rank has sent in its steps so far.
 
     Attributes:
         epochs: on rank 0, the record of each whole epoch, as `metrics.jsonl` keeps it; ``None``
@@ -106,11 +110,17 @@ class Accounts:
     """
 
     def __init__(
-        self, world: MPI.Comm, clock: Clock, exchanged: Callable[[], float | None]
+        self,
+        world: MPI.Comm,
+        clock: Clock,
+        exchanged: Callable[[], float | None],
+        traffic: Callable[[], Traffic],
     ) -> None:
         self._world = world
         self._clock = clock
         self._exchanged = exchanged
+        self._traffic = traffic
+        self._traffic_before = traffic()
         self._first = 0.0
         self._before = dict.fromkeys(KINDS, 0.0)
         self.epochs: list[Account] = []
@@ -141,10 +151,11 @@ class Accounts:
         Returns:
             The rate on rank 0, 0 on the others.
         """
-        now = self.seconds()
-        own = [rows, *(now[kind] - self._before[kind] for kind in KINDS)]
+        now, traffic = self.seconds(), self._traffic()
+        sent = np.subtract(traffic, self._traffic_before)
+        own = [rows, *sent, *(now[kind] - self._before[kind] for kind in KINDS)]
         table = gather(self._world, own)
-        self._before = now
+        self._before, self._traffic_before = now, traffic
         if table is None:
             return 0.0
         rate = float(table[:, 0].sum()) / max(seconds, 1e-9)
@@ -154,15 +165,22 @@ class Accounts:
                 "workers": len(table),
                 "samples_per_second": rate,
                 **facts,
-                **record(table[:, 1:]),
+                **_sums(table[:, 1:3]),
+                **record(table[:, 3:]),
             }
         )
         return rate
 
     def totals(self) -> dict[str, Any]:
         """Return the `record` of the whole training on rank 0; all ranks must call it."""
-        table = gather(self._world, list(self.seconds().values()))
-        return {} if table is None else record(table)
+        table = gather(self._world, [*self._traffic(), *self.seconds().values()])
+        return {} if table is None else {**_sums(table[:, :2]), **record(table[:, 2:])}
+
+
+def _sums(table: np.ndarray) -> dict[str, int]:
+    """Return the bytes that all ranks have sent, given a row of `Traffic` for each."""
+    sent, whole = table.sum(axis=0)
+    return {SENT: round(sent), WHOLE: round(whole)}
 
 
 def gather(world: MPI.Comm, own: Sequence[float]) -> np.ndarray | None:

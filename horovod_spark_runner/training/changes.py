@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import RunDirectoryError
+from ..frameworks import model_of
 from ..rundir.checkpoint import CheckpointInfo
 from ..settings.training import FitOptions
 
@@ -192,6 +193,25 @@ def _new_ones(
 def _as_json(value: object) -> object:
     """Return ``value`` as a checkpoint gives it back: keys are text."""
     return json.loads(json.dumps(value))
+
+
+def check_same_engine(info: CheckpointInfo, engine: str, where: str) -> None:
+    """Check that a run is resumed by the engine it was begun with.
+
+    Args:
+        info: the checkpoint.
+        engine: dotted name of the engine of this call's model.
+        where: the run directory, for the message.
+
+    Raises:
+        RunDirectoryError: it is not.
+    """
+    if info.engine != engine:
+        raise RunDirectoryError(
+            f"run_dir {where} holds the run of a {model_of(info.engine)}, but a "
+            f"{model_of(engine)} is to be trained. Go on with the model the run was begun with, or "
+            "give another run_dir"
+        )
 
 
 def check_same_data(

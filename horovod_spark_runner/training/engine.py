@@ -14,20 +14,24 @@ the project's own.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..data.manifest import Column
 from ..errors import InvalidInputError
+from ..frameworks import KERAS
 from ..rundir.directory import RunDirectory
 from ..storage.contents import Contents
 from ..storage.filesystem import Location
+from .class_columns import ClassColumn
 from .evaluation import Evaluator, Question
 from .said_engine import said_engine
-from .spec import KERAS, Binding, ModelNames, ModelSource, TrainingSpec
+from .spec import Binding, ModelNames, ModelSource, TrainingSpec
 from .sync.synchroniser import Collectives, Synchroniser
 from .trained_model import Model, Recipe, StoredModel
+from .warm_start import WeightsFormat
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -44,6 +48,11 @@ class Engine(Protocol):
     @property
     def modules(self) -> Sequence[str]:
         """What ranks import while they find each other; it must not call MPI or a GPU."""
+        ...
+
+    @property
+    def weights_formats(self) -> Sequence[WeightsFormat]:
+        """What a training can begin with besides runs, for `Trainee.load_initial_weights`."""
         ...
 
     # -- on the driver -------------------------------------------------------------------------
@@ -199,6 +208,7 @@ class Engine(Protocol):
         columns: Sequence[str],
         outputs: Sequence[str],
         target: Location,
+        classes: Sequence[ClassColumn] = (),
     ) -> None:
         """Write the model in a format that other programs read. On the driver.
 
@@ -208,10 +218,11 @@ class Engine(Protocol):
             columns: what the feature columns are called there, in their order.
             outputs: what its outputs are called there, in their order.
             target: the place, a folder or file that is replaced.
+            classes: columns of classes, in place of the outputs they are made of.
 
         Raises:
             ModelError: the format cannot hold the model.
-            InvalidInputError: there is no such format.
+            InvalidInputError: there is no such format, or it has no columns of classes.
             EnvironmentProblem: a package that the format needs is not installed.
             OSError: storage fails.
         """
@@ -261,6 +272,10 @@ def engine_of(model: object, default: str = KERAS) -> str:
         InvalidInputError: its ``horovod_engine`` is no name.
     """
     name = getattr(model, "horovod_engine", None)
+    function = model
+    while name is None and isinstance(function, functools.partial):
+        function = function.func
+        name = getattr(function, "horovod_engine", None)
     if name is None:
         name = said_engine(model) or default
     if not isinstance(name, str):

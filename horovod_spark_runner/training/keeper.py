@@ -202,6 +202,7 @@ class Keeper:
             history=list(progress.history),
             data_fingerprint=self._spec.train.fingerprint,
             variables=self._variables.describe(),
+            engine=self._spec.engine,
             epoch_step=progress.epoch_step,
             world=len(states),
             run_id=self._spec.run_id,

@@ -33,7 +33,7 @@ from .spec import TrainingReport, TrainingSpec
 from .state import broadcast, kept
 from .sync.synchroniser import Synchroniser
 from .trainee import Trainee
-from .ways import WAYS, Way
+from .ways import SYNCHRONISERS, Way
 
 
 def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
@@ -53,7 +53,7 @@ def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
     clock = Clock()
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
-    synchroniser = (way or WAYS[type(spec.sync)])(spec.sync, engine.collectives())
+    synchroniser = (way or SYNCHRONISERS[type(spec.sync)])(spec.sync, engine.collectives())
     with PreemptionWatch() as watch:
         world = MPI.COMM_WORLD
         trainee = engine.trainee(spec, world, synchroniser)
@@ -94,7 +94,7 @@ class Training:
         self._agreement = Agreement(world)
         self._watch = watch
         self._clock = clock
-        self._accounts = Accounts(world, clock, trainee.exchange_seconds)
+        self._accounts = Accounts(world, clock, trainee.exchange_seconds, synchroniser.traffic)
         self._rank, self._size = world.Get_rank(), world.Get_size()
         self._readers: list[DatasetReader] = []
         self._epochs = self._read(spec.train)
@@ -300,6 +300,7 @@ class Training:
             raise_together(self._world, lambda: self._trainee.probe(step))
         # Without rows of its own, a rank takes part in a step of all, and lets one of its own be.
         idle = not step.batch.rows and not self._sync.meets_in_every_step
+        self._sync.before_step(progress.step)
         with kept(self._variables) if idle else contextlib.nullcontext():
             logs, requests = self._trainee.train_step(step, asked, step.number == steps - 1)
         self._clock.to(Kind.CALLBACKS)

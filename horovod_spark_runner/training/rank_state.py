@@ -137,7 +137,8 @@ def state_for(states: list[RankState], rank: int, size: int) -> RankState:
     With another number of ranks, the sums of metrics are added up on rank 0 (what is a mean over
     ranks becomes that of all, what is rank 0's stays, what can be joined is), and a rank that was
     not there before takes rank 0's generators; its random layers get a stream of their own, and of
-    what the way of synchronising keeps it gets what is shared.
+    what the way of synchronising keeps it gets what is shared. What that keeps as terms of a sum
+    over the ranks is added up on rank 0.
     """
     first = states[0]
     own = states[rank] if rank < len(states) else first
@@ -152,6 +153,9 @@ def state_for(states: list[RankState], rank: int, size: int) -> RankState:
         merges = first.values.get("merges", ["sum"] * len(metrics))
         for name, merge in zip(metrics, merges, strict=True):
             arrays[name] = _merged([state.arrays[name] for state in states], merge, rank)
+        for name in {n for state in states for n in state.arrays if n.startswith("sync/sum/")}:
+            parts = [state.arrays[name] for state in states if name in state.arrays]
+            arrays[name] = _merged(parts, "sum", rank)
         if rank >= len(states):
             for name, array in first.arrays.items():
                 if name.startswith("seed/"):

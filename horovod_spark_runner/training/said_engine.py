@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from types import FunctionType, MethodType, ModuleType
 
-from .spec import TORCH
+from ..frameworks import TORCH
 
 _PACKAGE = __name__.partition(".")[0]
 _TORCH_MODULE = "torch.nn.modules.module.Module"

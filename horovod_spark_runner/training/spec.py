@@ -8,6 +8,7 @@ from typing import Any
 
 from ..data.manifest import Manifest
 from ..errors import DataError, InvalidInputError, ModelError, brief
+from ..frameworks import KERAS
 from ..rundir.checkpoint import LogValue
 from ..settings.code import misfit
 from ..settings.data import Transform
@@ -15,29 +16,23 @@ from ..settings.kinds import ColumnNames, check_columns
 from ..settings.sync import Sync
 from ..settings.training import CheckpointOptions, FitOptions
 
-# The engine of Keras models.
-KERAS = "horovod_spark_runner.training.keras.engine"
-# That of PyTorch modules.
-TORCH = "horovod_spark_runner.training.torch.engine"
 # What Spark ML calls the column that feeds a model.
 FEATURES = "features"
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where the model comes from: a function, or the contents of a file.
+    """Where the model comes from: a function, or a file.
 
     Attributes:
         function: returns the model, a compiled ``keras.Model``, say.
-        archive: bytes of a ``.keras`` file.
-        json: text of ``model.to_json()``.
+        file: what the engine has read of a file.
         custom_objects: classes and functions by the name the file calls them.
         engine: dotted name of the module whose engine makes and trains it.
     """
 
     function: Callable[[], object] | None = None
-    archive: bytes | None = field(default=None, repr=False)
-    json: str | None = field(default=None, repr=False)
+    file: bytes | str | None = field(default=None, repr=False)
     custom_objects: Mapping[str, object] = field(default_factory=dict)
     engine: str = KERAS
 
@@ -147,8 +142,7 @@ class WarmStart:
 
     Attributes:
         origin: where they come from, for messages.
-        kind: ``"arrays"`` (an ``.npz`` of a run), ``"keras"`` (a ``.keras`` file),
-            ``"saved_model"`` or ``"state_dict"`` (a file of PyTorch's).
+        kind: ``"arrays"`` (an ``.npz`` of a run), or one of the engine's formats.
         files: contents by path.
         paths: paths of the weights in an ``.npz``, in its order; empty if they are not known.
         skip_mismatch: whether to take over only what is there and fits.

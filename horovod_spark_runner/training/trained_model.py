@@ -15,21 +15,17 @@ import numpy as np
 
 from ..data.manifest import Column
 from ..errors import RunDirectoryError
+from ..frameworks import KERAS, transformer_of
 from ..rundir.checkpoint import VARIABLES_FILE, read_file
 from ..rundir.directory import RunDirectory
 from ..settings.data import Transform
 from ..storage.arrays import ArraysFile, write_arrays
 from ..storage.contents import Contents, Sink, spooled
 from ..storage.sums import contents_checked, copy_checked, sealed, sum_of, unsealed, write_summed
-from .spec import KERAS, TORCH, Binding, OutputSpec
+from .spec import Binding, OutputSpec
 
 # The bare weights, arrays named by their number: what any engine writes.
 WEIGHTS_FILE = "weights.npz"
-
-
-def transformer_of(engine: str) -> str:
-    """Return the name of the public class that holds an engine's models."""
-    return "TorchTransformer" if engine == TORCH else "TFTransformer"
 
 
 def with_model_fn(engine: str) -> str:

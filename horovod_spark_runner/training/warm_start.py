@@ -1,4 +1,4 @@
-"""Weights to begin with, as the driver finds them: of another run, a file or a SavedModel.
+"""Weights to begin with, as the driver finds them: of another run, or in an engine's formats.
 
 The files are sent along as they are; the engine's `initial_weights` puts the values into the model.
 """
@@ -6,9 +6,11 @@ The files are sent along as they are; the engine's `initial_weights` puts the va
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ..errors import ModelError
+from ..frameworks import model_of
 from ..rundir.checkpoint import VARIABLES_FILE, CheckpointInfo, newest_readable, read_file
 from ..rundir.directory import RunDirectory
 from ..settings.training import InitialWeights
@@ -17,21 +19,50 @@ from ..storage.filesystem import Location
 from .spec import WarmStart
 from .trained_model import WEIGHTS_FILE, read_model
 
-ARRAYS, KERAS, SAVED_MODEL = "arrays", "keras", "saved_model"
-STATE_DICT = "state_dict"
-_GRAPH_FILE = "saved_model.pb"
+# What a run has kept: weights as arrays, by their numbers.
+ARRAYS = "arrays"
 
 
-def read_warm_start(weights: InitialWeights) -> WarmStart:
+@dataclass(frozen=True)
+class WeightsFormat:
+    """A format of weights that the trainings of an engine can begin with.
+
+    Attributes:
+        kind: its name, in `WarmStart.kind`.
+        called: what such a thing is called in messages.
+        suffixes: how the names of its files end.
+        marker: for a format that is a folder, a file that is in each.
+    """
+
+    kind: str
+    called: str
+    suffixes: tuple[str, ...] = ()
+    marker: str = ""
+
+    def fits(self, location: Location) -> bool:
+        """Tell whether ``location`` is such a file or folder."""
+        if self.marker:
+            return location.join(self.marker).exists()
+        return location.name.endswith(self.suffixes)
+
+
+def read_warm_start(
+    weights: InitialWeights, engine: str, formats: Sequence[WeightsFormat]
+) -> WarmStart:
     """Return what the files of ``weights`` hold.
 
+    Args:
+        weights: where they are.
+        engine: dotted name of the engine that trains.
+        formats: what it can begin with, besides runs.
+
     Raises:
-        ModelError: there are no such weights.
+        ModelError: there are no such weights, or they are another engine's.
     """
     place, skip_mismatch = weights.place, weights.skip_mismatch
     location = Location(place)
     try:
-        start = _read(location)
+        start = _of_format(location, formats) or _of_run(location, engine, formats)
     except OSError as error:
         raise ModelError(f"initial_weights={str(place)!r} cannot be read: {error}") from error
     except ValueError as error:
@@ -45,34 +76,51 @@ def read_warm_start(weights: InitialWeights) -> WarmStart:
     return replace(start, skip_mismatch=skip_mismatch)
 
 
-def _read(location: Location) -> WarmStart:
+def _of_format(location: Location, formats: Sequence[WeightsFormat]) -> WarmStart | None:
+    for one in formats:
+        if one.fits(location):
+            if one.marker:
+                return WarmStart(str(location), one.kind, _read_folder(location, ""))
+            return WarmStart(str(location), one.kind, {location.name: location.read_bytes()})
+    return None
+
+
+def _of_run(location: Location, engine: str, formats: Sequence[WeightsFormat]) -> WarmStart:
     text = str(location)
-    if location.name.endswith((".keras", ".weights.h5")):
-        return WarmStart(text, KERAS, {location.name: location.read_bytes()})
-    if location.name.endswith((".pt", ".pth")):
-        return WarmStart(text, STATE_DICT, {location.name: location.read_bytes()})
-    if location.join(_GRAPH_FILE).exists():
-        return WarmStart(text, SAVED_MODEL, _read_folder(location, ""))
     read = functools.partial(read_file, name=VARIABLES_FILE)
     if location.join(VARIABLES_FILE).exists():
-        return _of_checkpoint(location, *read(location))
+        return _of_checkpoint(location, *read(location), engine=engine)
     directory = RunDirectory(location)
     if directory.signature.exists():
         model = read_model(directory)
-        paths = model.signature.weights
-        return WarmStart(text, ARRAYS, {WEIGHTS_FILE: model.read(WEIGHTS_FILE)}, paths)
+        signature = model.signature
+        _check_engine(text, signature.engine, engine)
+        return WarmStart(text, ARRAYS, {WEIGHTS_FILE: model.read(WEIGHTS_FILE)}, signature.weights)
     newest = newest_readable(directory, read)
     if newest is None:
+        others = "".join(f", nor {one.called}" for one in formats)
         raise ModelError(
-            f"initial_weights={text!r} is no run directory with a model or checkpoint, .keras or "
-            ".weights.h5 file, SavedModel, or .pt or .pth file of a state_dict"
+            f"initial_weights={text!r} is no run directory with a model or checkpoint{others}, "
+            f"which are what the training of a {model_of(engine)} can begin with"
         )
-    return _of_checkpoint(*newest)
+    return _of_checkpoint(*newest, engine=engine)
 
 
-def _of_checkpoint(folder: Location, info: CheckpointInfo, data: Contents) -> WarmStart:
+def _of_checkpoint(
+    folder: Location, info: CheckpointInfo, data: Contents, *, engine: str
+) -> WarmStart:
+    _check_engine(str(folder), info.engine, engine)
     paths = tuple(path for name, path, *_ in info.variables if name.startswith("model/"))
     return WarmStart(str(folder), ARRAYS, {VARIABLES_FILE: data.read()}, paths)
+
+
+def _check_engine(origin: str, found: str, engine: str) -> None:
+    if found != engine:
+        raise ModelError(
+            f"initial_weights={origin!r} holds the weights of a {model_of(found)}, but a "
+            f"{model_of(engine)} is to be trained, whose weights are arranged otherwise; give "
+            "those of such a model"
+        )
 
 
 def _read_folder(folder: Location, below: str) -> dict[str, bytes]:

@@ -7,14 +7,26 @@ from typing import Any
 
 from ..settings.sync import Allreduce, DiLoCo, LocalSGD
 from .sync.allreduce import AllreduceSynchroniser
+from .sync.compressed import CompressedSynchroniser
 from .sync.rounds import RoundsSynchroniser
 from .sync.synchroniser import Collectives, Synchroniser
+from .sync.wire import MpiWire
 
 # Makes a way of synchronising from its settings and the framework's collectives.
 Way = Callable[[Any, Collectives], Synchroniser]
+
+
+def allreduce(options: Allreduce, collectives: Collectives) -> Synchroniser:
+    """Return what adds gradients up in every step, compressed or not."""
+    compression = options.compression
+    if compression == "none" or compression == "fp16":  # which the framework's sums can do
+        return AllreduceSynchroniser(compression, collectives)
+    return CompressedSynchroniser(compression, collectives, MpiWire())
+
+
 # By the class of the settings.
-WAYS: dict[type, Way] = {
-    Allreduce: AllreduceSynchroniser,
+SYNCHRONISERS: dict[type, Way] = {
+    Allreduce: allreduce,
     LocalSGD: RoundsSynchroniser,
     DiLoCo: RoundsSynchroniser,
 }

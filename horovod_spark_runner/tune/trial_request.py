@@ -90,10 +90,7 @@ class TrialRequests:
     def model_function(self, params: Mapping[str, Any]) -> Callable[[], Any]:
         """Return the function without arguments that makes the model of a trial."""
         own = {name: value for name, value in params.items() if name not in _SEARCHED}
-        build = functools.partial(self.model_fn, own)
-        if hasattr(self.model_fn, "horovod_engine"):
-            build.horovod_engine = self.model_fn.horovod_engine  # type: ignore[attr-defined]
-        return build
+        return functools.partial(self.model_fn, own)
 
 
 def trial_requests(

@@ -19,7 +19,7 @@ from tests.preload import build
 
 from .injection import GO_FILE, Fault, note_of
 from .test_faults import assert_little_is_lost, job_command
-from .training import PATIENT_VARIABLE, assert_same_end
+from .training import assert_same_end
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
 
@@ -43,11 +43,8 @@ def clock_ahead(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.timeout(600)
-def test_strangers_an_hour_apart_on_a_slow_link(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strangers_an_hour_apart_on_a_slow_link(undisturbed: Path, tmp_path: Path) -> None:
     """Hosts that cannot resolve each other's names, 1 Mbit/s between them, and two clocks."""
-    monkeypatch.delenv(PATIENT_VARIABLE, raising=False)  # a clock is preloaded
     with Hosts(tmp_path / "hosts", NAMES, strangers=True) as hosts:
         env = {NAMES[1]: clock_ahead(tmp_path)}
         cluster = HostCluster(hosts, NAMES, tmp_path, env, cores=1)

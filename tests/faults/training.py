@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ EPOCHS = 3
 STEPS = 60
 RANKS = 2
 EVERY = 4
-# The library that ranks are preloaded with, if any; see `tests.preload`.
-PATIENT_VARIABLE = "FAULTS_PRELOAD"
 
 
 def model_fn() -> Any:
@@ -85,9 +82,6 @@ def train(
     as a command line can hold them, too.
     """
     restarts = {"max_restarts": len(faults), "backoff_seconds": 0.1}
-    launch: dict[str, Any] = options.pop("launch", {})
-    if library := os.environ.get(PATIENT_VARIABLE):
-        launch = {**launch, "env": {"LD_PRELOAD": library, **launch.get("env", {})}}
     of_steps = [fault for fault in faults if isinstance(fault, Fault)]
     of_phases = [fault for fault in faults if isinstance(fault, PhaseFault)]
     makers = [
@@ -108,7 +102,7 @@ def train(
         stream_logs=False,
         checkpoints=CheckpointOptions(every_steps=EVERY),
         data=DataOptions(**options.pop("data", {})),
-        launch=LaunchOptions(**launch),
+        launch=LaunchOptions(**options.pop("launch", {})),
         restarts=RestartOptions(**{**restarts, **options.pop("restarts", {})}),
         **options,
     )

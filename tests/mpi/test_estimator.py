@@ -16,12 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
-from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
+from pyspark.ml.evaluation import (
+    BinaryClassificationEvaluator,
+    MulticlassClassificationEvaluator,
+    RegressionEvaluator,
+)
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.functions import vector_to_array
+from pyspark.ml.linalg import Vectors
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
+from pyspark.sql import functions as F
 
-from horovod_spark_runner import HorovodEstimator, TFTransformer, run_training
+from horovod_spark_runner import HorovodEstimator, ModelError, TFTransformer, run_training
 from tests.runs import assert_same_weights
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -265,7 +271,6 @@ def test_what_users_of_other_estimators_rely_on(
 ) -> None:
     """Callbacks, sparse vectors, going on from a model, its Params and itself on the driver."""
     from pyspark.ml.linalg import SparseVector, VectorUDT
-    from pyspark.sql import functions as F
 
     sparse = F.udf(lambda a, b: SparseVector(2, {0: a, 1: b}), VectorUDT())
     frame = rows.withColumn("sparse", sparse("a", "b"))
@@ -302,6 +307,59 @@ def test_fewer_rows_to_validate_with_than_ranks(rows: Any, estimator: HorovodEst
     model = estimator.setParams(numWorkers=2, validationIndicatorCol="one", epochs=1).fit(held)
     error = RegressionEvaluator(metricName="mse").evaluate(model.transform(held.filter("one")))
     assert model.summary.history[0]["val_loss"] == pytest.approx(error, rel=1e-5)
+
+
+def test_doubles_are_trained_on_as_keras_does(
+    rows: Any, estimator: HorovodEstimator, tmp_path: Path
+) -> None:
+    """Spark's numbers are doubles; a network of float32 takes them rounded to it."""
+    model = make_model()
+    model.save(tmp_path / "first.keras")
+    estimator.setParams(
+        initialWeights=str(tmp_path / "first.keras"), featureCols=[["a", "b"]], batchSize=ROWS
+    )
+    fitted = estimator.fit(rows)
+    found = rows.select("a", "b", "label").toPandas()
+    x, y = found[["a", "b"]].to_numpy(), found["label"].to_numpy()
+    assert x.dtype == y.dtype == np.float64
+    assert (x != x.astype(np.float32)).any()
+    history = model.fit(x, y, batch_size=ROWS, epochs=2, verbose=0, shuffle=False).history["loss"]
+    np.testing.assert_allclose([h["loss"] for h in fitted.summary.history], history, rtol=1e-6)
+    predicted = np.array([row.prediction for row in fitted.transform(rows).collect()])
+    np.testing.assert_allclose(predicted, model.predict(x, verbose=0)[:, 0], rtol=1e-5, atol=1e-6)
+
+
+def make_judge() -> Any:
+    import keras
+
+    model = keras.Sequential([keras.layers.Dense(1, "sigmoid")])
+    model.compile("sgd", "binary_crossentropy", metrics=["AUC"])
+    return model
+
+
+def test_a_fold_of_one_class_and_labels_that_are_none(
+    spark: Any, rows: Any, estimator: HorovodEstimator
+) -> None:
+    """One class is enough, for Spark's own classifiers, too; of sparse vectors in a search."""
+    sparse = [(Vectors.sparse(2, {i % 2: 1.0 + i}), float(i % 4 < 2), i % 2) for i in range(16)]
+    frame = spark.createDataFrame(sparse, ["features", "label", "fold"])
+    single = frame.withColumn("label", F.when(F.col("fold") == 0, 1.0).otherwise(F.col("label")))
+    estimator.setParams(modelFn=make_judge, probabilityCol="probability", epochs=1)
+    search = CrossValidator(
+        estimator=estimator,
+        estimatorParamMaps=[{}],
+        evaluator=BinaryClassificationEvaluator(rawPredictionCol="probability"),
+        foldCol="fold",
+        numFolds=2,
+    )
+    found = search.fit(single)
+    assert len(found.avgMetrics) == 1
+    predicted = found.transform(single).select("prediction", "probability").collect()
+    assert {row.prediction for row in predicted} <= {0.0, 1.0}
+    assert all(len(row.probability) == 2 for row in predicted)
+    # What its loss is not for is refused, as by Spark's LogisticRegression.
+    with pytest.raises(ModelError, match="label column 'label' holds -1, for which it has no low"):
+        estimator.fit(single.withColumn("label", 1 - 2 * F.col("label")))
 
 
 def test_folds_by_a_column(rows: Any, estimator: HorovodEstimator) -> None:

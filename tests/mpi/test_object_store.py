@@ -76,7 +76,7 @@ def s3(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str
 
 
 def save(directory: RunDirectory, step: int) -> Location:
-    info = CheckpointInfo(step, 1, [{"loss": 0.5}], "abc", [])
+    info = CheckpointInfo(step, 1, [{"loss": 0.5}], "abc", [], "an.engine")
     return save_checkpoint(directory, info, {"variables.npz": {"a": np.full(1000, step)}})
 
 

@@ -100,3 +100,67 @@ def test_an_export_gives_what_transform_gives(spark: Any, tmp_path: Path) -> Non
         assert one["the score"] == pytest.approx(two["the score"], rel=1e-5, abs=1e-6)
         assert one.shares == pytest.approx(two.shares, rel=1e-5, abs=1e-6)
     frame.unpersist()
+
+
+def classifier(kind: str) -> Any:
+    """Return a network on digits with weights that are not all alike."""
+    import keras
+
+    keras.utils.set_random_seed(1)
+    image = keras.Input((64,), name="image")
+    units, activation = {"softmax": (10, "softmax"), "logits": (10, None), "one": (1, "sigmoid")}[
+        kind
+    ]
+    start = keras.initializers.RandomNormal(stddev=0.5)
+    output = keras.layers.Dense(units, activation, kernel_initializer=start)(image)
+    return keras.Model(image, output)
+
+
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [
+        ("softmax", {"probabilityCol": "probability"}),
+        ("logits", {"probabilityCol": "probability", "rawPredictionCol": "raw"}),
+        ("one", {"probabilityCol": "probability", "predictionCol": "class"}),
+    ],
+)
+def test_columns_of_classes_are_those_of_transform(
+    digits_df: Any, tmp_path: Path, kind: str, params: dict[str, str]
+) -> None:
+    """The class, probabilities and scores of the digits, by TensorFlow alone."""
+    import tensorflow as tf
+
+    given = TFTransformer.from_keras(classifier(kind), ["image"])
+    transformer = given.copy({given.getParam(name): value for name, value in params.items()})
+    rows = transformer.transform(digits_df).collect()
+    transformer.export(tmp_path / "saved")
+    serve = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
+    scored = serve(image=tf.constant([row.image for row in rows], tf.float32))
+    assert set(scored) == {"prediction", *params.values()} - (
+        {"prediction"} if "predictionCol" in params else set()
+    )
+    assert {value.dtype for value in scored.values()} == {tf.float64}
+    for name, value in scored.items():
+        expected = np.array([np.asarray(row[name]) for row in rows])
+        assert value.shape == expected.shape
+        if expected.ndim == 1:
+            assert len(np.unique(expected)) > 1
+            np.testing.assert_array_equal(value, expected)
+        else:
+            np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_no_probability_is_an_error_of_the_call(tmp_path: Path) -> None:
+    import keras
+    import tensorflow as tf
+
+    for units, given in ((3, 0.2), (1, 1.5)):
+        value = keras.Input((units,), name="x")
+        model = keras.Model(value, keras.layers.Activation("relu")(value))
+        transformer = TFTransformer.from_keras(model, ["x"]).setProbabilityCol("p")
+        transformer.export(tmp_path / "saved", mode="overwrite")
+        serve = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
+        right = tf.constant([[1.0 / units] * units])
+        np.testing.assert_allclose(tf.reduce_sum(serve(x=right)["p"], axis=1), [1.0], rtol=1e-6)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="is no probabilities"):
+            serve(x=tf.concat([right, tf.fill([1, units], given)], 0))

@@ -26,6 +26,7 @@ from horovod_spark_runner import (
 )
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.ml import files
+from horovod_spark_runner.ml.file_schema import storage_of
 
 from ..counting_engine import line, save_line
 
@@ -209,6 +210,68 @@ def test_features_of_other_types(spark: Any, tmp_path: Path) -> None:
     assert [r.id for r in found.collect() if r.prediction is None] == [2, 3, 4, 5, 6]
 
 
+def test_nested_arrays_decimals_and_names_with_dots(spark: Any, tmp_path: Path) -> None:
+    """As transform takes them, in what remains and in what is no row for the model."""
+    columns = [
+        Column("grid", "float32", (2, 2)),
+        Column("flat", "float32", (4,)),
+        Column("deep", "int32", (2, 1, 2)),
+        Column("price.net", "float32"),
+        Column("prices", "float64", (2,)),
+    ]
+    save_line(tmp_path, columns, [*range(1, 13), 0.25, 3.0, -7.0, 0.5])
+    random = np.random.default_rng(0)
+
+    def decimal(places: int, digits: int = 38) -> Decimal:
+        shown = tuple(random.integers(0, 10, digits).tolist())
+        return Decimal((int(random.integers(2)), shown, -places))
+
+    good = ([[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]], [[[1, 2]], [[3, 4]]])
+    hostile: list[Any] = [
+        ([[1.0, 2.0, 3.0, 4.0]], *good[1:]), ([[1.0], [2.0, 3.0, 4.0]], *good[1:]),
+        ([[1.0, 2.0], None], *good[1:]), ([[1.0, 2.0], [None, 4.0]], *good[1:]),
+        ([], *good[1:]), (None, *good[1:]), ([[], []], *good[1:]),
+        # As many numbers as the model takes, in arrays of one size: that is enough for a flat row.
+        (good[0], [[5.0, 6.0, 7.0, 8.0]], good[2]), (good[0], [[5.0], [6.0, 7.0, 8.0]], good[2]),
+        (*good[:2], [[[1, 2], [3, 4]]]), (*good[:2], [[[1, 2]], [[3], [4]]]),
+        (*good[:2], [[[1, 2]], [None]]), (*good[:2], [[[1, 2]], None]),
+        (*good[:2], [[[1, 2]], [[3, 2**31]]]),
+    ]  # fmt: skip
+    rows = [(n, *one, decimal(38), [decimal(4), decimal(4)]) for n, one in enumerate(hostile)]
+    rows += [
+        (n, *good, decimal(38 - n % 3, 38 - n % 3), [decimal(4, 1 + n % 38), decimal(4, 2)])
+        for n in range(len(rows), 400)
+    ]
+    rows += [(400, *good, None, [decimal(4)] * 2), (401, *good, decimal(38), [decimal(4), None])]
+    schema = (
+        "id int, grid array<array<double>>, flat array<array<float>>, "
+        "deep array<array<array<long>>>, `price.net` decimal(38,38), prices array<decimal(38,4)>"
+    )
+    frame = spark.createDataFrame(rows, schema).selectExpr(
+        "*", "struct(id as net, 'x' as `net.0`) as price", "id * 2 as `price.net.0`",
+        "map('k.v', array(`price.net`)) as `a.map`",
+    )  # fmt: skip
+    source = write(frame.coalesce(1), tmp_path / "source")
+    transformer = line(tmp_path, handle_invalid="keep")
+    assert transformer.predict_files(source, tmp_path / "scored") == 402
+    found = spark.read.parquet(str(tmp_path / "scored"))
+    expected = transformer.transform(spark.read.parquet(source))
+    assert found.schema == expected.schema
+    assert rows_of(found) == rows_of(expected)
+    missing = [r.id for r in found.collect() if r.prediction is None]
+    assert missing == [0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 400, 401]
+    # Also where few are kept, of which one is called as a field of a struct.
+    few = tmp_path / "few"
+    transformer.predict_files(source, few, columns=["price.net", "a.map", "price.net.0"])
+    kept = spark.read.parquet(str(few))
+    assert kept.columns == ["price.net", "price.net.0", "a.map", "prediction"]
+    assert rows_of(kept) == rows_of(expected.select(*(f"`{name}`" for name in kept.columns)))
+    for path in (tmp_path / "scored").glob("*.parquet"):
+        (given,) = Path(source).glob("*.parquet")
+        before, after = storage_of(pq.ParquetFile(given)), storage_of(pq.ParquetFile(path))
+        assert {name: after[name] for name in before} == before
+
+
 def test_what_cannot_be_done_is_refused_on_the_driver(
     run: Path, spark: Any, tmp_path: Path
 ) -> None:
@@ -228,10 +291,9 @@ def test_what_cannot_be_done_is_refused_on_the_driver(
             transformer.predict_files(good, target, **options)
     for source, name, match in (
         ("select 1 as id", "less", "has no column 'x', which the model takes; it has 'id'"),
-        ("select array(array(1f)) as x", "nested", "'x' holds list<.*which files cannot be"),
+        ("select struct(1f) as x", "struct", "'x' holds struct<.*, which no model takes; turn"),
         ("select 1d as x", "scalar", "'x' is a scalar, but the model was trained on 'x'"),
         ("select array(1f) as x, 1 as PREDICTION", "taken", "already has a column 'PREDICTION'"),
-        ("select array(1f) as x, 1 as `a.b`", "dots", "has a column 'a.b', which Parquet"),
     ):
         place = write(spark.sql(source), tmp_path / name)
         with pytest.raises(DataError, match=match):

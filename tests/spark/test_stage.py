@@ -24,6 +24,7 @@ from horovod_spark_runner import (
     TFTransformer,
 )
 from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.ml.persistence import FORMAT
 from horovod_spark_runner.ml.stage_files import location_of
 
@@ -511,7 +512,7 @@ def test_the_weights_of_a_checkpoint(frame: Any, tmp_path: Path) -> None:
     variables = variables_of(model)
     for step, factor in ((4, 2.0), (8, 3.0)):
         model.layers[1].kernel.assign(np.full((3, 1), factor))
-        info = CheckpointInfo(step, 1, [], "", variables.describe(), run_id="this")
+        info = CheckpointInfo(step, 1, [], "", variables.describe(), KERAS, run_id="this")
         save_checkpoint(directory, info, {"variables.npz": variables.capture()})
     save_run(tmp_path / "run", model, COLUMNS)
 

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from horovod_spark_runner import TorchCallback, TorchModel
 from horovod_spark_runner.testing import Faults
+from horovod_spark_runner.training.torch import exchange
 
 
 def flat_weights(module: nn.Module) -> np.ndarray:
@@ -152,3 +154,39 @@ def adversaries() -> TorchModel:
 def pair_of(step: Any) -> Pair:
     found: Pair = step.module
     return found
+
+
+class Recomputed(nn.Module):
+    """A layer that is used twice, each time in a part that is computed again in the backward pass.
+
+    Args:
+        plain: calls before the first one that computes so.
+    """
+
+    def __init__(self, plain: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(11)
+        self.first, self.twice, self.last = nn.Linear(64, 16), nn.Linear(16, 16), nn.Linear(16, 10)
+        self.plain, self.calls = plain, 0
+
+    def forward(self, image: Tensor) -> Tensor:
+        self.calls += self.training
+        hidden = torch.tanh(self.first(image))
+        for _ in range(2):
+            if self.training and self.calls > self.plain:
+                hidden = checkpoint(self.part, hidden, use_reentrant=True)
+            else:
+                hidden = self.part(hidden)
+        last: Tensor = self.last(hidden)
+        return last
+
+    def part(self, hidden: Tensor) -> Tensor:
+        time.sleep(0.02)  # long enough for the part before to have left
+        return torch.tanh(self.twice(hidden))
+
+
+def recomputed_model(plain: int = 0) -> TorchModel:
+    """Return a `Recomputed` whose parameters have a bucket each."""
+    exchange.BUCKET_BYTES = 1
+    sgd = functools.partial(torch.optim.SGD, lr=0.1)
+    return TorchModel(Recomputed(plain), "CrossEntropyLoss", sgd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,14 @@ from horovod_spark_runner import (
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.data.read.sharding import plan_epoch
-from tests.torch.models import Recorder, TwoHeads, adversaries, digits_model, flat_weights
+from tests.torch.models import (
+    Recorder,
+    TwoHeads,
+    adversaries,
+    digits_model,
+    flat_weights,
+    recomputed_model,
+)
 from tests.trainings import train
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -127,7 +135,9 @@ def without_exchange() -> TorchModel:
     """Return the network, and let this rank keep its gradients to itself."""
     from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
 
-    def gradients(self: Any, gradients: Any, share: Any, name: str, along: Any = ()) -> Any:
+    def gradients(
+        self: Any, gradients: Any, share: Any, name: str, place: str, along: Any = ()
+    ) -> Any:
         return list(gradients), self._collectives.sum(along, name)
 
     AllreduceSynchroniser.gradients = gradients  # type: ignore[method-assign]
@@ -164,6 +174,21 @@ def test_a_loss_that_divides_by_weights_of_classes(frame: Any, tmp_path: Path) -
     np.testing.assert_array_equal(halved[1], halved[0])
     assert np.abs(halved[0] - expected).max() > 2e-5
     np.testing.assert_allclose(halved[0], expected, rtol=0, atol=5e-3)
+
+
+def test_a_gradient_that_comes_in_parts(frame: Any, tmp_path: Path) -> None:
+    """Buckets wait for the second part, also on a rank that has no rows in a step."""
+    weights, _ = recorded(frame, tmp_path, recomputed_model, 2)
+    expected = plain_torch(tmp_path / "run", recomputed_model(), cross_entropy)
+    np.testing.assert_array_equal(weights[1], weights[0])
+    np.testing.assert_allclose(weights[0], expected, rtol=0, atol=2e-5)
+
+
+def test_a_gradient_that_comes_in_parts_only_later(frame: Any, tmp_path: Path) -> None:
+    """What has left already is not made whole: refused by name."""
+    said = r"gradient of 'twice.(weight|bias)' came in parts.* use_reentrant=False"
+    with pytest.raises(ModelError, match=said):
+        recorded(frame, tmp_path, functools.partial(recomputed_model, plain=3), 2)
 
 
 def two_heads() -> TorchModel:

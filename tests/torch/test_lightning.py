@@ -23,9 +23,9 @@ from horovod_spark_runner import (
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.data.read.sharding import plan_epoch
+from horovod_spark_runner.frameworks import TORCH
 from horovod_spark_runner.testing import Fault, Faults
 from horovod_spark_runner.training.engine import engine_of
-from horovod_spark_runner.training.spec import TORCH
 from horovod_spark_runner.training.torch.lightning.configured import configured
 from horovod_spark_runner.training.torch.lightning.recognise import check_module
 from horovod_spark_runner.training.torch.source import model_source

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from horovod_spark_runner import InvalidInputError, ModelError, TorchModel
 from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.frameworks import KERAS, TORCH
 from horovod_spark_runner.training.engine import engine_of
-from horovod_spark_runner.training.spec import KERAS, TORCH, Binding
+from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.torch.build import check_module
 from horovod_spark_runner.training.torch.feeding import input_feed
 from horovod_spark_runner.training.torch.losses import Losses

@@ -12,7 +12,7 @@ from pyspark.ml import PipelineModel
 from pyspark.ml.feature import VectorAssembler
 from torch import nn
 
-from horovod_spark_runner import InvalidInputError, TorchTransformer, export_pipeline
+from horovod_spark_runner import ModelError, TorchTransformer, export_pipeline
 from horovod_spark_runner.scoring import load_pipeline
 from horovod_spark_runner.scoring.onnx_session import OnnxSession
 
@@ -29,7 +29,7 @@ def test_a_module_in_a_pipeline_is_scored_by_onnxruntime(spark: Any, tmp_path: P
     fitted = PipelineModel([assembler, transformer])
     expected = np.array([row["prediction"] for row in fitted.transform(frame).collect()])
     place = tmp_path / "bundle"
-    with pytest.raises(InvalidInputError, match="no format 'saved_model'.*'onnx'"):
+    with pytest.raises(ModelError, match="'saved_model' can be made .*network='onnx'"):
         export_pipeline(fitted, place, frame)
     export_pipeline(fitted, place, frame, network="onnx")
     given: dict[str, Any] = {"x": [x for x, _ in rows], "n": [n for _, n in rows]}

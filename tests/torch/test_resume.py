@@ -14,6 +14,7 @@ from torch import nn
 
 from horovod_spark_runner import (
     CheckpointOptions,
+    InvalidInputError,
     ModelError,
     RestartOptions,
     RunDirectoryError,
@@ -24,6 +25,7 @@ from horovod_spark_runner import (
 from horovod_spark_runner.testing import Fault, Faults
 from tests.runs import arrays_in, assert_same_weights, curves_in
 from tests.torch.models import FaultAt, digits_model, digits_net, random_model
+from tests.trainings import digits_model as keras_model
 from tests.trainings import train
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -149,8 +151,26 @@ def test_warm_starts_and_an_early_end(frame: Any, tmp_path: Path) -> None:
     )
     assert_same_weights(tmp_path / "again", tmp_path / "run", atol=1e-6)
 
+    program = tmp_path / "run" / "model" / "module.pt2"
+    train(frame, tmp_path / "exported", model_fn=still, epochs=1, initial_weights=str(program))
+    assert_same_weights(tmp_path / "exported", tmp_path / "run", atol=1e-6)
+
     def wider() -> TorchModel:
         return TorchModel(nn.Linear(64, 10), "CrossEntropyLoss", "SGD")
 
     with pytest.raises(ModelError, match=r"'0\.weight' has shape|'weight' has no such weight"):
         train(frame, tmp_path / "no", model_fn=wider, initial_weights=str(tmp_path / "run"))
+
+
+def test_a_run_of_a_module_is_none_of_a_keras_model(frame: Any, whole: Any, tmp_path: Path) -> None:
+    run = whole.summary.run_dir
+    with pytest.raises(RunDirectoryError, match="the run of a PyTorch module, but a Keras model"):
+        train(frame, run, model_fn=keras_model)
+    with pytest.raises(ModelError, match="the weights of a PyTorch module, but a Keras model"):
+        train(frame, tmp_path / "new", model_fn=keras_model, initial_weights=run)
+
+
+def test_a_saved_model_is_none_of_a_module(frame: Any, tmp_path: Path) -> None:
+    wanted = CheckpointOptions(saved_model=True)
+    with pytest.raises(InvalidInputError, match=r"saved_model=True\) is for Keras models"):
+        train(frame, tmp_path / "new", model_fn=random_model, checkpoints=wanted)

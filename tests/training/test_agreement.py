@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 
 from horovod_spark_runner.errors import InvalidInputError
+from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.training.agreement import PREEMPT, SAVE, STOP, Agreement
 from horovod_spark_runner.training.engine import engine_named, engine_of
-from horovod_spark_runner.training.spec import KERAS
 
 
 class World:
@@ -44,6 +45,10 @@ def test_a_function_says_its_engine() -> None:
     assert engine_of(model_fn) == engine_of("model.keras") == engine_of(None) == KERAS
     model_fn.horovod_engine = "my.engine"  # type: ignore[attr-defined]
     assert engine_of(model_fn) == "my.engine"
+    bound = functools.partial(functools.partial(model_fn), units=3)
+    assert engine_of(bound) == "my.engine"
+    bound.horovod_engine = "another.engine"  # type: ignore[attr-defined]
+    assert engine_of(bound) == "another.engine"
     with pytest.raises(InvalidInputError, match="'my.engine' cannot be had: No module"):
         engine_named("my.engine")
     with pytest.raises(InvalidInputError, match=r"has no attribute 'ENGINE'"):

@@ -13,7 +13,6 @@ from mpi4py import MPI
 
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import ModelError
-from horovod_spark_runner.settings.sync import Allreduce
 from horovod_spark_runner.training.keras.batches import class_weights
 from horovod_spark_runner.training.keras.binding import input_structure
 from horovod_spark_runner.training.keras.build import BuiltModel
@@ -39,7 +38,7 @@ def build(
     hvd.init()
     columns = (X, Y, Z, A, B, WORD)
     spec = spec_of(columns, model=source(make), inputs=features, outputs=labels, **fields)
-    allreduce = AllreduceSynchroniser(Allreduce(), TensorCollectives())
+    allreduce = AllreduceSynchroniser("none", TensorCollectives())
     return BuiltModel(spec, MPI.COMM_WORLD, allreduce, share_logs=False)
 
 
@@ -335,3 +334,18 @@ def test_classes_have_weights_whether_by_number_or_one_hot() -> None:
         np.testing.assert_array_equal(np.ravel(class_weights(labels, weights)), expected)
     # Row by row, as Keras does it: a label of shape (rows, 1) weighs rows as one of (rows,).
     assert class_weights(np.eye(3)[numbers], weights).shape == (4,)
+
+
+def test_columns_that_the_only_input_cannot_take_one_by_one() -> None:
+    """A network without an input says so when it is called; one that joins them may be meant."""
+
+    def dense(*first: Any) -> Any:
+        model = keras.Sequential([*first, layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(
+        ModelError, match=r"feature_cols gives 2; join .*=\[\['a', 'b'\]\], or with"
+    ):
+        build(dense, Binding(("a", "b")))
+    assert build(lambda: dense(layers.Concatenate()), Binding(("a", "b"))).model.built

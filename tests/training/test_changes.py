@@ -12,6 +12,7 @@ import keras
 import pytest
 
 from horovod_spark_runner.errors import RunDirectoryError
+from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo
 from horovod_spark_runner.settings.training import FitOptions
 from horovod_spark_runner.training.changes import (
@@ -223,6 +224,7 @@ INFO = CheckpointInfo(
     history=[{}],
     data_fingerprint="f",
     variables=[],
+    engine=KERAS,
     order={"seed": 0},
     state={"learning_rate": {"base": 0.1, "done": True}},
     settings={

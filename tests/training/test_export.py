@@ -415,9 +415,15 @@ def test_what_an_export_cannot_be_is_refused(exports: Exports, tmp_path: Path) -
         transformer.export(target, format="onxx")
     with pytest.raises(InvalidInputError, match="mode must be one of error, overwrite"):
         transformer.export(target, mode="replace")
-    classes = transformer.copy({transformer.probabilityCol: "p"})
-    with pytest.raises(InvalidInputError, match="probability_col ask for columns that Spark makes"):
-        classes.export(target)
+    classes = transformer.copy({transformer.rawPredictionCol: "raw"})
+    for format in ("onnx", "keras"):
+        with pytest.raises(
+            InvalidInputError, match=f"a '{format}' gives .*'prediction', 'raw', whi"
+        ):
+            classes.export(f"{target}.{format}", format=format)
+    struct = transformer.copy({transformer.outputForm: "struct"})
+    with pytest.raises(InvalidInputError, match="'struct' puts all outputs into one column"):
+        struct.export(target)
     eager = one_vector()
     case = CASES["one vector"]
     eager.compile("sgd", "mse", run_eagerly=True)

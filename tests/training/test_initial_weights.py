@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.errors import ModelError
+from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.settings.training import InitialWeights
 from horovod_spark_runner.training.keras import initial_weights
+from horovod_spark_runner.training.keras.engine import ENGINE
 from horovod_spark_runner.training.keras.initial_weights import load_initial_weights, match_paths
+from horovod_spark_runner.training.spec import WarmStart
 from horovod_spark_runner.training.warm_start import read_warm_start
 from tests.runs import variables_of
 
@@ -43,8 +46,12 @@ def trained(classes: int = 10) -> Any:
 
 def save_run(model: Any, place: Path) -> None:
     variables = variables_of(model)
-    info = CheckpointInfo(1, 1, [{}], "f", variables.describe())
+    info = CheckpointInfo(1, 1, [{}], "f", variables.describe(), KERAS)
     save_checkpoint(RunDirectory(str(place)), info, {"variables.npz": variables.capture()})
+
+
+def found(place: Path, **given: Any) -> WarmStart:
+    return read_warm_start(InitialWeights(place, **given), KERAS, ENGINE.weights_formats)
 
 
 FORMS: dict[str, Callable[[Any, Path], None]] = {
@@ -80,10 +87,8 @@ def test_a_new_head_keeps_its_initial_values(
     model.optimizer.iterations.assign(0)
     model.optimizer.learning_rate = 0.25
     with pytest.raises(ModelError, match="do not fit the model"):
-        load_initial_weights(trained(classes=7), read_warm_start(InitialWeights(tmp_path / form)))
-    load_initial_weights(
-        model, read_warm_start(InitialWeights(tmp_path / form, skip_mismatch=True))
-    )
+        load_initial_weights(trained(classes=7), found(tmp_path / form))
+    load_initial_weights(model, found(tmp_path / form, skip_mismatch=True))
     for path, value in by_path(model).items():
         expected = before if path.startswith("head/") else by_path(source)
         np.testing.assert_array_equal(value, expected[path], err_msg=path)
@@ -103,7 +108,7 @@ def test_layers_follow_the_weights_they_are_given(form: str, tmp_path: Path) -> 
     FORMS[form](source, tmp_path / form)
     for weight in model.weights:
         weight.assign(np.full(weight.shape, 9.0))
-    load_initial_weights(model, read_warm_start(InitialWeights(tmp_path / form)))
+    load_initial_weights(model, found(tmp_path / form))
     inputs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
     source.get_layer("scale").finalize_state()
     np.testing.assert_array_equal(model(inputs), source(inputs))
@@ -115,9 +120,7 @@ def test_weights_of_which_none_fits_are_refused(form: str, tmp_path: Path) -> No
     other = keras.Sequential([layers.Input((5, 2)), layers.Conv1D(1, 1, name="strange")])
     other.compile("sgd", "mse")
     with pytest.raises(ModelError, match=r"no weight has the path and shape .*strange/kernel"):
-        load_initial_weights(
-            other, read_warm_start(InitialWeights(tmp_path / form, skip_mismatch=True))
-        )
+        load_initial_weights(other, found(tmp_path / form, skip_mismatch=True))
 
 
 def test_optimizer_of_a_weights_file_stays_out(tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ def test_optimizer_of_a_weights_file_stays_out(tmp_path: Path) -> None:
     source.save_weights(tmp_path / "a.weights.h5")
     model.optimizer.learning_rate = 0.125
     moments = [np.array(v) for v in model.optimizer.variables]
-    load_initial_weights(model, read_warm_start(InitialWeights(tmp_path / "a.weights.h5")))
+    load_initial_weights(model, found(tmp_path / "a.weights.h5"))
     for variable, value in zip(model.optimizer.variables, moments, strict=True):
         np.testing.assert_array_equal(variable, value)
 

@@ -230,7 +230,9 @@ def small_model(keras: Any, width: int = 3) -> Any:
 
 @pytest.mark.parametrize("form", ["keras", "weights.h5", "saved_model"])
 def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
+    from horovod_spark_runner.frameworks import KERAS
     from horovod_spark_runner.settings.training import InitialWeights
+    from horovod_spark_runner.training.keras.engine import ENGINE
     from horovod_spark_runner.training.keras.initial_weights import load_initial_weights
     from horovod_spark_runner.training.warm_start import read_warm_start
 
@@ -242,23 +244,13 @@ def test_weights_to_begin_with(keras: Any, tmp_path: Any, form: str) -> None:
         source.save_weights(place)
     else:
         source.export(place, verbose=False)
-    start = read_warm_start(InitialWeights(place))
+    start = read_warm_start(InitialWeights(place), KERAS, ENGINE.weights_formats)
     model = small_model(keras)
     load_initial_weights(model, start)
     for ours, theirs in zip(model.weights, source.weights, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     with pytest.raises(ModelError, match=r"do not fit the model"):
         load_initial_weights(small_model(keras, 4), start)
-
-
-def test_what_holds_no_weights_is_refused(tmp_path: Any) -> None:
-    from horovod_spark_runner.settings.training import InitialWeights
-    from horovod_spark_runner.training.warm_start import read_warm_start
-
-    with pytest.raises(ModelError, match="is no run directory"):
-        read_warm_start(InitialWeights(tmp_path))
-    with pytest.raises(ModelError, match="cannot be read"):
-        read_warm_start(InitialWeights(tmp_path / "none.keras"))
 
 
 def test_other_metrics_within_an_epoch_are_refused(keras: Any) -> None:

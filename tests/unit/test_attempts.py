@@ -100,7 +100,7 @@ class Cluster:
         self.launched.append((workers, spec.checkpoint))
         saved, reported, end = self.ends.pop(0)
         if saved:
-            info = CheckpointInfo(saved, 0, [], "abc", [], run_id="r")
+            info = CheckpointInfo(saved, 0, [], "abc", [], "e", run_id="r")
             save_checkpoint(self.directory, info, {"variables.npz": {"a": np.zeros(1)}})
         progress = Progress(0, 1, 1, 2, reported, {})
         observer.on_message(Told(0, 0, "h", progress))
@@ -279,7 +279,7 @@ def test_what_the_driver_has_found_is_looked_at_again_only_if_others_have_come(
     assert cluster.launched == [(4, 10)]
     manifest.write_bytes(whole)
     # Another run has been here before this one held the lock.
-    info = CheckpointInfo(20, 0, [], "abc", [], run_id="r")
+    info = CheckpointInfo(20, 0, [], "abc", [], "e", run_id="r")
     save_checkpoint(directory, info, {"variables.npz": {"a": np.zeros(1)}})
     cluster = Cluster(directory, [4], [(0, 22, killed()), (0, 30, None)])
     run(cluster, found, max_restarts=1)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
-from typing import Any
+import sys
+from typing import Any, cast
 
+import cloudpickle
 import pytest
 from pyspark.ml.tuning import ParamGridBuilder
 
 from horovod_spark_runner import (
+    DataError,
     DataOptions,
     HorovodEstimator,
     InvalidInputError,
@@ -113,6 +116,7 @@ def test_setters_return_the_estimator_and_none_takes_back() -> None:
             {"modelArgs": {"x": {"y": {1}}}},
             r"modelArgs\['x'\]\['y'\] must be a finite number, text",
         ),
+        ({"modelArgs": {"loss": len}}, r"modelArgs\['loss'\] must .*; give text by which modelFn"),
         ({"modelArgs": {"x": float("nan")}}, r"modelArgs\['x'\] must be a finite number"),
         ({"callbacks": 3}, "callbacks must be a function, or name one"),
         ({"customObjects": {"x": 3}}, r"customObjects\['x'\] must be a function"),
@@ -183,7 +187,7 @@ def test_code_has_an_import_name_where_another_process_can_import_it() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("modelFn", lambda: 3, r"modelFn is .*<lambda>, which another process cannot import"),
+        ("modelFn", lambda: 3, r"modelFn is .*<lambda>, which has no name .*: its model, and a "),
         (
             "callbacks",
             [object()],
@@ -238,6 +242,47 @@ def test_grids_name_functions_so_that_they_can_be_saved() -> None:
     # A stage keeps functions as they were given.
     assert estimator.getModelFn() is make_model
     assert estimator.copy(maps[1]).getModelFn() == f"{__name__}:Outer.make"
+
+
+def test_code_of_a_script_is_saved_by_the_name_it_has_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a notebook, where a name may come to mean another function than a grid was given."""
+    main = sys.modules["__main__"]
+    before: dict[str, Any] = {}
+    exec("def build(): return 'before'", {"__name__": "__main__"}, before)
+    monkeypatch.setattr(main, "build", before["build"], raising=False)
+    estimator = HorovodEstimator(modelFn=before["build"])
+    (one,) = ParamGridBuilder().addGrid(estimator.modelFn, [before["build"]]).build()
+    assert json.dumps(list(one.values())) == '["__main__:build"]'
+    assert savable("modelFn", estimator.getModelFn()) == "__main__:build"
+    assert import_name(before["build"]) is None
+
+    monkeypatch.setattr(main, "build", lambda: "after")
+    name = estimator.copy(one).getModelFn()
+    for kept in (name, pickle.loads(cloudpickle.dumps(name))):
+        assert by_import_name("modelFn", kept)() == "before"
+    assert by_import_name("modelFn", json.loads(json.dumps(name)))() == "after"
+    monkeypatch.delattr(main, "build")
+    with pytest.raises(InvalidInputError, match="define it in this script or notebook, or give"):
+        by_import_name("modelFn", "__main__:build")
+
+
+def test_a_search_over_what_has_no_name_is_told_at_its_beginning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    estimator, nothing = HorovodEstimator(modelFn=make_model), cast(Any, None)
+    grid = ParamGridBuilder().addGrid(estimator.modelFn, [make_model, lambda: make_model(4)])
+    grid.addGrid(estimator.data, [{"transforms": {"x": lambda value, generator: value}}])
+    with pytest.raises(DataError, match="must be a Spark DataFrame"):
+        estimator.fitMultiple(nothing, grid.build())
+    named = {record.getMessage().partition(" has ")[0] for record in caplog.records}
+    assert named == {"modelFn", "data"}
+    assert "a search over it cannot be saved, only its bestModel" in caplog.text
+    caplog.clear()
+    with pytest.raises(DataError):
+        estimator.fitMultiple(nothing, [{estimator.epochs: 2}])
+    assert not caplog.records
 
 
 def test_maps_that_would_have_no_effect_are_refused() -> None:

@@ -25,8 +25,10 @@ from horovod_spark_runner.settings.data import DataOptions
 from horovod_spark_runner.settings.estimator import EstimatorSettings
 from horovod_spark_runner.settings.launching import LaunchOptions, LaunchSettings
 from horovod_spark_runner.settings.prediction import PredictionSettings
+from horovod_spark_runner.settings.sync import WAYS
 from horovod_spark_runner.settings.table import Settings, default_of, kind_of, text_of
 from horovod_spark_runner.settings.training import FitOptions
+from horovod_spark_runner.training.ways import SYNCHRONISERS
 
 ROOT = Path(__file__).resolve().parents[2]
 TAKEN = inspect.signature(run_training).parameters
@@ -171,3 +173,13 @@ def test_flags_of_a_command_line(word: str, value: object) -> None:
     kind = kind_of(own_fields(FitOptions)["shuffle"])
     assert kind.parse is not None
     assert kind.parse(word) == value
+
+
+def test_a_way_of_synchronising_is_named_wherever_one_is_looked_up() -> None:
+    ways = list(WAYS.values())
+    assert list(SYNCHRONISERS) == ways
+    assert [cls for cls in OPTIONS if cls in ways] == ways
+    arguments = described_arguments(inspect.getdoc(run_training) or "")
+    for cls in ways:
+        assert cls.__name__ in horovod_spark_runner.__all__
+        assert f"`{cls.__name__}`" in arguments["sync"]

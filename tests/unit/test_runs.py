@@ -26,9 +26,9 @@ def make_run(place: Path, *endings: str, **settings: Any) -> RunDirectory:
     history = []
     for epoch, loss in enumerate([0.5, 0.25], start=1):
         history.append({"val_loss": loss})
-        info = CheckpointInfo(epoch * 10, epoch, list(history), "abc", [])
+        info = CheckpointInfo(epoch * 10, epoch, list(history), "abc", [], "an.engine")
         save_checkpoint(directory, info, {"variables.npz": {"a": np.zeros(3)}})
-    within = CheckpointInfo(24, 2, history, "abc", [], epoch_step=4)
+    within = CheckpointInfo(24, 2, history, "abc", [], "an.engine", epoch_step=4)
     save_checkpoint(directory, within, {"variables.npz": {"a": np.zeros(3)}})
     attempts = [
         Attempt(n + 1, 2, 100.0, 130.0, n * 10, n * 10 + 13, ending, "why" if n == 0 else "")
@@ -64,7 +64,7 @@ def test_a_metric_of_several_numbers_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(tmp_path / "run", "completed")
-    info = CheckpointInfo(30, 3, [{"loss": 0.5, "f1": [0.5, 0.12344]}], "abc", [])
+    info = CheckpointInfo(30, 3, [{"loss": 0.5, "f1": [0.5, 0.12344]}], "abc", [], "an.engine")
     save_checkpoint(run, info, {"variables.npz": {"a": np.zeros(3)}})
     assert main(["runs", "show", str(tmp_path / "run")]) == 0
     assert "step-00000030  epoch 3  loss=0.5 f1=[0.5, 0.1234]\n" in capsys.readouterr().out

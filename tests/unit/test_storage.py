@@ -157,7 +157,7 @@ def test_nothing_is_unpickled() -> None:
 def info(step: int, run_id: str = "r", **more: Any) -> CheckpointInfo:
     history = [{"loss": 1.0 / step}]
     return CheckpointInfo(
-        step, step // 10, history, "abc", [["model/0", "w", [2], "f"]], run_id=run_id, **more
+        step, step // 10, history, "abc", [["model/0", "w", [2], "f"]], "e", run_id=run_id, **more
     )
 
 

@@ -32,7 +32,7 @@ from horovod_spark_runner.settings.training import CheckpointOptions
 
 
 def info(step: int) -> CheckpointInfo:
-    return CheckpointInfo(step, 1, [{"loss": 0.5}], "abc", [])
+    return CheckpointInfo(step, 1, [{"loss": 0.5}], "abc", [], "an.engine")
 
 
 def files(size: int = 1000) -> dict[str, dict[str, np.ndarray]]:
@@ -131,7 +131,7 @@ happens = {
 for step in range(1, 10):
     happens.get(step, int)()
     values = {"a": np.full(50_000, step, np.float64)}
-    writer.submit(CheckpointInfo(step, 1, [], "abc", []), {"variables.npz": values})
+    writer.submit(CheckpointInfo(step, 1, [], "abc", [], "an.engine"), {"variables.npz": values})
     writer.wait()
     print(step, newest_checkpoint(directory)[1].step, flush=True)
 """

@@ -10,8 +10,9 @@ from typing import Any
 from ...rundir.attempt import steps_lost
 from ...rundir.directory import RunDirectory
 from ...storage.urls import without_secrets
+from ...training.accounting import SENT, WHOLE
 from ..markup import Child
-from ..numbers import duration, moment, number, share, shortened
+from ..numbers import duration, moment, number, share, shortened, size
 from ..page import Section, facts, folded, page, preformatted, table
 from .curves import MOST_METRICS, metric_figures, pace_figures
 from .facts import RunFacts, read_facts
@@ -90,6 +91,9 @@ def _facts(run: RunFacts) -> dict[str, Child]:
     rates = run.recorded("samples_per_second")[1]
     if rates:
         found["samples/s, last epoch"] = number(rates[-1])
+    sent, whole = (sum(run.recorded(name)[1]) for name in (SENT, WHOLE))
+    if whole:
+        found["sent between ranks"] = f"{size(sent)}, {share(sent, whole)} of plain allreduce"
     slow = slow_ranks(run.accounts)
     if slow.total:
         found["waiting for slow ranks"] = share(slow.waited, slow.total)

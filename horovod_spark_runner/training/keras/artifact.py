@@ -15,13 +15,14 @@ import keras
 import numpy as np
 
 from ...errors import CheckpointError
+from ...frameworks import KERAS
 from ...rundir.directory import RunDirectory
 from ...serialize import dumps
 from ...storage.arrays import write_arrays
 from ...storage.contents import Contents, Sink
 from ..likeness import check_close
 from ..model_inputs import ModelInputs
-from ..spec import KERAS, OutputSpec
+from ..spec import OutputSpec
 from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature
 from .archive import custom_parts, name_lambdas_in, pack, read_unpacked_config, unpack
 from .custom_objects import find_objects, name_lambdas, only_keras, revivable

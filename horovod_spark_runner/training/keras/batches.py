@@ -10,11 +10,17 @@ import numpy as np
 import tensorflow as tf
 
 from ...data.read.classes import classes_of
+from ...errors import ModelError
 from ...storage.arrays import Arrays
 from ..spec import TrainingSpec
-from .binding import InputBinding, bind_outputs
+from .binding import InputBinding, bind_outputs, needs_labels
+from .label_values import LabelCheck
+from .outputs import call_outputs
 from .protocols import Nest
 from .tensors import as_tensor
+
+# In what Keras says of a layer that was given several.
+_ONE_INPUT = "expects 1 input(s)"
 
 
 class BatchBinding:
@@ -33,6 +39,7 @@ class BatchBinding:
         self._spec = spec
         self._inputs = InputBinding(model, spec.inputs, spec.train)
         self._labels: Callable[[Arrays], Nest]  # once the model's outputs are known
+        self._check_labels: LabelCheck | None = None
         self.columns = list(dict.fromkeys([*spec.inputs.columns, *spec.outputs.columns]))
         if spec.weight is not None and spec.weight not in self.columns:
             self.columns.append(spec.weight)
@@ -46,16 +53,46 @@ class BatchBinding:
         Raises:
             ModelError: it does not fit the label columns.
         """
-        self._labels = bind_outputs(self._model, self._spec.outputs, self._spec.train, outputs)
+        model, spec = self._model, self._spec
+        self._labels = bind_outputs(model, spec.outputs, spec.train, outputs)
+        if needs_labels(model):
+            weighted = spec.weight is not None
+            columns = spec.outputs.columns
+            self._check_labels = LabelCheck(model, outputs, columns, weighted=weighted)
 
     @property
     def example(self) -> Nest:
         """One row of inputs, all zeros."""
         return self._inputs(self.blank)
 
+    def outputs_of(self, example: Nest) -> Any | None:
+        """Return what the model's call gives for an example, or ``None`` if it has no call.
+
+        Raises:
+            ModelError: it takes one input, and several columns are given, one for each input.
+        """
+        try:
+            return call_outputs(self._model, example)
+        except ValueError as error:
+            slots = self._spec.inputs.slots
+            if len(slots) > 1 and _ONE_INPUT in str(error):
+                names = [name for slot in slots for name in slot]
+                raise ModelError(
+                    f"the model takes one input, but feature_cols gives {len(slots)}; join the "
+                    f"columns into one, feature_cols=[{names!r}], or with "
+                    "pyspark.ml.feature.VectorAssembler"
+                ) from error
+            raise
+
     def data(self, arrays: Arrays) -> Any:
-        """Return what the model's ``train_step`` and ``test_step`` take."""
+        """Return what the model's ``train_step`` and ``test_step`` take.
+
+        Raises:
+            ModelError: there are labels that the model's loss cannot be meant for.
+        """
         x, y = self._inputs(arrays), self._labels(arrays)
+        if self._check_labels is not None:
+            self._check_labels(y)
         weight = None if self._spec.weight is None else arrays[self._spec.weight]
         values = keras.utils.pack_x_y_sample_weight(x, y, weight)
         return tf.nest.map_structure(as_tensor, values)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from mpi4py import MPI
 
 from ...errors import ModelError
+from ...settings.sync import Allreduce
 from ..spec import TrainingSpec
 from ..sync.synchroniser import Alike, Synchroniser
 from .batches import BatchBinding
@@ -20,8 +21,12 @@ from .model import (
     has_own_steps,
     switch_off_jit,
 )
-from .optimizers import check_optimizers, find_optimizers, leaf_optimizers
-from .outputs import call_outputs
+from .optimizers import (
+    check_compression,
+    check_optimizers,
+    find_optimizers,
+    leaf_optimizers,
+)
 from .step import Steps
 from .tensors import as_tensor
 
@@ -58,7 +63,7 @@ class BuiltModel:
             tf.random.set_seed(spec.fit.seed + world.Get_rank())
         self.batches = BatchBinding(self.model, spec)
         example = tf.nest.map_structure(as_tensor, self.batches.example)
-        self.batches.bind_labels(call_outputs(self.model, example))
+        self.batches.bind_labels(self.batches.outputs_of(example))
         self.exchange = GradientExchange(self.model, synchroniser, share_logs=share_logs)
         eager = bool(self.model.run_eagerly)
         blank = self.batches.blank
@@ -70,6 +75,8 @@ class BuiltModel:
             optimizer.build(self.model.trainable_variables)
         self.optimizers = find_optimizers(self.model, self.exchange.applied)
         check_optimizers(self.optimizers)
+        if isinstance(spec.sync, Allreduce):
+            check_compression(self.optimizers, spec.sync.compression)
         if world.Get_size() > 1:
             check_losses(self.model)
             _check_between_meetings(self.model, self.optimizers, synchroniser)

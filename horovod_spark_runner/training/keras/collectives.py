@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
 
-from ..sync.synchroniser import Compression
+from ..sync.synchroniser import Compression, Traffic
 
 # Types that MPI has no sum for; they are added up as float32.
 _NARROW = (tf.bfloat16,)
@@ -69,7 +70,7 @@ def sum_over_ranks(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         return values
     groups: dict[tf.DType, list[int]] = {}
     for index, value in enumerate(values):
-        dtype = tf.float32 if value.dtype in _NARROW else value.dtype
+        dtype = _summed_as(value)
         groups.setdefault(dtype, []).append(index)
     result: list[tf.Tensor] = [None] * len(values)
     for dtype, indices in groups.items():
@@ -107,6 +108,16 @@ def differentiable_sum(tensor: tf.Tensor, part: Part, name: str) -> tf.Tensor:
 class TensorCollectives:
     """Sums of tensors, as `horovod_spark_runner.training.sync` needs them."""
 
+    def __init__(self) -> None:
+        # A variable: only compiled steps know how often they have run.
+        with tf.device("CPU"):
+            self._counted = tf.Variable([0.0, 0.0], trainable=False, dtype=tf.float64)
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return int(hvd.size())
+
     def sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Return `sum_over_ranks`."""
         return sum_over_ranks(tensors, name)
@@ -115,3 +126,46 @@ class TensorCollectives:
         """Return Horovod's own compression of that name."""
         found: Compression = getattr(hvd.Compression, name)
         return found
+
+    def on_host(
+        self,
+        function: Callable[[Sequence[np.ndarray]], list[np.ndarray]],
+        tensors: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Return what a function of arrays makes of tensors, in each step anew."""
+        given = [_wide(tensor) for tensor in tensors]
+        kinds = [tensor.dtype for tensor in given]
+
+        def called(*arrays: np.ndarray) -> list[np.ndarray]:
+            made = function(arrays)
+            return [m.astype(a.dtype, copy=False) for m, a in zip(made, arrays, strict=True)]
+
+        # Stateful: called in every step, and several in the order of the step.
+        made = tf.numpy_function(called, given, kinds, stateful=True)
+        result = []
+        for tensor, found in zip(tensors, made, strict=True):
+            found.set_shape(tensor.shape)
+            result.append(tf.cast(found, tensor.dtype))
+        return result
+
+    def nbytes(self, tensors: Sequence[tf.Tensor]) -> int:
+        """Return how many bytes of tensors are added up."""
+        return sum(tensor.shape.num_elements() * _summed_as(tensor).size for tensor in tensors)
+
+    def count(self, sent: float, whole: float) -> None:
+        """Note bytes that are sent wherever this place in a step is reached."""
+        self._counted.assign_add([sent, whole])
+
+    def counted(self) -> Traffic:
+        """Return the sums of what was to be noted, over all steps so far."""
+        return Traffic(*self._counted.numpy().tolist())
+
+
+def _summed_as(tensor: tf.Tensor) -> tf.DType:
+    return tf.float32 if tensor.dtype in _NARROW else tensor.dtype
+
+
+def _wide(tensor: tf.Tensor) -> tf.Tensor:
+    """Return a tensor of single precision at least."""
+    dense = tf.convert_to_tensor(tensor)
+    return tf.cast(dense, tf.float32) if dense.dtype.size < 4 else dense

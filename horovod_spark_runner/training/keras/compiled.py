@@ -53,7 +53,7 @@ def _compiled(
         objects.update({part.key: objects.get(part.key, objects.get(part.name)) for part in parts})
         model.compile(**keras.saving.deserialize_keras_object(config, custom_objects=objects))
         return model
-    if source.function is not None or source.archive is not None:
+    if source.function is not None or source.file is not None:
         built = build_model(source)
         values = [value_of(weight) for weight in model.weights]
         set_weights(built, [value.shape for value in values], values, recipe, bind)

@@ -11,14 +11,16 @@ from ...quiet import quiet_imports
 from ...rundir.directory import RunDirectory
 from ...storage.contents import Contents
 from ...storage.filesystem import Location
+from ..class_columns import ClassColumn, check_no_classes
 from ..engine import KERAS_FILE, ONNX, SAVED_MODEL, Engine, check_format
 from ..evaluation import Evaluator, Question
 from ..spec import Binding, ModelNames, ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
 from ..trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel
+from ..warm_start import WeightsFormat
 from .exported import check_exportable, check_transforms
 from .given_metrics import portable_metrics
-from .saved import ARCHIVE_FILE, PACKED_FILE, KerasParts, SavedModel, keras_parts
+from .saved import ARCHIVE_FILE, GRAPH_FILE, PACKED_FILE, KerasParts, SavedModel, keras_parts
 from .source import check_given_callbacks, model_source
 
 if TYPE_CHECKING:
@@ -35,6 +37,10 @@ class KerasEngine:
         "keras",
         "horovod.tensorflow",
         "horovod_spark_runner.training.keras.trainee",
+    )
+    weights_formats = (
+        WeightsFormat(KERAS_FILE, "a .keras or .weights.h5 file", (".keras", ".weights.h5")),
+        WeightsFormat(SAVED_MODEL, "a SavedModel", marker=GRAPH_FILE),
     )
 
     def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:
@@ -135,7 +141,10 @@ class KerasEngine:
         columns: Sequence[str],
         outputs: Sequence[str],
         target: Location,
+        classes: Sequence[ClassColumn] = (),
     ) -> None:
+        if format != SAVED_MODEL:
+            check_no_classes(format, classes)
         with quiet_imports():
             from .export import export_recipe
             from .keras_file import export_keras
@@ -146,7 +155,7 @@ class KerasEngine:
             export_onnx(recipe, columns, outputs, target)
         else:
             check_format(format, (SAVED_MODEL,))
-            export_recipe(recipe, columns, outputs, target)
+            export_recipe(recipe, columns, outputs, target, classes)
 
     def describe_outputs(self, recipe: Recipe) -> tuple[list[dict[str, object]], str]:
         with quiet_imports():

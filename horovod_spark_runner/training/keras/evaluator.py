@@ -18,11 +18,12 @@ from ...storage.arrays import Arrays
 from ..evaluation import Question
 from ..logs import flat, plain
 from ..trained_model import Recipe
-from .binding import bind_outputs
+from .binding import bind_outputs, needs_labels
 from .compiled import make_compiled
 from .given_metrics import make_metrics
 from .graph import Graph
 from .keras_state import fresh_keras_state, using_keras_state
+from .label_values import LabelCheck
 from .loading import make_model
 from .metric_state import SUM, counting_means, merge_of, variables_of
 from .outputs import call_model, call_outputs, output_leaves, unchanged
@@ -52,6 +53,7 @@ class KerasEvaluator:
         self._compiled = question.compiled
         self._given: CompiledMetrics | None = None
         self._logged: set[str] | None = None
+        self._check_labels: LabelCheck | None = None
         self._untried = True
         with fresh_keras_state():
             make = make_compiled if question.compiled else make_model
@@ -81,6 +83,9 @@ class KerasEvaluator:
             outputs = call_outputs(self._model, _tensors(self._inputs(features)))
             manifest = Manifest("", (), targets.columns, (), "")
             self._labels = bind_outputs(self._model, targets.outputs, manifest, outputs)
+            if self._compiled and needs_labels(self._model):
+                names, weighted = targets.outputs.columns, self._weight is not None
+                self._check_labels = LabelCheck(self._model, outputs, names, weighted=weighted)
             if question.metrics is not None:
                 self._given = self._compile(question.metrics, targets.outputs.slots)
             self._step = self._make_step(self._data(features, labels))
@@ -246,6 +251,8 @@ class KerasEvaluator:
 
     def _data(self, features: Arrays, labels: Arrays) -> Nest:
         x, y = self._inputs(features), self._labels(labels)
+        if self._check_labels is not None:
+            self._check_labels(y)
         weight = None if self._weight is None else labels[self._weight]
         return _tensors(keras.utils.pack_x_y_sample_weight(x, y, weight))
 

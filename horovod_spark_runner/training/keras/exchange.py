@@ -52,6 +52,8 @@ class GradientExchange:
         self.share_logs = share_logs
         # The optimizers that the step was seen to use, in this order.
         self.applied: list[keras.optimizers.Optimizer] = []
+        # How often each of them was, within a step, by its number.
+        self._applications: dict[int, int] = {}
         # The names of what its steps log, before nested logs are taken apart.
         self.logged: dict[str, set[str]] = {}
         self.scope = Scope()
@@ -115,6 +117,7 @@ class GradientExchange:
         # Between meetings, a rank's step is that of a process of its own.
         self._part, self._control = part if together else Part(1), control
         self._reduced = None
+        self._applications = {}
         self.scope.enter()
         metrics = StepMetrics(self._model, part)
         statistics = _Statistics(self._model, self._part, self._synchroniser)
@@ -148,8 +151,12 @@ class GradientExchange:
             raise
         return logs
 
-    def reduce(self, gradients: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
+    def reduce(self, gradients: Sequence[tf.Tensor | None], place: str) -> list[tf.Tensor | None]:
         """Return the gradients of the global batch; ``None`` entries stay.
+
+        Args:
+            gradients: this rank's.
+            place: what they are for; see `Synchroniser.gradients`.
 
         Raises:
             ModelError: it depends on a tensor whether they are applied, so that ranks could part.
@@ -160,7 +167,7 @@ class GradientExchange:
         along = [self._control] if self.scope.outermost else []
         begun = self.stopwatch.begin(dense)
         reduced, summed = self._synchroniser.gradients(
-            dense, self._part, self.scope.name("gradients"), along
+            dense, self._part, self.scope.name("gradients"), place, along
         )
         self.stopwatch.end(begun, [*reduced, *summed])
         if summed:
@@ -207,17 +214,23 @@ class GradientExchange:
         ) -> object:
             if self._inside:  # an optimizer that wraps others, or calls its base class
                 return original(optimizer, grads, trainable_variables)
-            if not any(optimizer is known for known in self.applied):
-                self.applied.append(optimizer)
             self._inside = True
             try:
-                reduced = self.reduce(list(grads))
+                reduced = self.reduce(list(grads), self._place_of(optimizer))
                 with alone():
                     return original(optimizer, reduced, trainable_variables)
             finally:
                 self._inside = False
 
         return apply
+
+    def _place_of(self, optimizer: keras.optimizers.Optimizer) -> str:
+        """Return a name for what an optimizer applies now: which one, for which time in a step."""
+        number = next((n for n, o in enumerate(self.applied) if o is optimizer), len(self.applied))
+        if number == len(self.applied):
+            self.applied.append(optimizer)
+        time = self._applications[number] = self._applications.get(number, -1) + 1
+        return f"{number}.{time}"
 
     def _check_unconditional(self) -> None:
         if self._part.size == 1:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from ...data.manifest import Column
 from ...errors import ModelError
 from ...storage.filesystem import Location
+from ..class_columns import ClassColumn
 from ..spec import OutputSpec, TrainingSpec
 from ..trained_model import Recipe
 from .binding import InputBinding
@@ -24,6 +25,7 @@ from .graph import Graph
 from .keras_state import fresh_keras_state, keras_state, using_keras_state
 from .loading import make_model
 from .outputs import call_model, fixed_batch, output_specs, pick, unchanged
+from .served_classes import class_values
 
 NameOutputs = Callable[[Sequence[str]], Sequence[str]]
 
@@ -42,6 +44,7 @@ class Served:
         rows: how many it has to be called with; ``None`` for any number.
         transformed: feature columns that were trained with a transform.
         eager: whether the model is called without making a graph of it.
+        classes: columns of classes, in place of the outputs they are made of.
 
     Raises:
         ModelError: it cannot be made; the message says why.
@@ -56,16 +59,24 @@ class Served:
     rows: int | None = None
     transformed: Sequence[str] = ()
     eager: bool = False
+    classes: Sequence[ClassColumn] = ()
 
     def __post_init__(self) -> None:
         check_exportable(self.names, self.transformed, self.columns)
-        if len(set(self.added)) < len(self.added):
-            raise ModelError(f"a SavedModel cannot give several outputs one name: {self.added}")
+        names = [name for _, name in self._plain] + [column.name for column in self.classes]
+        if len(set(names)) < len(names):
+            raise ModelError(f"a SavedModel cannot give several outputs one name: {names}")
         if self.eager:
             raise ModelError(
                 "a SavedModel cannot hold this model: it is compiled with run_eagerly=True, so its "
                 "Python code runs for every batch, and a graph would keep one run of it"
             )
+
+    @property
+    def _plain(self) -> list[tuple[int, str]]:
+        """Places of the outputs that are given as they are, and their names outside."""
+        of_classes = {column.output for column in self.classes}
+        return [(n, name) for n, name in enumerate(self.added) if n not in of_classes]
 
     @property
     def inputs(self) -> list[Column]:
@@ -122,7 +133,11 @@ class Served:
             }
             outputs = call_model(self.model, self.bind.of_tensors(values))
             leaves = [_dense(pick(outputs, output.path)) for output in self.outputs]
-            return {name: tf.identity(leaf) for name, leaf in zip(self.added, leaves, strict=True)}
+            served = {name: tf.identity(leaves[place]) for place, name in self._plain}
+            for one in self.classes:
+                spec, leaf = self.outputs[one.output], leaves[one.output]
+                served[one.name] = class_values(one, spec, leaf)
+            return served
 
         function = tf.function(serve, autograph=False)
         function.get_concrete_function(
@@ -144,11 +159,15 @@ class Served:
 
 
 def export_recipe(
-    recipe: Recipe, columns: Sequence[str], outputs: Sequence[str], target: Location
+    recipe: Recipe,
+    columns: Sequence[str],
+    outputs: Sequence[str],
+    target: Location,
+    classes: Sequence[ClassColumn] = (),
 ) -> None:
     """Write the model of a recipe; see `Engine.export`."""
     with serving(recipe, recipe.columns, columns, outputs) as served:
-        served.write(target)
+        replace(served, classes=classes).write(target)
 
 
 @contextlib.contextmanager

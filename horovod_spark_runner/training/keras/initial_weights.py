@@ -19,8 +19,9 @@ from ...errors import ModelError
 from ...launch.worker.reporting import notify
 from ...rundir.checkpoint import VARIABLES_FILE
 from ...storage.arrays import load_arrays
+from ..engine import KERAS_FILE
 from ..spec import WarmStart
-from ..warm_start import ARRAYS, KERAS, STATE_DICT
+from ..warm_start import ARRAYS
 from .model import finalize_layers
 from .optimizers import find_optimizers
 
@@ -45,11 +46,6 @@ def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
         ModelError: they do not fit; the first difference is shown. With ``skip_mismatch``: none
             of them does.
     """
-    if start.kind == STATE_DICT:
-        raise ModelError(
-            f"initial_weights={start.origin!r} holds weights of a PyTorch module, but the training "
-            "is one of a Keras model; give a run of one, a .keras file or a SavedModel"
-        )
     with tempfile.TemporaryDirectory() as folder:
         if start.kind == ARRAYS:
             weights = _weights_of_run(start)
@@ -58,8 +54,10 @@ def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
                 path = Path(folder, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
-            weights = [] if start.kind == KERAS else _weights_of_saved_model(folder, start.origin)
-        if start.kind == KERAS:
+            weights = (
+                [] if start.kind == KERAS_FILE else _weights_of_saved_model(folder, start.origin)
+            )
+        if start.kind == KERAS_FILE:
             taken = _load_keras_file(model, path, start)
         elif start.skip_mismatch:
             taken = _assign_by_path(model, weights)

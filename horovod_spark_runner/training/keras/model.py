@@ -43,13 +43,13 @@ def build_and_watch(source: ModelSource) -> tuple[keras.Model, bool]:
 def _build(source: ModelSource) -> tuple[object, str]:
     if source.function is not None:
         return source.function(), "model_fn"
-    if source.archive is not None:
+    if isinstance(source.file, bytes):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "model.keras")
-            path.write_bytes(source.archive)
+            path.write_bytes(source.file)
             objects = dict(source.custom_objects)
             return keras.saving.load_model(path, custom_objects=objects), "the model file"
-    model = keras.models.model_from_json(source.json, custom_objects=source.custom_objects)
+    model = keras.models.model_from_json(source.file, custom_objects=source.custom_objects)
     return model, "the model file"
 
 

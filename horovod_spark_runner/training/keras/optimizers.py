@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import keras
 
 from ...errors import ModelError
+from ...settings.compression import Compression, Residual, TopK
 
 
 def find_optimizers(
@@ -88,6 +89,40 @@ def check_optimizers(optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
                 f"optimizer {optimizer.name!r} was made by Horovod's Keras DistributedOptimizer, "
                 "which does not average gradients under Keras 3; compile the model with the plain "
                 "Keras optimizer: run_training exchanges the gradients itself"
+            )
+
+
+def check_compression(
+    optimizers: Sequence[keras.optimizers.Optimizer], compression: Compression
+) -> None:
+    """Check that a model's gradients can be compressed so.
+
+    Raises:
+        ModelError: an optimizer would be given something else than it takes it for.
+    """
+    if not isinstance(compression, Residual):
+        return
+    kind = type(compression).__name__
+    for optimizer in optimizers:
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            raise ModelError(
+                f"optimizer {optimizer.name!r} scales the loss by a factor that changes, and "
+                f"compression={kind}(…) sends a part of a step's gradients in later steps, at "
+                "another scale. Train in float32 or mixed_bfloat16, which need no loss scaling, or "
+                "use compression='bf16' or 'none'"
+            )
+    if not isinstance(compression, TopK) or not compression.momentum:
+        return
+    for optimizer in leaf_optimizers(optimizers):
+        plain = type(optimizer) is keras.optimizers.SGD and not optimizer.momentum
+        limits = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
+        if not plain or any(getattr(optimizer, limit) for limit in limits):
+            raise ModelError(
+                f"optimizer {optimizer.name!r} ({type(optimizer).__name__}) would see sums of "
+                f"momentum: compression=TopK(…, momentum={compression.momentum:g}) applies it on "
+                "each rank, before it chooses what to send. Compile the model with "
+                "keras.optimizers.SGD(rate), without momentum, clipping and accumulation; or leave "
+                "momentum to the optimizer: TopK(…, momentum=0)"
             )
 
 

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...errors import RunDirectoryError
+from ...frameworks import KERAS
 from ...rundir.directory import RunDirectory
 from ...serialize import dumps
 from ...storage.contents import Contents
-from ..spec import KERAS, ModelSource
+from ..spec import ModelSource
 from ..trained_model import WEIGHTS_FILE, StoredModel, with_model_fn
 from .archive import LAMBDA, CustomPart, custom_parts, read_compile_config, read_config
 

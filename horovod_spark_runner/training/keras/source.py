@@ -19,6 +19,8 @@ _NO_ARCHIVE = "model file %s is not a Keras archive (model.save('….keras'))"
 def model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) -> ModelSource:
     """Return the source for ``run_training``'s ``model_fn`` argument.
 
+    Its `file` holds the bytes of a ``.keras`` file, or the text of ``model.to_json()``.
+
     Args:
         model: a function without required arguments, or the path or URL of a ``.keras`` or
             ``.json`` file.
@@ -97,9 +99,9 @@ def _file_source(place: Location, custom_objects: dict[str, Any]) -> ModelSource
         archive = place.read_bytes()
         if not _is_archive(Contents(archive)):
             raise ModelError(_NO_ARCHIVE % place)
-        return ModelSource(archive=archive, custom_objects=custom_objects)
+        return ModelSource(file=archive, custom_objects=custom_objects)
     if place.name.endswith(".json"):
-        return ModelSource(json=_model_json(place), custom_objects=custom_objects)
+        return ModelSource(file=_model_json(place), custom_objects=custom_objects)
     raise ModelError(f"model file {place} must end in .keras or .json")
 
 

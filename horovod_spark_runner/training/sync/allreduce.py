@@ -11,33 +11,45 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...settings.sync import Allreduce
-from .synchroniser import Alike, Collectives, Share, Tensor, Variables
+from .synchroniser import (
+    Alike,
+    Collectives,
+    Share,
+    Tensor,
+    Traffic,
+    Variables,
+    bytes_of_sum,
+)
 
 
 class AllreduceSynchroniser:
     """All ranks hold the same model after every step; see `Synchroniser`.
 
     Args:
-        options: compression of what is sent.
+        compression: of what is sent, by the framework's own means.
         collectives: sums of the framework's tensors.
     """
 
     meets_in_every_step = True
     alike = Alike.EVERYTHING
+    lasting = False
 
-    def __init__(self, options: Allreduce, collectives: Collectives) -> None:
+    def __init__(self, compression: str, collectives: Collectives) -> None:
         self._collectives = collectives
-        self._compression = collectives.compression(options.compression)
+        self._compression = collectives.compression(compression)
 
     def begin(self, variables: Variables) -> None:
         """There is nothing to note."""
+
+    def before_step(self, step: int) -> None:
+        """All steps are alike."""
 
     def gradients(
         self,
         gradients: Sequence[Tensor | None],
         share: Share,
         name: str,
+        place: str,
         along: Sequence[Tensor] = (),
     ) -> tuple[list[Tensor | None], list[Tensor]]:
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
@@ -46,6 +58,7 @@ class AllreduceSynchroniser:
             small, context = self._compression.compress(share.term(gradients[i]))
             packed.append(small)
             contexts.append(context)
+        self._count([*packed, *along], [*(gradients[i] for i in present), *along])
         # One group for all, so that what goes along costs nothing of its own.
         summed = self._collectives.sum([*packed, *along], name)
         result: list[Tensor | None] = [None] * len(gradients)
@@ -54,6 +67,7 @@ class AllreduceSynchroniser:
         return result, summed[len(packed) :]
 
     def changes(self, changes: Sequence[Tensor], share: Share, name: str) -> list[Tensor]:
+        self._count(changes, changes)
         summed = self._collectives.sum([share.term(change) for change in changes], name)
         return [share.total(change) for change in summed]
 
@@ -62,6 +76,15 @@ class AllreduceSynchroniser:
 
     def meet(self, variables: Variables) -> None:
         """All ranks hold the same model already."""
+
+    def traffic(self) -> Traffic:
+        return self._collectives.counted()
+
+    def _count(self, sent: Sequence[Tensor], whole: Sequence[Tensor]) -> None:
+        shared = self._collectives
+        self._collectives.count(
+            *(bytes_of_sum(shared.nbytes(tensors), shared.size) for tensors in (sent, whole))
+        )
 
     def capture(self, rank: int) -> dict[str, np.ndarray]:
         return {}

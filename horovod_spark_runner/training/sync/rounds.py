@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ...settings.sync import DiLoCo, LocalSGD
-from .synchroniser import Alike, Collectives, Share, Tensor, Variables
+from .synchroniser import (
+    Alike,
+    Collectives,
+    Share,
+    Tensor,
+    Traffic,
+    Variables,
+    bytes_of_sum,
+)
 
 _MODEL = "model/"
 _VELOCITY = "shared/velocity/"
@@ -30,6 +38,7 @@ class RoundsSynchroniser:
     """
 
     meets_in_every_step = False
+    lasting = False
 
     def __init__(self, options: LocalSGD | DiLoCo, collectives: Collectives) -> None:
         self._options = options
@@ -41,16 +50,29 @@ class RoundsSynchroniser:
         self._met: Arrays = {}
         self._rows = self._steps = 0
         self._velocity: Arrays = {}
+        # Bytes that were sent, what allreduce would have sent, and of that in each step.
+        self._sent = self._whole = self._gradients = 0.0
 
     def begin(self, variables: Variables) -> None:
         self._met = self._read(variables)
         self._rows = self._steps = 0
+        named = variables.named
+        nbytes = sum(
+            value.nbytes
+            for name, value in self._met.items()
+            if name.startswith(_MODEL) and variables.is_trained(named[name])
+        )
+        self._gradients = bytes_of_sum(nbytes, self._collectives.size)
+
+    def before_step(self, step: int) -> None:
+        """All steps between meetings are alike."""
 
     def gradients(
         self,
         gradients: Sequence[Tensor | None],
         share: Share,
         name: str,
+        place: str,
         along: Sequence[Tensor] = (),
     ) -> tuple[list[Tensor | None], list[Tensor]]:
         return list(gradients), []
@@ -61,6 +83,7 @@ class RoundsSynchroniser:
     def after_step(self, variables: Variables, step: int, rows: int) -> bool:
         self._rows += rows
         self._steps += 1
+        self._whole += self._gradients
         warm = step > self._options.warmup_steps
         if warm and step % self._options.every:
             return False
@@ -77,6 +100,8 @@ class RoundsSynchroniser:
         met = {name: self._met.get(name, np.zeros_like(value)) for name, value in now.items()}
         rows = np.array([self._rows], np.float64)
         terms = [self._rows * (now[name] - met[name]) for name in now]
+        nbytes = sum(term.nbytes for term in terms) + rows.nbytes
+        self._sent += bytes_of_sum(nbytes, self._collectives.size)
         *sums, total = map(np.asarray, self._collectives.sum([*terms, rows], "round"))
         named = variables.named
         for (name, before), summed in zip(met.items(), sums, strict=True):
@@ -107,6 +132,9 @@ class RoundsSynchroniser:
             if _is_floating(value.dtype):
                 values[name] = value.astype(np.result_type(np.float32, _numeric(value.dtype)))
         return values
+
+    def traffic(self) -> Traffic:
+        return Traffic(self._sent, self._whole)
 
     def capture(self, rank: int) -> Arrays:
         if rank:

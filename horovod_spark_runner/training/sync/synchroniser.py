@@ -9,8 +9,8 @@ tensors the framework computes with, and are summed by its `Collectives`. To add
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,6 +24,25 @@ class Alike(enum.Enum):
 
     EVERYTHING = "weights and optimizers"
     WEIGHTS = "weights"
+
+
+class Traffic(NamedTuple):
+    """Bytes that a rank has sent in its steps, as a ring of the ranks sends them.
+
+    Whatever algorithm MPI chooses, that is what a sum takes at least; see `bytes_of_sum`.
+
+    Attributes:
+        sent: to synchronise.
+        whole: what allreduce would have sent without compression.
+    """
+
+    sent: float
+    whole: float
+
+
+def bytes_of_sum(nbytes: float, ranks: int) -> float:
+    """Return what one rank of a ring sends where all add up so many bytes each. Pure."""
+    return 2 * (ranks - 1) * nbytes / ranks
 
 
 class Share(Protocol):
@@ -51,7 +70,14 @@ class Compression(Protocol):
 
 
 class Collectives(Protocol):
-    """Sums over all ranks of a framework's tensors; may be called while a step is traced."""
+    """Sums over all ranks of a framework's tensors; may be called while a step is traced.
+
+    Attributes:
+        size: number of ranks.
+    """
+
+    @property
+    def size(self) -> int: ...
 
     def sum(self, tensors: Sequence[Tensor], name: str) -> list[Tensor]:
         """Return each tensor's sum over all ranks.
@@ -65,6 +91,32 @@ class Collectives(Protocol):
 
     def compression(self, name: str) -> Compression:
         """Return a way of compressing: ``"none"`` or ``"fp16"``."""
+        ...
+
+    def on_host(
+        self,
+        function: Callable[[Sequence[np.ndarray]], list[np.ndarray]],
+        tensors: Sequence[Tensor],
+    ) -> list[Tensor]:
+        """Return what a function of arrays makes of tensors, in each step anew.
+
+        Args:
+            function: takes an array for each tensor, of single precision or more and not to be
+                changed, and returns as many, of the same shapes.
+            tensors: of real numbers.
+        """
+        ...
+
+    def nbytes(self, tensors: Sequence[Tensor]) -> int:
+        """Return how many bytes of tensors `sum` adds up."""
+        ...
+
+    def count(self, sent: float, whole: float) -> None:
+        """Note bytes that are sent wherever this place in a step is reached; see `Traffic`."""
+        ...
+
+    def counted(self) -> Traffic:
+        """Return the sums of what was to be noted, over all steps so far."""
         ...
 
 
@@ -110,6 +162,7 @@ class Synchroniser(Protocol):
             ranks agree on what they do next, are validated and keep checkpoints where they have met
             only.
         alike: what is the same on all ranks once they have met.
+        lasting: whether optimizers are given now what the gradients of earlier steps were.
     """
 
     @property
@@ -118,8 +171,15 @@ class Synchroniser(Protocol):
     @property
     def alike(self) -> Alike: ...
 
+    @property
+    def lasting(self) -> bool: ...
+
     def begin(self, variables: Variables) -> None:
         """Note what training begins or goes on with, which is alike on all ranks."""
+        ...
+
+    def before_step(self, step: int) -> None:
+        """Note how many steps of the run are done."""
         ...
 
     def gradients(
@@ -127,6 +187,7 @@ class Synchroniser(Protocol):
         gradients: Sequence[Tensor | None],
         share: Share,
         name: str,
+        place: str,
         along: Sequence[Tensor] = (),
     ) -> tuple[list[Tensor | None], list[Tensor]]:
         """Return what the optimizer is given, and the sums over the ranks of what goes along.
@@ -135,6 +196,8 @@ class Synchroniser(Protocol):
             gradients: this rank's, of a mean over its own rows; ``None`` entries stay.
             share: this rank's part of the rows.
             name: for collectives; the same on all ranks, different for every call within a step.
+            place: what the gradients are for (an optimizer, or some of its variables), the same on
+                all ranks and in every step, and different for every call within one.
             along: small tensors whose sums are wanted as well; sums are empty where nothing is
                 carried.
         """
@@ -169,11 +232,17 @@ class Synchroniser(Protocol):
         """Bring all ranks together, at an epoch's end; does nothing where they have just met."""
         ...
 
+    def traffic(self) -> Traffic:
+        """Return what this rank has sent so far."""
+        ...
+
     def capture(self, rank: int) -> dict[str, np.ndarray]:
         """Return what the way itself keeps, by name, for a checkpoint; ranks have met.
 
-        Each rank's is kept for it: residuals of its own, say. What is the same on all ranks (an
-        outer optimizer) is to be returned on rank 0 only, and its names begin with ``shared/``.
+        Each rank's is kept for it. What is the same on all ranks (an outer optimizer) is to be
+        returned on rank 0 only, and its names begin with ``shared/``. Terms of a sum over the ranks
+        (what each has not sent) have names that begin with ``sum/``: another number of ranks goes
+        on with their sum.
         """
         ...
 

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from ...data.manifest import Column
 from ...errors import ModelError, brief
+from ...frameworks import TORCH
 from ...rundir.directory import RunDirectory
 from ...serialize import dumps
 from ...storage.filesystem import Location
 from ..model_inputs import ModelInputs
-from ..spec import FEATURES, TORCH, Binding
+from ..spec import FEATURES, Binding
 from ..trained_model import ModelWriter, Signature
 from .artifact import save_module, some_rows
 from .build import check_module

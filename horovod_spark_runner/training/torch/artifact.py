@@ -11,12 +11,13 @@ from torch import nn
 
 from ...data.manifest import Column
 from ...errors import CheckpointError, ModelError
+from ...frameworks import TORCH
 from ...rundir.directory import RunDirectory
 from ...settings.code import import_name
 from ...storage.arrays import dump_arrays
 from ..likeness import check_close
 from ..model_inputs import ModelInputs
-from ..spec import TORCH, OutputSpec
+from ..spec import OutputSpec
 from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature
 from .feeding import Feed
 from .loading import CPU, Predicting, computing_in, device_of, take_sample, to_numpy

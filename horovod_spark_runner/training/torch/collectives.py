@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import horovod.torch as hvd
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..sync.synchroniser import Compression
+from ..sync.synchroniser import Compression, Traffic
 
 # Types that MPI has no sum for; they are added up as float32.
 _NARROW = (torch.bfloat16,)
@@ -50,6 +50,14 @@ class Part:
 class TensorCollectives:
     """Sums of tensors, as `horovod_spark_runner.training.sync` needs them."""
 
+    def __init__(self) -> None:
+        self._sent = self._whole = 0.0
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return int(hvd.size())
+
     def sum(self, tensors: Sequence[Tensor | np.ndarray], name: str) -> list[Tensor]:
         """Return each tensor's sum over all ranks; every rank must call it with the same shapes.
 
@@ -64,7 +72,7 @@ class TensorCollectives:
             return [tensor.clone() for tensor in given]
         groups: dict[torch.dtype, list[int]] = {}
         for index, tensor in enumerate(given):
-            dtype = torch.float32 if tensor.dtype in _NARROW else tensor.dtype
+            dtype = _summed_as(tensor)
             groups.setdefault(dtype, []).append(index)
         result: list[Tensor] = list(given)
         for dtype, indices in groups.items():
@@ -81,3 +89,33 @@ class TensorCollectives:
         """Return Horovod's own compression of that name."""
         found: Compression = getattr(hvd.Compression, name)
         return found
+
+    def on_host(
+        self,
+        function: Callable[[Sequence[np.ndarray]], list[np.ndarray]],
+        tensors: Sequence[Tensor],
+    ) -> list[Tensor]:
+        """Return what a function of arrays makes of tensors."""
+        wide = [t.detach().float() if t.element_size() < 4 else t.detach() for t in tensors]
+        made = function([tensor.cpu().numpy() for tensor in wide])
+        return [
+            torch.from_numpy(array).to(tensor.device, tensor.dtype)
+            for array, tensor in zip(made, tensors, strict=True)
+        ]
+
+    def nbytes(self, tensors: Sequence[Tensor]) -> int:
+        """Return how many bytes of tensors are added up."""
+        return sum(tensor.numel() * _summed_as(tensor).itemsize for tensor in tensors)
+
+    def count(self, sent: float, whole: float) -> None:
+        """Note bytes that are sent."""
+        self._sent += sent
+        self._whole += whole
+
+    def counted(self) -> Traffic:
+        """Return the sums of what was to be noted, over all steps so far."""
+        return Traffic(self._sent, self._whole)
+
+
+def _summed_as(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.dtype in _NARROW else tensor.dtype

@@ -9,11 +9,13 @@ from ...data.manifest import Column
 from ...quiet import quiet_imports
 from ...rundir.directory import RunDirectory
 from ...storage.filesystem import Location
+from ..class_columns import ClassColumn, check_no_classes
 from ..engine import Engine
 from ..evaluation import Evaluator, Question
 from ..spec import Binding, ModelNames, ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
 from ..trained_model import Model, Recipe, StoredModel
+from ..warm_start import WeightsFormat
 from .saved import SavedModule, TorchParts, held_files, torch_parts
 from .source import check_given_callbacks, model_source
 
@@ -32,6 +34,10 @@ class TorchEngine:
         "torch._dynamo",
         "horovod.torch",
         "horovod_spark_runner.training.torch.trainees",
+    )
+    weights_formats = (
+        WeightsFormat("state_dict", "a .pt or .pth file of a state_dict", (".pt", ".pth")),
+        WeightsFormat("program", "a .pt2 file of torch.export", (".pt2",)),
     )
 
     def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:
@@ -114,7 +120,9 @@ class TorchEngine:
         columns: Sequence[str],
         outputs: Sequence[str],
         target: Location,
+        classes: Sequence[ClassColumn] = (),
     ) -> None:
+        check_no_classes(format, classes)
         with quiet_imports():
             from .export import export_recipe
         export_recipe(recipe, format, columns, outputs, target)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ...errors import HorovodSparkError, InvalidInputError, ModelError
+from ...frameworks import TORCH
 from ...rundir.checkpoint import LogValue
 from ...storage.arrays import Arrays
 from ..evaluation import Question
-from ..spec import TORCH
 from ..trained_model import Recipe, with_model_fn
 from .build import build
 from .feeding import Feed, check_columns, to_tensor

@@ -2,8 +2,10 @@
 
 In the usual step they leave in buckets while the backward pass goes on: a thread hands each bucket
 to the synchroniser once its gradients, and all buckets before it, are there. One is on its way at
-a time, so that sums are made in the same order whenever a step is repeated. In a step of the
-user's own, an optimizer's gradients leave where it is about to step.
+a time, so that sums are made in the same order whenever a step is repeated. Whether gradients come
+whole, the first backward pass shows, which none leaves early: a parameter that is used in several
+parts of a reentrant checkpoint gets its gradient in as many. Then all leave after the pass. In a
+step of the user's own, an optimizer's gradients leave where it is about to step.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...errors import ModelError
 from ..sync.synchroniser import Synchroniser
 from .collectives import Part, TensorCollectives
 from .variables import parameters_of
@@ -52,17 +55,28 @@ class GradientExchange:
         self._asked: Sequence[bool] = ()
         self._counts: list[float] | None = None
         self._own_count = self._total_count = 0.0
-        self._calls = 0
+        self._calls = [0] * len(optimizers)
+        self._optimizers = optimizers
         trained = [p for p in parameters_of(optimizers[0]) if p.requires_grad]
         self._buckets = buckets_of(trained)
         self._bucket_of = {id(p): n for n, bucket in enumerate(self._buckets) for p in bucket}
+        self._names: dict[int, str] = {}
         self._waiting = [0] * len(self._buckets)
+        self._came: set[int] = set()
         self._sent: list[Future[_Sent]] = []
-        self._overlapping = False
+        self._watching = False
+        # Whether gradients come in parts; not known before a backward pass was seen.
+        self._in_parts: bool | None = None
+        self._late: str | None = None
         self._thread: ThreadPoolExecutor | None = None
 
-    def overlap(self) -> None:
-        """Let gradients leave while the backward pass goes on, where there are several buckets."""
+    def overlap(self, module: nn.Module) -> None:
+        """Let gradients leave while the backward pass goes on, where there are several buckets.
+
+        Args:
+            module: what is trained.
+        """
+        self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         if self._size > 1 and len(self._buckets) > 1:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradients")
             for bucket in self._buckets:
@@ -80,7 +94,8 @@ class GradientExchange:
             asked: what it asks for.
         """
         part = Part(self._size, fraction if self._together else None)
-        self._part, self._asked, self._counts, self._calls = part, asked, None, 0
+        self._part, self._asked, self._counts = part, asked, None
+        self._calls = [0] * len(self._optimizers)
         self._own_count = self._total_count = 0.0
         yield
         if self._counts is None and self._together:
@@ -97,6 +112,11 @@ class GradientExchange:
     def size(self) -> int:
         """The ranks that make a step together."""
         return self._size
+
+    @property
+    def lasting(self) -> bool:
+        """Whether optimizers are given now what the gradients of earlier steps were."""
+        return self._synchroniser.lasting
 
     @property
     def fraction(self) -> float:
@@ -117,14 +137,27 @@ class GradientExchange:
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
-        """Be within the backward pass, whose gradients may leave before it has ended."""
+        """Be within the backward pass, whose gradients may leave before it has ended.
+
+        Raises:
+            ModelError: to a gradient that had left something was added.
+        """
         self._waiting = [len(bucket) for bucket in self._buckets]
-        self._sent = []
-        self._overlapping = self._thread is not None
+        self._came, self._sent = set(), []
+        self._watching = self._thread is not None
         try:
             yield
         finally:
-            self._overlapping = False
+            self._watching = False
+        if self._late is not None:
+            raise ModelError(
+                f"the gradient of {self._late!r} came in parts, as it had not before, and its "
+                "first part has left for the other ranks already. That is how "
+                "torch.utils.checkpoint(…, use_reentrant=True) computes gradients of what is used "
+                "in several parts; give use_reentrant=False"
+            )
+        if self._in_parts is None and self._came:
+            self._in_parts = False
 
     def exchange(self) -> None:
         """Give all parameters the gradients of the global batch, after the backward pass."""
@@ -138,9 +171,19 @@ class GradientExchange:
             self._take(number, sent.result())
 
     def _arrived(self, parameter: nn.Parameter) -> None:
-        if not self._overlapping:
+        if not self._watching:
             return
-        self._waiting[self._bucket_of[id(parameter)]] -= 1
+        key = id(parameter)
+        number = self._bucket_of[key]
+        if key in self._came:
+            self._in_parts = True
+            if number < len(self._sent):
+                self._late = self._names[key]
+            return
+        self._came.add(key)
+        self._waiting[number] -= 1
+        if self._in_parts is not False:
+            return
         while len(self._sent) < len(self._buckets) and not self._waiting[len(self._sent)]:
             self._submit()
 
@@ -150,7 +193,7 @@ class GradientExchange:
 
     def _send(self, number: int) -> _Sent:
         last = number == len(self._buckets) - 1
-        return self._reduce(self._buckets[number], f"gradients.{number}", ask=last)
+        return self._reduce(self._buckets[number], str(number), ask=last)
 
     def _take(self, number: int, sent: _Sent) -> None:
         self._assign(self._buckets[number], *sent)
@@ -160,9 +203,11 @@ class GradientExchange:
     def of(self, optimizer: Optimizer) -> None:
         """Give an optimizer's parameters the gradients of the global batch, before it steps."""
         parameters = [p for p in parameters_of(optimizer) if p.requires_grad]
-        name = f"gradients.own.{self._calls}"
-        self._calls += 1
-        self._assign(parameters, *self._reduce(parameters, name, ask=self._counts is None))
+        number = next(n for n, each in enumerate(self._optimizers) if each is optimizer)
+        # Which optimizer, for which time in a step.
+        place = f"{number}.{self._calls[number]}"
+        self._calls[number] += 1
+        self._assign(parameters, *self._reduce(parameters, place, ask=self._counts is None))
 
     # -- both ----------------------------------------------------------------------------------
 
@@ -170,10 +215,11 @@ class GradientExchange:
         """Return by what statistics change, given by what they have changed on this rank."""
         return self._synchroniser.changes(changes, self._part, "statistics")
 
-    def _reduce(self, parameters: Sequence[nn.Parameter], name: str, *, ask: bool) -> _Sent:
+    def _reduce(self, parameters: Sequence[nn.Parameter], place: str, *, ask: bool) -> _Sent:
+        name = f"gradients.{place}"
         if self._size == 1:  # there is nobody to ask
             gradients, _ = self._synchroniser.gradients(
-                [parameter.grad for parameter in parameters], self._part, name
+                [parameter.grad for parameter in parameters], self._part, name, place
             )
             along = [self._control()] if ask and self._together else []
             return gradients, along
@@ -185,10 +231,17 @@ class GradientExchange:
         ]
         used = torch.tensor(there, dtype=torch.float32, device=self._device)
         along = [used, self._control()] if ask else [used]
-        gradients, summed = self._synchroniser.gradients(own, self._part, name, along)
+        gradients, summed = self._synchroniser.gradients(own, self._part, name, place, along)
         by_any = (summed[0] if summed else used).tolist()
-        kept = [g if count else None for g, count in zip(gradients, by_any, strict=True)]
+        kept = [
+            g if count or self._has_come(g) else None
+            for g, count in zip(gradients, by_any, strict=True)
+        ]
         return kept, summed[1:]
+
+    def _has_come(self, gradient: Tensor | None) -> bool:
+        """Tell whether a gradient of an earlier step has come only now."""
+        return self.lasting and gradient is not None and bool(gradient.any())
 
     def _assign(
         self,

@@ -14,7 +14,8 @@ from ...launch.worker.reporting import notify
 from ...rundir.checkpoint import VARIABLES_FILE
 from ...storage.arrays import load_arrays
 from ..spec import WarmStart
-from ..warm_start import ARRAYS, STATE_DICT
+from ..warm_start import ARRAYS
+from .program import load_program
 from .variables import set_tensor, weights_of
 
 _SHOWN = 5
@@ -27,11 +28,6 @@ def load_initial_weights(module: nn.Module, start: WarmStart) -> None:
         ModelError: they do not fit; the first difference is shown. With ``skip_mismatch``: none
             of them does.
     """
-    if start.kind not in (ARRAYS, STATE_DICT):
-        raise ModelError(
-            f"initial_weights={start.origin!r} holds a Keras model, but the training is one of a "
-            "PyTorch module; give a file of torch.save(module.state_dict()) or a run of one"
-        )
     given = _of_run(start) if start.kind == ARRAYS else _of_file(start)
     own = weights_of(module)
     fitting = [n for n in given if n in own and tuple(given[n].shape) == tuple(own[n].shape)]
@@ -62,7 +58,9 @@ def _of_run(start: WarmStart) -> Mapping[str, np.ndarray]:
 
 
 def _of_file(start: WarmStart) -> Mapping[str, Tensor]:
-    ((_, data),) = start.files.items()
+    ((name, data),) = start.files.items()
+    if name.endswith(".pt2"):
+        return dict(load_program(data, f"initial_weights={start.origin!r}").state_dict)
     try:
         # Nothing but tensors and plain containers is made of what a file says.
         found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

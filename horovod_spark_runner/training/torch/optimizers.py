@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import ModelError, brief
+from ...settings.compression import Compression, TopK
 from .torch_model import TorchModel
 from .variables import parameters_of
 
@@ -94,6 +95,32 @@ def _check(optimizer: Any, what: str, own: set[int]) -> None:
             "not be kept. Build module and optimizer in the same call of model_fn, without copying "
             "the module in between"
         )
+
+
+def check_compression(
+    model: TorchModel, optimizers: Mapping[str, Optimizer], compression: Compression
+) -> None:
+    """Check that a module's gradients can be compressed so.
+
+    Raises:
+        ModelError: an optimizer would be given something else than it takes it for.
+    """
+    if not isinstance(compression, TopK) or not compression.momentum:
+        return
+    clipped = model.clip_norm is not None or model.clip_value is not None
+    for name, optimizer in optimizers.items():
+        plain = type(optimizer) is torch.optim.SGD and not any(
+            group["momentum"] or group["weight_decay"] for group in optimizer.param_groups
+        )
+        if not plain or clipped:
+            what = f"optimizer {name!r}" if name else "optimizer"
+            raise ModelError(
+                f"{what} ({type(optimizer).__name__}) would see sums of momentum: compression="
+                f"TopK(…, momentum={compression.momentum:g}) applies it on each rank, before it "
+                "chooses what to send. Use torch.optim.SGD without momentum and weight_decay, and "
+                "no clip_norm or clip_value; or leave momentum to the optimizer: TopK(…, "
+                "momentum=0)"
+            )
 
 
 def check_gradients(module: nn.Module) -> None:

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ...errors import RunDirectoryError
-from ..spec import TORCH, ModelSource
+from ...frameworks import TORCH
+from ..spec import ModelSource
 from ..trained_model import WEIGHTS_FILE, StoredModel, with_model_fn
 
 # Inputs and what the trained module gave for them, by which one that is built anew is known again.

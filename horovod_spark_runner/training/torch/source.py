@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from ...errors import InvalidInputError, ModelError, brief
-from ..spec import TORCH, ModelSource, check_model_fn
+from ...frameworks import TORCH
+from ..spec import ModelSource, check_model_fn
 from .lightning.recognise import is_lightning
 from .torch_model import TorchModel
 

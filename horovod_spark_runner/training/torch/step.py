@@ -83,7 +83,7 @@ class Steps:
     def _connect(self) -> None:
         """Let gradients leave by themselves where a step of the user's own does not step."""
         if self._model.train_step is None:
-            self.exchange.overlap()
+            self.exchange.overlap(self._module)
             return
         self._connect_own(kept=False)
 
@@ -176,12 +176,13 @@ class Steps:
         """Return what is differentiated: this rank's mean over its rows.
 
         What divides a single loss otherwise is made good afterwards, by what went along with the
-        gradients; several losses need to know it before.
+        gradients; several losses need to know it before, and so does one whose gradients may come
+        in a later step.
         """
         rows = step.batch.rows
         whole = self._whole(step)
         counts = [float(term.count) for term in terms]
-        if len(terms) == 1:
+        if self._divided_after(terms):
             self.exchange.count(counts[0])
             return terms[0].summed / rows if rows else None
         if self._size > 1 and LABELS in [term.kind for term in terms]:
@@ -198,9 +199,12 @@ class Steps:
         """Return the rows of all ranks that make the step together."""
         return step.rows if self._size > 1 else step.batch.rows
 
+    def _divided_after(self, terms: Sequence[Term]) -> bool:
+        return len(terms) == 1 and not self.exchange.lasting
+
     def _divide(self, terms: Sequence[Term], step: Step, optimizer: Optimizer) -> None:
         """Bring the gradients to what the loss is divided by, where these are not the rows."""
-        if len(terms) != 1 or terms[0].kind == ROWS:
+        if not self._divided_after(terms) or terms[0].kind == ROWS:
             return
         total = self.exchange.total_count if self._size > 1 else float(terms[0].count)
         factor = _factor(terms[0], self._whole(step), total)

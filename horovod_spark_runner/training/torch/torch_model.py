@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from ...errors import InvalidInputError, ModelError, brief
+from ...frameworks import TORCH
 from ...settings.kinds import check_choice
-from ..spec import TORCH
 from .lightning.recognise import is_lightning
 
 if TYPE_CHECKING:

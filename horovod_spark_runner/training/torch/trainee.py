@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from ...errors import ModelError
 from ...launch.worker.reporting import notify
 from ...rundir.directory import RunDirectory
+from ...settings.sync import Allreduce
 from ..changes import ModelChanges, joined
 from ..epochs import Step
 from ..logs import Logs
@@ -36,6 +37,7 @@ from .losses import Losses
 from .metrics import Metrics, Sums, total_loss
 from .optimizers import (
     LearningRates,
+    check_compression,
     check_gradients,
     make_optimizers,
     restore_settings,
@@ -80,6 +82,8 @@ class TorchTrainee(Trainee):
         self.module.to(self._device)
         check_gradients(self.module)
         self._optimizers, planned = self._configured()
+        if isinstance(spec.sync, Allreduce):
+            check_compression(self._model, self._optimizers, spec.sync.compression)
         self._schedulers = Schedulers(planned)
         self._batches = Batches(self.module, spec, self._device)
         self.columns, self.blank = self._batches.columns, self._batches.blank

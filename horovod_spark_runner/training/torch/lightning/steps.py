@@ -29,7 +29,7 @@ class LightningSteps(Steps):
 
     def _connect(self) -> None:
         if self.attached.automatic:
-            self.exchange.overlap()
+            self.exchange.overlap(self._module)
             return
         self._connect_own(kept=True)
         for optimizer in self._optimizers.values():

@@ -1,0 +1,141 @@
+"""What a run directory tells for a plan: what its epochs took, in place of measuring."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidInputError
+from ..report.runs.facts import RunFacts, read_facts
+from ..rundir.checkpoint import newest_checkpoint
+from ..rundir.directory import RunDirectory
+from ..training.accounting import Kind, mean_seconds
+from ..training.state import Described
+from .links import ETHERNET_LATENCY, Link, ring_seconds
+from .measure import Measurement
+from .model import StepTime, Workload
+
+# Between ranks of a host nothing but the run's own exchange is known, and counts as it is.
+_AT_ONCE = Link(0.0, 1e15)
+
+
+def measured_by_run(directory: RunDirectory, now: float) -> Measurement:
+    """Return what a run tells of itself.
+
+    Its accounts tell computing from exchanging, and the rows, the batch and the hosts are known.
+    What one number of ranks does not tell is taken as: an exchange within a host takes what it
+    took, whatever the number of ranks; of one between hosts, the latency is 50 microseconds a
+    message; a host has as many cores as it had ranks.
+
+    Args:
+        directory: of a run with two whole epochs, or more.
+        now: seconds since the epoch.
+
+    Raises:
+        InvalidInputError: it holds no run, or one that does not tell enough.
+        RunDirectoryError: its metrics or checkpoints are damaged.
+    """
+    facts = read_facts(directory, now)
+    accounts = [account for account in facts.accounts[1:] if account is not None]
+    call, fit = facts.last_call, facts.settings.get("fit", {})
+    rows, batch = facts.settings.get("rows"), fit.get("batch_size")
+    if not accounts or not call.get("placement") or not rows or not batch:
+        raise InvalidInputError(
+            f"{directory.location} does not tell enough for a plan: it takes a run that has "
+            f"finished, of two epochs or more; this one has {len(facts.epochs)} whole epochs. "
+            "plan_training measures instead"
+        )
+    ranks = len(call["placement"])
+    accounts = [account for account in accounts if account.get("workers") == ranks]
+    if ranks > 1 and any(Kind.STEP in account["seconds"] for account in accounts):
+        raise InvalidInputError(
+            f"{directory.location} tells no computing from exchanging (on a GPU, steps are only "
+            "queued); plan_training measures both"
+        )
+    if not accounts or facts.settings.get("sync", {}).get("sync") != "allreduce":
+        raise InvalidInputError(
+            f"{directory.location} was not trained by Allreduce with {ranks} ranks after its first "
+            "epoch, which a plan could rest on; plan_training measures instead"
+        )
+    return _measurement(directory, facts, accounts, int(rows), int(batch))
+
+
+def _measurement(
+    directory: RunDirectory,
+    facts: RunFacts,
+    accounts: Sequence[Mapping[str, Any]],
+    rows: int,
+    batch: int,
+) -> Measurement:
+    call, fit = facts.last_call, facts.settings["fit"]
+    hosts = Counter(str(one["host"]) for one in call["placement"])
+    ranks, here = sum(hosts.values()), max(hosts.values())
+    steps = fit.get("steps_per_epoch") or math.ceil(rows / (ranks * batch))
+
+    def of_step(*kinds: str) -> float:
+        means = [mean_seconds(account) for account in accounts]
+        return statistics.median(sum(m.get(k, 0.0) for k in kinds) for m in means) / steps
+
+    computing = of_step(Kind.COMPUTE, Kind.STEP, Kind.CALLBACKS)
+    waited = of_step(Kind.DATA)
+    exchange = statistics.median(
+        min(account["seconds"].get(Kind.EXCHANGE, [0.0])) / steps for account in accounts
+    )
+    size = _weight_bytes(directory)
+    between = None
+    if len(hosts) > 1:
+        bytes_alone = max(1e-9, exchange - ring_seconds(ranks, 0, Link(ETHERNET_LATENCY, 1e15)))
+        moved = 2 * (ranks - 1) / ranks * size
+        between = Link(ETHERNET_LATENCY, max(1.0, moved / bytes_alone))
+    seconds = call.get("seconds", {})
+    launch = sum(seconds.get(name, 0.0) for name in ("check", "tasks", "rendezvous", "start"))
+    own = mean_seconds(call.get("accounts"))
+    workload = Workload(
+        rows=rows if fit.get("steps_per_epoch") is None else steps * ranks * batch,
+        epochs=int(fit.get("epochs", 1)),
+        batch_size=batch,
+        steps={batch: {here: StepTime(computing, computing, 0.0)}},
+        gradient_bytes=size,
+        model_bytes=size,
+        # What was waited for is known; where nothing was, the reader is in nobody's way.
+        reader_rows=batch / (computing + exchange + waited) if waited > 0.02 * computing else 1e12,
+        reader_cpu_seconds=0.0,
+        overhead=0.0 if between is not None else exchange,
+        overlap=0.0,
+        inside=None if between is not None else _AT_ONCE,
+        launch={here: launch + seconds.get("results", 0.0)},
+        materialize=seconds.get("materialize", 0.0),
+        build=own.get(Kind.BUILD, 0.0) + own.get(Kind.FIRST_STEP, 0.0),
+    )
+    return Measurement(
+        workload=workload,
+        cores=here,
+        ranks_per_host=here,
+        workers=ranks,
+        between=between,
+        sums={},
+        measured_rows=rows,
+        seconds=0.0,
+        source=f"{facts.place}, {len(accounts)} epochs after the first",
+    )
+
+
+def _weight_bytes(directory: RunDirectory) -> int:
+    """Return the bytes of the model's weights, as the newest checkpoint tells them."""
+    found = newest_checkpoint(directory, directory.run_id(), lambda line: None)
+    if found is None:
+        raise InvalidInputError(
+            f"{directory.location} has no checkpoint, which would tell how large the model is"
+        )
+    weights = [Described(*one) for one in found[1].variables]
+    # NumPy has no such type of its own.
+    return sum(
+        math.prod(one.shape) * (2 if one.dtype == "bfloat16" else np.dtype(one.dtype).itemsize)
+        for one in weights
+        if one.name.startswith("model/")
+    )

@@ -1,0 +1,273 @@
+"""How long a step takes on so many ranks, computed from what was measured on few. Pure.
+
+A step computes, waits for the slowest rank, and exchanges. Ranks of a host share its cores: where
+they ask for more processor time than there is, all are slower by as much. The exchange is a ring
+over all ranks, as fast as its slowest link. `tests/unit/test_plan_simulation.py` plays such steps
+through, message by message, and compares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+
+import numpy as np
+
+from .links import Link, ring_seconds, slowed, slower, tree_seconds
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """What a step takes on one rank, without what it exchanges.
+
+    Attributes:
+        seconds: by the clock; the mean.
+        cpu_seconds: of all threads of the rank's process.
+        spread: standard deviation of a step's seconds.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training as it was measured.
+
+    Attributes:
+        rows: rows of an epoch.
+        epochs: how many there are to be.
+        batch_size: rows of a rank in a step.
+        steps: by batch size, and by ranks on a host that computed at once.
+        gradient_bytes: what a step exchanges.
+        model_bytes: what ranks exchange where they take the mean of their models.
+        reader_rows: rows per second that a rank reads, while it does nothing else.
+        reader_cpu_seconds: processor time of reading a row.
+        overhead: seconds that an exchange takes besides its messages: packing, and Horovod's
+            waiting for the next cycle.
+        overlap: which part of a step's computing the exchange can hide behind.
+        inside: the link between ranks of a host; ``None`` if there was one rank only.
+        launch: seconds from the call to the beginning of the ranks' work and back, by ranks on a
+            host.
+        materialize: seconds in which Spark writes the rows.
+        build: seconds of building the model and of the first step.
+    """
+
+    rows: int
+    epochs: int
+    batch_size: int
+    steps: Mapping[int, Mapping[int, StepTime]]
+    gradient_bytes: int
+    model_bytes: int
+    reader_rows: float
+    reader_cpu_seconds: float
+    overhead: float
+    overlap: float
+    inside: Link | None
+    launch: Mapping[int, float]
+    materialize: float
+    build: float
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the ranks are to run on.
+
+    Attributes:
+        ranks_per_host: a host is full with so many; where there are fewer, one host holds them.
+        cores_per_host: cores of each host that the ranks may use.
+        between: the link between hosts.
+    """
+
+    ranks_per_host: int
+    cores_per_host: int
+    between: Link
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a training takes on so many ranks.
+
+    Attributes:
+        ranks: how many.
+        hosts: on how many hosts.
+        every: steps from one exchange to the next: 1 for allreduce, more for LocalSGD.
+        compute: seconds of a step's computing, on cores that nobody else wants.
+        cores: what it takes longer because ranks share cores.
+        waiting: for the slowest rank, whose step is longer by chance.
+        latency: of the exchange that is not hidden: messages, however small, and their overhead.
+        transfer: of the exchange that is not hidden: bytes.
+        reading: what steps wait for the reader.
+        samples_per_second: of all ranks.
+        efficiency: of the rate of one rank, times their number.
+        epoch_seconds: of the steps of an epoch.
+        training_seconds: of those of all epochs.
+        total_seconds: of the call: materializing, launching, building and all epochs.
+        rank_hours: that ranks are held: all but the materializing.
+    """
+
+    ranks: int
+    hosts: int
+    every: int
+    compute: float
+    cores: float
+    waiting: float
+    latency: float
+    transfer: float
+    reading: float
+    samples_per_second: float
+    efficiency: float
+    epoch_seconds: float
+    training_seconds: float
+    total_seconds: float
+    rank_hours: float
+
+    @property
+    def step_seconds(self) -> float:
+        """The seconds of a step."""
+        parts = self.compute, self.cores, self.waiting, self.latency, self.transfer, self.reading
+        return sum(parts)
+
+    @property
+    def limit(self) -> str:
+        """What takes the most of a step besides computing; ``"compute"`` below a tenth of it."""
+        parts = {
+            "cores": self.cores,
+            "slow ranks": self.waiting,
+            "latency": self.latency,
+            "bandwidth": self.transfer,
+            "reader": self.reading,
+        }
+        name = max(parts, key=lambda part: parts[part])
+        return name if parts[name] > 0.1 * self.step_seconds else "compute"
+
+
+def predict(work: Workload, cluster: Cluster, ranks: int, every: int = 1) -> Prediction:
+    """Return what a training takes on so many ranks.
+
+    Args:
+        work: what was measured.
+        cluster: what the ranks are to run on.
+        ranks: how many.
+        every: steps between exchanges; above 1, the models' means are exchanged.
+    """
+    parts = _parts(work, cluster, ranks, every)
+    step = sum(parts.values())
+    alone = sum(_parts(work, cluster, 1, 1).values())
+    rate = ranks * work.batch_size / step
+    epoch = math.ceil(work.rows / (ranks * work.batch_size)) * step
+    here = min(ranks, cluster.ranks_per_host)
+    held = between_measured(work.launch, here) + work.build + work.epochs * epoch
+    return Prediction(
+        ranks=ranks,
+        hosts=math.ceil(ranks / cluster.ranks_per_host),
+        every=every,
+        **parts,
+        samples_per_second=rate,
+        efficiency=alone / step,
+        epoch_seconds=epoch,
+        training_seconds=work.epochs * epoch,
+        total_seconds=work.materialize + held,
+        rank_hours=ranks * held / 3600,
+    )
+
+
+def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str, float]:
+    """Return what a step consists of."""
+    here = min(ranks, cluster.ranks_per_host)
+    free = step_time(work, 1)
+    shared = step_time(work, here)
+    reading_cpu = work.batch_size * work.reader_cpu_seconds
+    asked = here * (shared.cpu_seconds + reading_cpu)
+    busy = max(shared.seconds, asked / cluster.cores_per_host)
+    crowding = max(1.0, here / cluster.cores_per_host)
+    latency, transfer = _exchange(work, cluster, ranks, every, crowding)
+    hidden = work.overlap * busy if every == 1 else 0.0
+    shown = max(0.0, latency + transfer - hidden)
+    left = shown / (latency + transfer) if shown else 0.0
+    spread = shared.spread * busy / shared.seconds if shared.seconds else 0.0
+    # Over several steps, what is longer by chance is partly made up for.
+    waiting = spread * expected_maximum(ranks) / math.sqrt(every)
+    step = busy + waiting + left * (latency + transfer)
+    reading = max(0.0, crowding * work.batch_size / work.reader_rows - step)
+    return {
+        "compute": min(free.seconds, busy),
+        "cores": max(0.0, busy - free.seconds),
+        "waiting": waiting,
+        "latency": left * latency,
+        "transfer": left * transfer,
+        "reading": reading,
+    }
+
+
+def _exchange(
+    work: Workload, cluster: Cluster, ranks: int, every: int, crowding: float
+) -> tuple[float, float]:
+    """Return the seconds that a step's part of an exchange takes for latency and for bytes."""
+    if ranks < 2:
+        return 0.0, 0.0
+    inside = slowed(work.inside or cluster.between, crowding)
+    link = inside if ranks <= cluster.ranks_per_host else slower(cluster.between, inside)
+    size = work.gradient_bytes if every == 1 else work.model_bytes
+    fixed = ring_seconds(ranks, 0, link) + tree_seconds(ranks, link) + work.overhead * crowding
+    return fixed / every, (ring_seconds(ranks, size, link) - ring_seconds(ranks, 0, link)) / every
+
+
+def step_time(work: Workload, here: int, batch_size: int | None = None) -> StepTime:
+    """Return what a step takes where so many ranks of a host compute at once.
+
+    Args:
+        work: what was measured.
+        here: ranks of a host. Above the most that were measured, as for these.
+        batch_size: rows of a rank in a step; between measured sizes, on the line between them.
+    """
+    size = work.batch_size if batch_size is None else batch_size
+    measured = {number: _at(sizes, size) for number, sizes in _by_ranks(work.steps).items()}
+    return _at(measured, here, extend=False)
+
+
+def between_measured(values: Mapping[int, float], at: float) -> float:
+    """Return the value at a number, on the lines between the known ones, constant beyond."""
+    known = sorted(values)
+    return float(np.interp(at, known, [values[one] for one in known]))
+
+
+def _by_ranks(steps: Mapping[int, Mapping[int, StepTime]]) -> dict[int, dict[int, StepTime]]:
+    found: dict[int, dict[int, StepTime]] = {}
+    for size, by_ranks in steps.items():
+        for number, time in by_ranks.items():
+            found.setdefault(number, {})[size] = time
+    return found
+
+
+def _at(known: Mapping[int, StepTime], at: float, *, extend: bool = True) -> StepTime:
+    """Return the step at a number, on the line between its neighbours that are known."""
+    numbers = sorted(known)
+    if len(numbers) == 1 or (not extend and not numbers[0] <= at <= numbers[-1]):
+        return known[min(numbers, key=lambda one: abs(one - at))]
+    upper = min(max(int(np.searchsorted(numbers, at)), 1), len(numbers) - 1)
+    low, high = numbers[upper - 1], numbers[upper]
+    part = (at - low) / (high - low)
+    first, second = known[low], known[high]
+
+    def mixed(a: float, b: float) -> float:
+        # Beyond what is known, a line may fall below what can be: never below a half of the least.
+        return max(a + part * (b - a), min(a, b) / 2)
+
+    return StepTime(
+        mixed(first.seconds, second.seconds),
+        mixed(first.cpu_seconds, second.cpu_seconds),
+        mixed(first.spread, second.spread),
+    )
+
+
+@cache
+def expected_maximum(count: int) -> float:
+    """Return the mean of the largest of so many standard normal numbers (Blom's formula)."""
+    if count < 2:
+        return 0.0
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))

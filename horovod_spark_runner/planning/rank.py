@@ -1,0 +1,241 @@
+"""What a rank measures for a plan: steps, sums over all ranks, and its reader."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ..data.read.reader import DatasetReader
+from ..launch.worker.reporting import report_progress
+from ..training.agreement import NOTHING
+from ..training.engine import engine_named
+from ..training.epochs import Epochs, Step
+from ..training.state import broadcast
+from ..training.sync.synchroniser import Collectives
+from ..training.trainee import Trainee
+from ..training.ways import SYNCHRONISERS
+from .figures import Question, RankFigures, StepFigures
+
+# Batches that are trained on again and again, so that no reader is in the way: at most so many.
+_BATCHES, _BATCHES_BYTES = 16, 64 << 20
+_WARM_STEPS, _MOST_STEPS = 3, 2000
+# Bytes of the sums that tell latency and bandwidth, besides the model's own.
+SUM_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
+_CGROUP = Path("/sys/fs/cgroup/cpu.max")
+
+
+def measure(question: Question) -> RankFigures:
+    """Measure on this rank; see `measure_rank`."""
+    began = time.perf_counter()
+    spec, world = question.spec, MPI.COMM_WORLD
+    engine = engine_named(spec.engine)
+    engine.begin(spec.fit.seed, os.environ)
+    collectives = engine.collectives()
+    synchroniser = SYNCHRONISERS[type(spec.sync)](spec.sync, collectives)
+    trainee = engine.trainee(spec, world, synchroniser)
+    broadcast(trainee.variables, world)
+    trainee.variables_were_set()
+    trainee.variables.separate_seeds(world.Get_rank())
+    trainee.separate(world.Get_rank())
+    synchroniser.begin(trainee.variables)
+    built = time.perf_counter()
+    measuring = _Measuring(question, world, trainee)
+    with contextlib.closing(measuring):
+        first = measuring.first_step()
+        gradient_bytes, model_bytes = measuring.sizes()
+        sums = {}
+        if world.Get_size() > 1:
+            for size in sorted({*SUM_BYTES, gradient_bytes, model_bytes}):
+                sums[size] = _sum_seconds(world, collectives, size)
+        steps = {size: measuring.steps(size) for size in question.batch_sizes}
+        rows, cpu = measuring.reading()
+    return RankFigures(
+        build=built - began,
+        first_step=first,
+        steps={size: figures for size, figures in steps.items() if figures is not None},
+        sums=sums,
+        latency=_latency(world),
+        gradient_bytes=gradient_bytes,
+        model_bytes=model_bytes,
+        reader_rows=rows,
+        reader_cpu_seconds=cpu,
+        cores=usable_cores(),
+    )
+
+
+class _Measuring:
+    """Measures with one built model.
+
+    Args:
+        question: what is asked.
+        world: communicator of all ranks.
+        trainee: the model.
+    """
+
+    def __init__(self, question: Question, world: MPI.Comm, trainee: Trainee) -> None:
+        self._question, self._world, self._trainee = question, world, trainee
+        spec = question.spec
+        # Nothing is kept: each pass reads from storage, as the first epoch does.
+        self._reader = DatasetReader(spec.train, trainee.columns, spec.transforms, 0)
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def sizes(self) -> tuple[int, int]:
+        """Return the bytes of what is trained, and of all real numbers of the model."""
+        trained = whole = 0
+        variables = self._trainee.variables
+        for name, variable in variables.named.items():
+            value = np.asarray(variables.view(variable))
+            if not name.startswith("model/") or value.dtype.kind not in "fV":
+                continue
+            whole += value.nbytes
+            trained += value.nbytes if variables.is_trained(variable) else 0
+        return trained, whole
+
+    def first_step(self) -> float:
+        """Return the seconds of the first step."""
+        size = self._question.spec.fit.batch_size
+        with contextlib.closing(self._epochs(size).steps_from(0)) as steps:
+            step = next(steps)
+        began = time.perf_counter()
+        self._trainee.train_step(step, NOTHING, False)
+        return time.perf_counter() - began
+
+    def steps(self, size: int) -> StepFigures | None:
+        """Return what steps of a batch size take; ``None`` if the rows do not fill one."""
+        kept = self._kept(size)
+        if not kept:
+            return None
+        trainee, endless = self._trainee, itertools.cycle(kept)
+        took = _seconds_of(lambda: trainee.train_step(next(endless), NOTHING, False), _WARM_STEPS)
+        count = _agreed(self._world, self._question.seconds / took)
+        exchanged, cpu = trainee.exchange_seconds(), time.process_time()
+        moments = [time.perf_counter()]
+        for step in itertools.islice(endless, count):
+            trainee.train_step(step, NOTHING, False)
+            moments.append(time.perf_counter())
+            report_progress()
+        cpu = time.process_time() - cpu
+        each = np.diff(moments)
+        usual = np.sort(each)[: max(1, len(each) - len(each) // 20)]
+        after = trainee.exchange_seconds()
+        return StepFigures(
+            seconds=float(each.mean()),
+            spread=float(usual.std()),
+            cpu_seconds=cpu / count,
+            exchange=None if after is None or exchanged is None else (after - exchanged) / count,
+        )
+
+    def reading(self) -> tuple[float, float]:
+        """Return the rows per second that are read, and the processor seconds of a row."""
+        epochs = self._epochs(self._question.spec.fit.batch_size)
+        self._world.Barrier()
+        began, cpu, rows = time.perf_counter(), time.process_time(), 0
+        for number in itertools.count():
+            with contextlib.closing(epochs.steps_from(number)) as steps:
+                for step in steps:
+                    rows += step.batch.rows
+                    if time.perf_counter() - began > self._question.seconds:
+                        break
+            report_progress()
+            seconds = time.perf_counter() - began
+            if seconds > self._question.seconds / 2:
+                break
+        rows = max(rows, 1)
+        return rows / seconds, (time.process_time() - cpu) / rows
+
+    def _kept(self, size: int) -> list[Step]:
+        """Return steps in which every rank has so many rows."""
+        kept: list[Step] = []
+        room = _BATCHES_BYTES
+        with contextlib.closing(self._epochs(size).steps_from(0)) as steps:
+            for step in itertools.islice(steps, _BATCHES):
+                if not step.equal:
+                    break
+                # What is read are parts of chunks, which would be kept whole.
+                arrays = {name: values.copy() for name, values in step.batch.arrays.items()}
+                kept.append(replace(step, batch=replace(step.batch, arrays=arrays)))
+                room -= sum(values.nbytes for values in arrays.values())
+                if room < 0:
+                    break
+        count = _least(self._world, len(kept))
+        return kept[:count]
+
+    def _epochs(self, size: int) -> Epochs:
+        spec, world = self._question.spec, self._world
+        ranks = world.Get_size()
+        fit = replace(spec.fit, batch_size=size, steps_per_epoch=None)
+        return Epochs(
+            self._reader,
+            spec.train,
+            fit,
+            size * ranks,
+            spec.window_bytes,
+            world.Get_rank(),
+            ranks,
+        )
+
+
+def _sum_seconds(world: MPI.Comm, collectives: Collectives, size: int) -> float:
+    """Return the seconds of a sum of so many bytes of each rank, the mean of several."""
+    numbers = np.zeros(max(1, size // 4), np.float32)
+
+    def add_up() -> None:
+        collectives.sum([numbers], f"plan.{size}")
+
+    took = _seconds_of(add_up, 2)
+    count = _agreed(world, 0.3 / took)
+    world.Barrier()
+    seconds = _seconds_of(add_up, count)
+    report_progress()
+    return seconds
+
+
+def _latency(world: MPI.Comm) -> float:
+    """Return the seconds of MPI's own sum of one number; 0 of one rank."""
+    if world.Get_size() == 1:
+        return 0.0
+    own, summed = np.zeros(1), np.zeros(1)
+    _seconds_of(lambda: world.Allreduce(own, summed), 10)
+    return _seconds_of(lambda: world.Allreduce(own, summed), 200)
+
+
+def _seconds_of(act: Callable[[], Any], times: int) -> float:
+    """Return the seconds of one of so many calls, the mean."""
+    began = time.perf_counter()
+    for _ in range(times):
+        act()
+    return (time.perf_counter() - began) / times
+
+
+def _agreed(world: MPI.Comm, wanted: float) -> int:
+    """Return how often all ranks do something: what rank 0 wants, within bounds."""
+    return int(world.bcast(min(max(int(wanted), 5), _MOST_STEPS)))
+
+
+def _least(world: MPI.Comm, own: int) -> int:
+    return int(min(world.allgather(own)))
+
+
+def usable_cores(quota: Path = _CGROUP) -> int:
+    """Return the cores of this host that its processes may use, by what limits containers.
+
+    Args:
+        quota: what the kernel allows the container, if it is in one.
+    """
+    cores = os.cpu_count() or 1
+    try:
+        allowed, period = quota.read_text().split()
+        return max(1, min(cores, round(int(allowed) / int(period))))
+    except (OSError, ValueError):  # none, or "max"
+        return cores

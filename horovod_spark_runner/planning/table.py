@@ -1,0 +1,145 @@
+"""A plan as text, for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..report.numbers import duration, number, share, size
+from .advice import NetworkPlan
+from .links import Link
+from .measure import Measurement
+from .model import Prediction
+
+_HEADER = ("RANKS", "HOSTS", "STEP", "SAMPLES/S", "EFFICIENT", "EPOCH", "IN ALL", "RANK-HOURS", "")
+
+
+def plan_text(
+    name: str,
+    measured: Measurement,
+    networks: Sequence[NetworkPlan],
+    noise_scale: float | None,
+) -> str:
+    """Return a plan as lines of text.
+
+    Args:
+        name: what it is of.
+        measured: what was measured.
+        networks: what would come of it on each network.
+        noise_scale: the gradient noise scale in rows, if it is known.
+    """
+    lines = [f"plan for {name}", *measured_lines(measured)]
+    if noise_scale is not None:
+        lines.append(noise_line(noise_scale, measured.workload.batch_size))
+    for network in networks:
+        lines += ["", network_title(network), *_table(network)]
+        lines += [network.verdict, *rounds_lines(network)]
+    return "\n".join(lines)
+
+
+def measured_lines(measured: Measurement) -> list[str]:
+    """Return what was measured, as lines."""
+    work = measured.workload
+    steps = work.steps[work.batch_size]
+    how = (
+        f"measured in {duration(measured.seconds)} on {measured.measured_rows:,} of "
+        f"{work.rows:,} rows, with 1 rank"
+        + (f" and {measured.workers:,}" if measured.workers > 1 else "")
+    )
+    lines = [
+        f"told by {measured.source}, with {measured.workers:,} ranks" if measured.source else how,
+        f"step of {work.batch_size:,} rows: "
+        + ", ".join(
+            f"{duration(steps[here].seconds)} with {here} on a host" for here in sorted(steps)
+        )
+        + f"; {duration(steps[min(steps)].cpu_seconds)} of {measured.cores} cores",
+    ]
+    others = [count for count in sorted(work.steps) if count != work.batch_size]
+    if others:
+        lines.append(
+            "other batches: "
+            + ", ".join(
+                f"{count:,} rows {duration(work.steps[count][1].seconds)}" for count in others
+            )
+        )
+    lines.append(f"exchanged: {size(work.gradient_bytes)} of gradients")
+    link = work.inside or measured.between
+    if measured.source:
+        lines.append(f"each exchange within a host: {duration(work.overhead)}")
+    elif link is not None:
+        where = "within a host" if measured.between is None else "between hosts"
+        lines.append(
+            f"link {where}: {link_text(link)}, and {duration(work.overhead)} for each exchange"
+        )
+    if not measured.source:
+        lines.append(f"reader: {number(work.reader_rows)} rows/s of a rank")
+    lines.append(
+        f"before the first epoch: {duration(max(work.launch.values()))} of launching, "
+        f"{duration(work.build)} of building, {duration(work.materialize)} of writing the rows"
+    )
+    return lines
+
+
+def link_text(link: Link) -> str:
+    """Return a link for people."""
+    return f"{link.latency * 1e6:.3g} µs, {number(link.bandwidth * 8 / 1e9, 3)} Gbit/s"
+
+
+def network_title(network: NetworkPlan) -> str:
+    """Return which network it is, and which hosts."""
+    cluster = network.cluster
+    return (
+        f"{network.name} between hosts ({link_text(cluster.between)}), "
+        f"{cluster.ranks_per_host} ranks on each with {cluster.cores_per_host} cores"
+    )
+
+
+def noise_line(noise_scale: float, batch_size: int) -> str:
+    """Return what the gradient noise scale says."""
+    ranks = max(1, round(noise_scale / batch_size))
+    return (
+        f"gradient noise scale: {number(noise_scale, 2)} rows; above about {ranks:,} ranks, larger "
+        "global batches save hardly any steps"
+    )
+
+
+def rounds_lines(network: NetworkPlan) -> list[str]:
+    """Return what another way of synchronising would bring, if it pays."""
+    local = network.local
+    if local is None:
+        return ["allreduce in every step is the way to begin with: others bring less than a tenth"]
+    plain = next(one for one in network.predictions if one.ranks == local.ranks)
+    return [
+        f"sync=LocalSGD(every={local.every}) on {local.ranks:,} ranks: "
+        f"{number(local.samples_per_second)} samples/s in place of "
+        f"{number(plain.samples_per_second)}; it trains in another way, and may need more epochs"
+    ]
+
+
+def prediction_cells(one: Prediction) -> list[str]:
+    """Return a row of the table."""
+    return [
+        f"{one.ranks:,}",
+        f"{one.hosts:,}",
+        duration(one.step_seconds),
+        number(one.samples_per_second),
+        share(one.efficiency, 1.0),
+        duration(one.epoch_seconds),
+        duration(one.total_seconds),
+        number(one.rank_hours, 3),
+        one.limit,
+    ]
+
+
+def _table(network: NetworkPlan) -> list[str]:
+    best = network.best.ranks
+    rows = [list(_HEADER)]
+    for one in network.predictions:
+        *cells, limit = prediction_cells(one)
+        rows.append([*cells, limit + (", best" if one.ranks == best else "")])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False))
+        + "  "
+        + row[-1]
+        for row in rows
+    ]

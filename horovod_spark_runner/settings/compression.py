@@ -1,0 +1,165 @@
+"""Settings of how gradients are made smaller on their way between ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from numbers import Real
+from typing import Any, Literal, get_args
+
+from ..errors import InvalidInputError, brief
+from .kinds import Kind, count, number, number_above_zero
+from .table import Settings, from_table, made_of, required, setting
+
+# What makes each number shorter, and forgets what is left of it.
+Narrow = Literal["none", "fp16", "bf16"]
+# What names the way in a dictionary of its settings.
+WAY = "way"
+
+
+def _check_momentum(name: str, value: object) -> float:
+    momentum = number().check(name, value)
+    if momentum >= 1:
+        raise InvalidInputError(f"{name} must be at least 0 and below 1, got {brief(value)}")
+    return momentum
+
+
+def _check_share(name: str, value: object) -> float:
+    share = number_above_zero().check(name, value)
+    if share > 1:
+        raise InvalidInputError(f"{name} must be above 0 and at most 1, got {brief(value)}")
+    return share
+
+
+def _check_range(name: str, value: object) -> tuple[float, float]:
+    pair = tuple(value) if isinstance(value, (list, tuple)) else ()
+    if len(pair) != 2 or not all(isinstance(one, Real) for one in pair):
+        raise InvalidInputError(
+            f"{name} must be the smallest and the largest share, such as (1e-4, 1e-2), got "
+            f"{brief(value)}"
+        )
+    low, high = (_check_share(name, one) for one in pair)
+    if low >= high:
+        raise InvalidInputError(f"{name} must begin with the smaller share, got {brief(value)}")
+    return low, high
+
+
+MOMENTUM: Kind[float] = Kind("number from 0 to below 1", _check_momentum, "toFloat", float)
+_SHARE: Kind[float] = Kind("number above 0, at most 1", _check_share, "toFloat", float)
+_RANGE: Kind[tuple[float, float]] = Kind("pair of numbers above 0, at most 1", _check_range)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residual(Settings):
+    """A compression in which each rank keeps what it has not sent, and adds it to the next."""
+
+    warmup_steps: int = setting(
+        0,
+        count(0),
+        "steps at the beginning of a run in which gradients are sent whole (0); with `TopK`, over "
+        "which the share that is sent falls from 1 to its ``ratio``, by the same factor in each.",
+    )
+
+
+@from_table
+@dataclass(frozen=True, kw_only=True)
+class TopK(Residual):
+    """Each rank sends the entries of its gradients with the largest absolute values.
+
+    What is not sent is kept and added to the next step's gradients, so nothing is lost, only late.
+    The algorithm, with momentum correction and warm-up: Lin and others, "Deep Gradient
+    Compression", ICLR 2018.
+    """
+
+    ratio: float = required(_SHARE, "share of each variable's entries that a rank sends in a step.")
+    momentum: float = setting(
+        0.0,
+        MOMENTUM,
+        "momentum that each rank applies before it chooses, in place of the optimizer's, which "
+        "must be plain SGD (0). Where an entry is sent, its momentum begins anew.",
+    )
+
+
+@from_table
+@dataclass(frozen=True, kw_only=True)
+class Threshold(Residual):
+    """Each rank sends where its gradients are beyond a threshold: the place and the sign.
+
+    The others take the threshold for the value. What is left is kept and added to the next step's
+    gradients. The threshold moves by 3.5 % a step while the share that is sent is out of its
+    range, as Deeplearning4j's adaptive one does.
+    """
+
+    start: float = setting(1e-4, number_above_zero(), "threshold to begin with (0.0001).")
+    target_sparsity: tuple[float, float] = setting(
+        (1e-4, 1e-2),
+        _RANGE,
+        "smallest and largest share of the entries that is to be sent in a step, in the mean of "
+        "the ranks ((0.0001, 0.01)).",
+    )
+
+
+@from_table
+@dataclass(frozen=True, kw_only=True)
+class PowerSGD(Residual):
+    """Gradients of matrices are sent as two thin factors each; of others, whole.
+
+    What the factors leave out is kept and added to the next step's gradients. A convolution's
+    weights are taken for the matrix that is nearest to a square. The algorithm: Vogels and others,
+    "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019.
+    """
+
+    rank: int = setting(2, count(), "columns of a factor (2); the paper has 1 to 4.")
+
+
+Compression = Narrow | TopK | Threshold | PowerSGD
+# By the names they have in dictionaries and in what a run records.
+COMPRESSIONS: dict[str, type[Residual]] = {
+    "top_k": TopK,
+    "threshold": Threshold,
+    "power_sgd": PowerSGD,
+}
+
+
+def _check_compression(name: str, value: object) -> Compression:
+    if isinstance(value, str) and value in get_args(Narrow):
+        return value  # type: ignore[return-value]
+    if type(value) in COMPRESSIONS.values():
+        return value  # type: ignore[return-value]
+    if isinstance(value, Mapping):
+        made: Compression = _from_fields(name, value)
+        return made
+    words = ", ".join(get_args(Narrow))
+    ways = [f"{cls.__name__}(…)" for cls in COMPRESSIONS.values()]
+    raise InvalidInputError(
+        f"{name} must be one of {words}, {', '.join(ways[:-1])} and {ways[-1]}, got {brief(value)}"
+    )
+
+
+def _from_fields(name: str, given: Mapping[str, Any]) -> Any:
+    """Return the compression that a dictionary says."""
+    way = given.get(WAY)
+    if way not in COMPRESSIONS:
+        raise InvalidInputError(
+            f"{name}[{WAY!r}] must be one of {', '.join(map(repr, COMPRESSIONS))}, got {brief(way)}"
+        )
+    own = {key: value for key, value in given.items() if key != WAY}
+    return made_of(COMPRESSIONS[way], name, own)
+
+
+def as_json(compression: Compression) -> object:
+    """Return a compression as JSON takes it, and as the setting takes it again."""
+    if isinstance(compression, str):
+        return compression
+    way = next(name for name, cls in COMPRESSIONS.items() if type(compression) is cls)
+    values = asdict(compression)
+    return {WAY: way, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
+
+
+COMPRESSION: Kind[Compression] = Kind(
+    "one of "
+    + ", ".join(f'`"{word}"`' for word in get_args(Narrow))
+    + ", `TopK`, `Threshold`, `PowerSGD`; or a dictionary of one of these",
+    _check_compression,
+    parse=str,
+)

@@ -1,0 +1,91 @@
+"""What a compression of gradients is: how ranks get about the sum of what each has.
+
+A codec knows neither frameworks nor MPI: it is given one flat array for all of an optimizer's
+gradients (or those of a bucket of them) and a `Wire`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from .wire import Wire
+
+Shape = tuple[int, ...]
+
+
+@dataclass
+class Place:
+    """What a rank keeps of the gradients that one optimizer (or bucket) is given.
+
+    Attributes:
+        name: the same on all ranks and in every step.
+        shapes: of its tensors, in the order in which they lie in flat arrays.
+        own: flat arrays of this rank's, by name: what it has not sent, say. Terms of a sum over the
+            ranks.
+        shared: arrays that are the same on all ranks.
+    """
+
+    name: str
+    shapes: Sequence[Shape]
+    own: dict[str, np.ndarray] = field(default_factory=dict)
+    shared: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of entries of its tensors."""
+        return [int(np.prod(shape)) for shape in self.shapes]
+
+    def split(self, flat: np.ndarray) -> list[np.ndarray]:
+        """Return the parts of a flat array that belong to each tensor, without copies."""
+        return np.split(flat, np.cumsum(self.sizes)[:-1])
+
+    def kept(self, name: str, like: np.ndarray) -> np.ndarray:
+        """Return one of this rank's arrays; zeros as ``like`` where there is none yet."""
+        found = self.own.get(name)
+        return np.zeros_like(like) if found is None else found.astype(like.dtype, copy=False)
+
+
+class Codec(Protocol):
+    """One compression; all ranks call the same in the same order.
+
+    Attributes:
+        lasting: whether what a rank has not sent is sent in later steps.
+    """
+
+    @property
+    def lasting(self) -> bool: ...
+
+    def total(self, own: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
+        """Return what stands for the sum over all ranks, the same on each to the bit.
+
+        Args:
+            own: this rank's term of the sum, flat, of single precision or more.
+            place: what is kept of it from step to step; changed.
+            wire: leads to the other ranks.
+            step: how many steps of the run are done.
+        """
+        ...
+
+
+RESIDUAL = "residual"
+
+
+def whole(own: np.ndarray, place: Place, wire: Wire) -> np.ndarray:
+    """Return the sum of all that ranks have, also of what they have not sent so far."""
+    total = wire.sum(place.kept(RESIDUAL, own) + own)
+    place.own[RESIDUAL] = np.zeros_like(own)
+    return total
+
+
+def names_of(place: Place) -> Mapping[str, np.ndarray]:
+    """Return what a place keeps for a checkpoint, by name.
+
+    ``sum/…`` are terms of a sum over the ranks, ``shared/…`` the same on all.
+    """
+    own = {f"sum/{name}/{place.name}": array for name, array in place.own.items()}
+    shared = {f"shared/{name}/{place.name}": array for name, array in place.shared.items()}
+    return {**own, **shared}

@@ -1,0 +1,95 @@
+"""What compressed gradients travel by: collectives of arrays over all ranks, by MPI.
+
+Their bytes are counted as `Traffic` says; what each rank gives to all others is sent N−1 times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from mpi4py import MPI
+
+from .synchroniser import bytes_of_sum
+
+# Of one MPI call, whose counts and offsets have 31 bits.
+_MOST_ELEMENTS = 1 << 28
+_MOST_BYTES = 1 << 30
+
+
+class Wire(Protocol):
+    """Collectives of NumPy arrays; all ranks call the same in the same order.
+
+    Attributes:
+        size: number of ranks.
+        rank: this one's.
+        sent: bytes this rank has sent, as a ring sends them.
+    """
+
+    size: int
+    rank: int
+    sent: float
+
+    def sum(self, array: np.ndarray) -> np.ndarray:
+        """Return the sum over all ranks of arrays of one shape and type."""
+        ...
+
+    def gather(self, array: np.ndarray) -> list[np.ndarray]:
+        """Return all ranks' flat arrays, which are of one type and as long as each likes."""
+        ...
+
+    def swap(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Give each rank its part; return what all have given this one.
+
+        Args:
+            parts: flat arrays of one type, one for each rank, as long as all ranks' for that one.
+        """
+        ...
+
+
+class MpiWire:
+    """See `Wire`; on a communicator of its own, as other threads may use others meanwhile."""
+
+    def __init__(self) -> None:
+        self._world = MPI.COMM_WORLD.Dup()
+        self.size = self._world.Get_size()
+        self.rank = self._world.Get_rank()
+        self.sent = 0.0
+
+    def sum(self, array: np.ndarray) -> np.ndarray:
+        total = np.array(array)
+        flat = total.reshape(-1)
+        for begin in range(0, flat.size, _MOST_ELEMENTS):
+            self._world.Allreduce(MPI.IN_PLACE, flat[begin : begin + _MOST_ELEMENTS])
+        self.sent += bytes_of_sum(total.nbytes, self.size)
+        return total
+
+    def gather(self, array: np.ndarray) -> list[np.ndarray]:
+        sent = np.ascontiguousarray(array).view(np.uint8)
+        lengths = np.empty(self.size, np.int64)
+        self._world.Allgather(np.array([sent.size], np.int64), lengths)
+        found = [np.empty(length, np.uint8) for length in lengths]
+        piece = _MOST_BYTES // self.size
+        for begin in range(0, int(lengths.max()), piece):
+            counts = np.clip(lengths - begin, 0, piece)
+            joined = np.empty(counts.sum(), np.uint8)
+            self._world.Allgatherv(sent[begin : begin + piece], (joined, counts.tolist()))
+            for own, part in zip(found, np.split(joined, np.cumsum(counts)[:-1]), strict=True):
+                own[begin : begin + piece] = part
+        self.sent += (self.size - 1) * (sent.size + lengths.itemsize)
+        return [own.view(array.dtype) for own in found]
+
+    def swap(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        own = parts[self.rank]
+        found = [np.empty_like(own) for _ in parts]
+        waiting = []
+        # Both ends cut alike: what a rank is given is as long from all others.
+        for begin in range(0, max(part.size for part in parts), _MOST_ELEMENTS):
+            piece = slice(begin, begin + _MOST_ELEMENTS)
+            for rank, part in enumerate(parts):
+                waiting.append(self._world.Irecv(found[rank][piece].view(np.uint8), rank))
+                waiting.append(self._world.Isend(part[piece].view(np.uint8), rank))
+        MPI.Request.Waitall(waiting)
+        self.sent += sum(part.nbytes for part in parts) - own.nbytes
+        return found

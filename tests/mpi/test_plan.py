@@ -1,0 +1,120 @@
+"""Plans that are measured, and plans from what a run has left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod_spark_runner import InvalidInputError, ModelError, plan_training
+from horovod_spark_runner.commands.cli import main
+from horovod_spark_runner.planning import call
+from tests.trainings import digits_model, train
+
+pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+
+
+def test_a_plan_is_measured_on_the_slots(
+    digits_df: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call, "_SECONDS", 0.4)
+    plan = plan_training(
+        digits_df,
+        digits_model,
+        feature_cols=["image"],
+        label_cols=["digit"],
+        num_workers=2,
+        batch_size=16,
+        batch_sizes=[64, 1000],
+        epochs=3,
+        networks=["1gbit"],
+        ranks=[2, 4, 64, 4096],
+        sample_rows=1000,
+        plan_dir=tmp_path / "plan",
+        stream_logs=False,
+    )
+    work, measured = plan.measurement.workload, plan.measurement
+    assert (work.rows, measured.workers, measured.ranks_per_host) == (1797, 2, 2)
+    assert 800 < measured.measured_rows < 1200
+    # 1,000 rows fill a step of one rank, if the sample has them, and none of two.
+    assert {16, 64} <= set(work.steps) <= {16, 64, 1000}
+    for size in (16, 64):
+        assert set(work.steps[size]) == {1, 2}
+        for time in work.steps[size].values():
+            assert 1e-5 < time.seconds < 1
+            assert time.cpu_seconds > 1e-5
+    dense = (64 * 16 + 16) + (16 + 16) + (16 * 10 + 10)
+    assert (work.gradient_bytes, work.model_bytes) == (4 * dense, 4 * (dense + 32))
+    assert set(measured.sums) == {4096, 65536, 1 << 20, 8 << 20, 4 * dense, 4 * (dense + 32)}
+    assert measured.sums[8 << 20] > measured.sums[4096] > 0
+    assert work.inside is not None
+    assert work.inside.bandwidth > 1e7
+    assert work.overhead > 0
+    assert work.reader_rows > 100
+    assert work.launch[1] > 0
+    assert work.materialize > 0
+    assert work.build > 0
+    (network,) = plan.networks
+    assert [one.ranks for one in network.predictions] == [1, 2, 4, 64]
+    assert network.verdict.startswith("do not distribute this"), "1,797 rows"
+    left = sorted(path.name for path in (tmp_path / "plan").iterdir())
+    assert left == ["plan.html", "plan.json", "rows"]
+    assert not list((tmp_path / "plan" / "rows").iterdir())
+
+
+def test_a_plan_of_pytorch(digits_df: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from tests.torch.models import digits_model as torch_model
+
+    monkeypatch.setattr(call, "_SECONDS", 0.2)
+    plan = plan_training(
+        digits_df,
+        torch_model,
+        feature_cols=["image"],
+        label_cols=["digit"],
+        num_workers=2,
+        batch_sizes=[],
+        plan_dir=tmp_path / "plan",
+        stream_logs=False,
+    )
+    work = plan.measurement.workload
+    assert set(work.steps) == {32}
+    assert 0 <= work.overlap <= 2 / 3
+    assert work.gradient_bytes > 0
+
+
+def test_a_run_tells_a_plan(
+    digits_df: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(digits_df, tmp_path / "run", epochs=3)
+    assert main(["plan", str(tmp_path / "run"), "--network", "1gbit", "--ranks", "2,8"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("plan for run\ntold by ")
+    assert "1gbit between hosts" in text
+    told = ["plan", str(tmp_path / "run"), "--ranks", "2", "--json"]
+    assert main(told) == 0
+    found = json.loads(capsys.readouterr().out)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[1:]
+    rates = [json.loads(line)["accounting"]["samples_per_second"] for line in lines]
+    (two,) = [one for one in found["networks"][0]["predictions"] if one["ranks"] == 2]
+    # Of two ranks it tells what they did, but for the last, smaller batch.
+    assert min(rates) * 0.7 < two["samples_per_second"] < max(rates) * 1.3
+    assert main(["plan", str(tmp_path / "run"), "--output", str(tmp_path / "plan.html")]) == 0
+    assert "<svg" in (tmp_path / "plan.html").read_text()
+    # What plan_training would write is not put into a run's directory.
+    with pytest.raises(InvalidInputError, match="is the directory of a run"):
+        plan_training(digits_df, digits_model, plan_dir=tmp_path / "run")
+
+
+def test_what_tells_nothing_is_refused(
+    digits_df: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(tmp_path)]) == 1
+    assert "holds no run" in capsys.readouterr().err
+    with pytest.raises(ModelError):
+        plan_training(
+            digits_df, lambda: None, feature_cols=["image"], label_cols=["digit"], num_workers=1,
+            plan_dir=tmp_path / "plan", stream_logs=False,
+        )  # fmt: skip

@@ -1,0 +1,117 @@
+"""Labels that a loss would take for others are refused by name, in training and evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from horovod_spark_runner.errors import ModelError
+from horovod_spark_runner.training.keras.label_values import LabelCheck
+from horovod_spark_runner.training.keras.outputs import call_outputs
+
+WEIGHTED = {"weighted": True}
+
+
+def checked(model: Any, labels: Any, **more: Any) -> None:
+    """Check labels as a rank does, once the model's losses are known."""
+    outputs = call_outputs(model, None)
+    check = LabelCheck(model, outputs, ["y"], **{"weighted": False, **more})
+    check(labels)  # before Keras has made the losses: nothing is known
+    model.compute_loss(
+        y=keras.tree.map_structure(np.zeros_like, labels),
+        y_pred=keras.tree.map_structure(lambda t: np.full((2, *t.shape[1:]), 0.5), outputs),
+    )
+    check(labels)
+
+
+def dense(units: int, loss: Any) -> Any:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(units)])
+    model.compile("sgd", loss)
+    return model
+
+
+class Halved(keras.losses.SparseCategoricalCrossentropy):
+    """Has its own way with labels."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return super().call(y_true // 2, y_pred)
+
+
+SPARSE = keras.losses.SparseCategoricalCrossentropy
+TWO = keras.losses.BinaryCrossentropy
+
+
+@pytest.mark.parametrize(
+    ("units", "loss", "labels", "message"),
+    [
+        (3, "sparse_categorical_crossentropy", [0, 2.5], "'y' holds fractions such as 2.5"),
+        (3, SPARSE(from_logits=True), [0, 3], "'y' holds 3, and the output has 3 classes, 0 to 2"),
+        (3, SPARSE(), [0, -1], "'y' holds -1, and the output has 3 classes"),
+        (3, SPARSE(ignore_class=255), [255, 3], "'y' holds 3, and"),
+        (1, "binary_crossentropy", [0, 2], "takes 0 and 1, or what is in between, .* holds 2"),
+        (1, TWO(from_logits=True), [-1, 1], "holds -1, for which it has no lowest value"),
+        (1, "binary_focal_crossentropy", [0, -0.5], "holds -0.5"),
+    ],
+)
+def test_labels_that_cannot_be_meant(units: int, loss: Any, labels: Any, message: str) -> None:
+    for kind in (np.float32, np.float64):
+        with pytest.raises(ModelError, match=message):
+            checked(dense(units, loss), np.array(labels, kind))
+
+
+@pytest.mark.parametrize(
+    ("units", "loss", "labels", "more"),
+    [
+        (3, "sparse_categorical_crossentropy", [0, 2], {}),
+        (3, SPARSE(ignore_class=255), [255, 0], {}),
+        (3, SPARSE(ignore_class=-1), [-1.0, 2.0], {}),
+        (3, Halved(), [4, 5], {}),
+        (3, lambda y, p: keras.ops.mean(p), [0.5, 9], {}),
+        (1, "binary_crossentropy", [0.25, 1], {}),
+        # Rows that do not count may hold anything.
+        (1, "binary_crossentropy", [-1, 1], WEIGHTED),
+        # No classes, but values between others: Keras' own use of it in autoencoders.
+        (2, "binary_crossentropy", [[-1, 1], [2, 0]], {}),
+        (1, "mse", [-1, 2.5], {}),
+    ],
+)
+def test_labels_that_can_be_meant(units: int, loss: Any, labels: Any, more: Any) -> None:
+    checked(dense(units, loss), np.array(labels, np.float32), **more)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_each_output_has_its_own(named: bool) -> None:
+    value = keras.Input((3,))
+    outputs: Any = [
+        keras.layers.Dense(3, name="kind")(value),
+        keras.layers.Dense(1, name="p")(value),
+    ]
+    losses: Any = ["sparse_categorical_crossentropy", "mse"]
+    if named:
+        outputs, losses = (
+            dict(zip("kp", outputs, strict=True)),
+            dict(zip("kp", losses, strict=True)),
+        )
+    model = keras.Model(value, outputs)
+    model.compile("sgd", losses)
+
+    def labels(kind: list[float]) -> Any:
+        both = [np.array(kind), np.array([-1.5, 9])]
+        return dict(zip("kp", both, strict=True)) if named else both
+
+    checked(model, labels([2, 0]))
+    with pytest.raises(ModelError, match="holds 3, and the output has 3 classes"):
+        checked(model, labels([3, 0]))
+
+
+def test_no_rows_and_time_steps() -> None:
+    steps = keras.Sequential([keras.Input((4, 3)), keras.layers.Dense(5)])
+    steps.compile("sgd", SPARSE(from_logits=True))
+    checked(steps, np.full((2, 4), 4))
+    check = LabelCheck(steps, call_outputs(steps, None), ["y"], weighted=False)
+    check(np.zeros((0, 4)))
+    with pytest.raises(ModelError, match="holds 5, and the output has 5 classes"):
+        checked(steps, np.full((2, 4), 5))

@@ -1,0 +1,223 @@
+"""What follows from a measurement: links, the best number of ranks, verdicts, how it is shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner import InvalidInputError, Link
+from horovod_spark_runner.planning.advice import advise
+from horovod_spark_runner.planning.call import plan_of
+from horovod_spark_runner.planning.links import fitted_link, link_of, ring_seconds
+from horovod_spark_runner.planning.measure import Measurement
+from horovod_spark_runner.planning.model import Cluster, StepTime, Workload, predict, step_time
+from horovod_spark_runner.planning.rank import usable_cores
+
+RANKS = [2**n for n in range(13)]
+FAST = Link(10e-6, 12e9)
+SLOW = link_of("100mbit")
+
+
+def workload(**changes: Any) -> Workload:
+    """Return a training of 0.2 s a step whose gradients are 10 MB."""
+    given = Workload(
+        rows=1_000_000,
+        epochs=10,
+        batch_size=100,
+        steps={100: {1: StepTime(0.2, 0.2, 0.002)}},
+        gradient_bytes=10_000_000,
+        model_bytes=10_000_000,
+        reader_rows=1e6,
+        reader_cpu_seconds=0.0,
+        overhead=0.001,
+        overlap=0.0,
+        inside=Link(2e-6, 5e9),
+        launch={1: 3.0},
+        materialize=20.0,
+        build=4.0,
+    )
+    return replace(given, **changes)
+
+
+def measurement(work: Workload) -> Measurement:
+    return Measurement(
+        workload=work,
+        cores=4,
+        ranks_per_host=4,
+        workers=2,
+        between=None,
+        sums={4096: 0.001},
+        measured_rows=10_000,
+        seconds=20.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "bandwidth"),
+    [("10gbit", 1.175e9), ("100 Mbit/s", 11.75e6), ("2.5GBIT", 293.75e6)],
+)
+def test_a_speed_is_a_link(given: str, bandwidth: float) -> None:
+    link = link_of(given)
+    assert link.latency == 50e-6
+    assert link.bandwidth == pytest.approx(bandwidth)
+
+
+@pytest.mark.parametrize("given", ["fast", "0gbit", "10", 10, None, ""])
+def test_what_is_no_network_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidInputError, match="a network is a speed such as"):
+        link_of(given)
+
+
+@pytest.mark.parametrize("numbers", [(-1e-6, 1e9), (0.0, 0.0), (0.0, float("inf")), ("1", 1e9)])
+def test_a_link_of_impossible_numbers_is_refused(numbers: Any) -> None:
+    with pytest.raises(InvalidInputError, match="of a Link must be"):
+        Link(*numbers)
+
+
+@pytest.mark.parametrize("ranks", [2, 5, 64])
+def test_latency_and_bandwidth_are_found_again(ranks: int) -> None:
+    random = np.random.default_rng(ranks)
+    sizes = [4 << 10, 64 << 10, 1 << 20, 8 << 20]
+    noisy = {n: ring_seconds(ranks, n, FAST) * random.uniform(0.97, 1.03) for n in sizes}
+    found = fitted_link(noisy, ranks)
+    assert found.latency == pytest.approx(FAST.latency, rel=0.1)
+    assert found.bandwidth == pytest.approx(FAST.bandwidth, rel=0.1)
+
+
+def test_noise_makes_no_impossible_link() -> None:
+    found = fitted_link({1000: 2e-3, 10_000_000: 1e-3}, 2)
+    assert found.latency >= 0
+    assert 0 < found.bandwidth < float("inf")
+    with pytest.raises(ValueError, match="1 sizes on 2 ranks"):
+        fitted_link({1000: 1e-3}, 2)
+
+
+def test_ranks_share_the_cores_of_their_host() -> None:
+    work = workload(gradient_bytes=0, overhead=0.0, inside=Link(0.0, 1e15))
+    steps = [
+        predict(work, Cluster(8, cores, FAST), 8).step_seconds for cores in (16, 8, 4, 2)
+    ]  # fmt: skip
+    waiting = steps[0] - 0.2
+    assert steps == pytest.approx(
+        [0.2 + waiting, 0.2 + waiting, 0.4 + 2 * waiting, 0.8 + 4 * waiting], rel=0.02
+    )
+    assert predict(work, Cluster(8, 2, FAST), 8).limit == "cores"
+
+
+def test_a_step_that_was_measured_is_taken_as_it_is() -> None:
+    steps = {
+        10: {1: StepTime(0.1, 0.1, 0.0), 4: StepTime(0.2, 0.1, 0.0)},
+        30: {1: StepTime(0.3, 0.3, 0.0), 4: StepTime(0.6, 0.3, 0.0)},
+    }
+    work = workload(steps=steps, batch_size=10)
+    assert step_time(work, 1).seconds == 0.1
+    assert step_time(work, 4).seconds == 0.2
+    assert step_time(work, 2, 30).seconds == pytest.approx(0.4)
+    assert step_time(work, 1, 20).seconds == pytest.approx(0.2)
+    assert step_time(work, 64).seconds == 0.2, "beyond what was measured, as the last"
+
+
+def test_a_reader_that_is_too_slow_limits() -> None:
+    slow = predict(workload(reader_rows=100.0), Cluster(4, 4, FAST), 4)
+    assert slow.limit == "reader"
+    assert slow.samples_per_second == pytest.approx(4 * 100, rel=0.01)
+
+
+def test_what_pays_is_distributed_and_a_slow_network_limits_it() -> None:
+    fast = advise("fast", workload(), Cluster(4, 4, FAST), RANKS)
+    slow = advise("slow", workload(), Cluster(4, 4, SLOW), RANKS)
+    assert fast.pays
+    assert fast.best.ranks >= 64
+    assert fast.break_even == 2
+    assert fast.best.total_seconds < 0.05 * fast.alone
+    assert slow.best.total_seconds > 2 * fast.best.total_seconds
+    assert slow.best.limit in ("bandwidth", "latency")
+    assert slow.verdict.startswith(f"{slow.best.ranks:,} ranks: ")
+    # More ranks than the rows fill a step of are not told of.
+    assert fast.predictions[-1].ranks == 4096
+    few = advise("few", workload(rows=850), Cluster(4, 4, FAST), RANKS)
+    assert [one.ranks for one in few.predictions] == [1, 2, 4, 8]
+
+
+def test_local_sgd_pays_on_a_slow_network_only() -> None:
+    cluster = Cluster(1, 4, SLOW)
+    slow = advise("slow", workload(), cluster, [1, 16])
+    assert slow.local is not None
+    assert slow.every > 1
+    assert slow.local.latency + slow.local.transfer <= 0.05 * slow.local.step_seconds
+    half = predict(workload(), cluster, 16, slow.every // 2)
+    assert half.latency + half.transfer > 0.05 * half.step_seconds, "the least that will do"
+    fast = advise("fast", workload(), Cluster(4, 4, FAST), [1, 16])
+    assert fast.local is None
+    assert fast.every == 1
+
+
+def test_what_does_not_pay_is_not_to_be_distributed() -> None:
+    tiny = workload(rows=20_000, steps={100: {1: StepTime(0.0005, 0.0005, 0.0)}})
+    found = advise("10gbit", tiny, Cluster(4, 4, link_of("10gbit")), RANKS)
+    assert not found.pays
+    assert found.verdict.startswith("do not distribute this: one process takes 5 s, ")
+    assert found.break_even is None
+    # The figure that is told is where it turns.
+    assert found.break_even_epochs is not None
+    for part, pays in ((0.8, False), (1.2, True)):
+        epochs = int(found.break_even_epochs * part)
+        again = advise("", replace(tiny, epochs=epochs), found.cluster, RANKS)
+        assert (again.break_even is not None) == pays
+    hopeless = advise("slow", tiny, Cluster(1, 1, Link(0.1, 1e6)), RANKS)
+    assert hopeless.break_even_epochs is None
+    assert hopeless.verdict.endswith("so that no number of epochs makes it pay")
+    single = advise("rows", workload(rows=150), Cluster(4, 4, FAST), RANKS)
+    assert single.verdict == "do not distribute this: the rows do not fill a step of two ranks"
+
+
+def test_a_plan_is_a_table_json_and_a_page(tmp_path: Path) -> None:
+    plan = plan_of("digits", measurement(workload()), ["10gbit", SLOW], [4, 16], None, 2)
+    text = str(plan)
+    assert "10gbit between hosts (50 µs, 9.4 Gbit/s), 4 ranks on each with 2 cores" in text
+    assert "50 µs, 0.094 Gbit/s between hosts" in text
+    rows = [line.split() for line in text.splitlines() if "ranks" not in line]
+    rows = [row for row in rows if row[:1] in (["1"], ["4"], ["16"])]
+    assert len(rows) == 6
+    plan.write(tmp_path / "plan.json")
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert [one["ranks"] for one in found["networks"][0]["predictions"]] == [1, 4, 16]
+    assert found["networks"][0]["best"] == plan.networks[0].best.ranks
+    assert found["measured"]["workload"]["steps"]["100"]["1"]["seconds"] == 0.2
+    plan.write(str(tmp_path / "plan.html"))
+    page = (tmp_path / "plan.html").read_text()
+    assert plan.networks[0].verdict in page
+    assert page.count("<svg") == 4
+    with pytest.raises(InvalidInputError, match=r"ends in \.json or \.html, got 'plan\.txt'"):
+        plan.write(tmp_path / "plan.txt")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"networks": "10gbit"}, "networks must be a list"),
+        ({"networks": ["soon"]}, "a network is a speed"),
+        ({"ranks": 4}, "ranks must be a list of whole numbers"),
+        ({"ranks": [0]}, "ranks must be"),
+    ],
+)
+def test_impossible_questions_are_refused(changes: dict[str, Any], words: str) -> None:
+    given = {"networks": ["10gbit"], "ranks": [1, 2], **changes}
+    with pytest.raises(InvalidInputError, match=words):
+        plan_of(
+            "x", measurement(workload()), ranks_per_host=None, cores_per_host=None, **given
+        )  # fmt: skip
+
+
+def test_a_container_has_the_cores_of_its_quota(tmp_path: Path) -> None:
+    quota = tmp_path / "cpu.max"
+    quota.write_text("100000 100000\n")
+    assert usable_cores(quota) == 1
+    quota.write_text("max 100000\n")
+    whole = usable_cores(quota)
+    assert whole == usable_cores(tmp_path / "none") >= 1

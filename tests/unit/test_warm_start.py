@@ -1,0 +1,110 @@
+"""Weights to begin with are refused on the driver where the training can make nothing of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner.errors import ModelError, RunDirectoryError
+from horovod_spark_runner.frameworks import KERAS, TORCH
+from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
+from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.settings.training import InitialWeights
+from horovod_spark_runner.storage.arrays import dump_arrays
+from horovod_spark_runner.training.changes import check_same_engine
+from horovod_spark_runner.training.engine import engine_named
+from horovod_spark_runner.training.spec import Binding, WarmStart
+from horovod_spark_runner.training.trained_model import WEIGHTS_FILE, ModelWriter, Signature
+from horovod_spark_runner.training.warm_start import read_warm_start
+
+KERNEL = np.arange(9, dtype=np.float32).reshape(3, 3)
+OF = {KERAS: "Keras model", TORCH: "PyTorch module", "an.engine": "model of the engine 'an.engine'"}
+
+
+def found(place: Path, engine: str) -> WarmStart:
+    return read_warm_start(InitialWeights(place), engine, engine_named(engine).weights_formats)
+
+
+def checkpoint(engine: str) -> CheckpointInfo:
+    return CheckpointInfo(1, 1, [{}], "f", [["model/00000", "kernel", [3, 3], "float32"]], engine)
+
+
+def leave_model(place: Path, engine: str) -> Path:
+    """Leave a run directory with a finished model."""
+    writer = ModelWriter(RunDirectory(str(place)))
+    writer.write(WEIGHTS_FILE, dump_arrays({"00000": KERNEL}))
+    writer.finish(Signature(Binding(["features"]), (), None, engine, ("kernel",)))
+    return place
+
+
+def leave_run(place: Path, engine: str) -> Path:
+    """Leave a run directory with a checkpoint."""
+    files = {"variables.npz": {"model/00000": KERNEL}}
+    save_checkpoint(RunDirectory(str(place)), checkpoint(engine), files)
+    return place
+
+
+def leave_checkpoint(place: Path, engine: str) -> Path:
+    """Leave a checkpoint's folder."""
+    return leave_run(place, engine) / "checkpoints" / "step-00000001"
+
+
+LEAVERS = (leave_model, leave_run, leave_checkpoint)
+
+
+@pytest.mark.parametrize("leave", LEAVERS)
+@pytest.mark.parametrize("engine", [KERAS, TORCH])
+def test_a_run_of_the_same_engine(
+    leave: Callable[[Path, str], Path], engine: str, tmp_path: Path
+) -> None:
+    assert found(leave(tmp_path, engine), engine).paths == ("kernel",)
+
+
+@pytest.mark.parametrize("leave", LEAVERS)
+@pytest.mark.parametrize(("theirs", "ours"), [(TORCH, KERAS), (KERAS, TORCH), ("an.engine", KERAS)])
+def test_a_run_of_another_engine_is_refused(
+    leave: Callable[[Path, str], Path], theirs: str, ours: str, tmp_path: Path
+) -> None:
+    # A Dense layer would take the kernel of a Linear one, which fits it transposed.
+    place = leave(tmp_path, theirs)
+    said = f"{re.escape(str(place))}.* the weights of a {OF[theirs]}, but a {OF[ours]} is to be"
+    with pytest.raises(ModelError, match=said):
+        found(place, ours)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "taken"),
+    [
+        ("a.pt", KERAS, "nor a .keras or .weights.h5 file, nor a SavedModel"),
+        ("a.keras", TORCH, "nor a .pt or .pth file of a state_dict"),
+        ("saved", TORCH, "nor a .pt or .pth file of a state_dict"),
+        ("empty", KERAS, "nor a .keras or .weights.h5 file, nor a SavedModel"),
+    ],
+)
+def test_a_format_of_another_engine_is_refused(
+    name: str, engine: str, taken: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.pt").touch()
+    (tmp_path / "a.keras").touch()
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "saved_model.pb").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match=rf"is no run directory .* {taken}.* a {OF[engine]} can"):
+        found(tmp_path / name, engine)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be read"):
+        found(tmp_path / "none.keras", KERAS)
+
+
+def test_a_run_is_resumed_by_its_own_engine() -> None:
+    check_same_engine(checkpoint(TORCH), TORCH, "here")
+    for theirs, ours in ((TORCH, KERAS), (KERAS, TORCH)):
+        said = f"here holds the run of a {OF[theirs]}, but a {OF[ours]} is to be trained"
+        with pytest.raises(RunDirectoryError, match=said):
+            check_same_engine(checkpoint(theirs), ours, "here")
