@@ -20,16 +20,9 @@ from typing import Any, TypeVar
 import cloudpickle
 
 from .errors import InvalidInputError
+from .frameworks import head_starts
 
 T = TypeVar("T")
-
-# Modules worth importing while Spark and mpirun still find each other, if the call names them.
-_HEAD_START = {
-    "tensorflow": ("tensorflow", "horovod.tensorflow"),
-    "keras": ("tensorflow", "keras", "horovod.tensorflow"),
-    "torch": ("torch", "horovod.torch"),
-}
-
 
 # What makes a module part of an installation. Distributions' own names for site-packages differ.
 _INSTALLED = ("/site-packages/", "/dist-packages/", ".zip/")
@@ -190,7 +183,7 @@ def _pickles(value: Any) -> bool:
 
 def _mentioned_modules(payload: bytes) -> tuple[str, ...]:
     modules: dict[str, None] = {}
-    for name, imports in _HEAD_START.items():
+    for name, imports in head_starts().items():
         if name.encode() in payload:
             modules.update(dict.fromkeys(imports))
     return tuple(modules)

@@ -15,6 +15,7 @@ from ..estimator import HorovodEstimator
 from ..ml.params import Converter
 from ..ml.torch_transformer import TorchTransformer
 from ..ml.transformer import TFTransformer
+from ..planning.call import plan_training
 from ..runner import HorovodRunner
 from ..settings.compression import PowerSGD, Threshold, TopK
 from ..settings.data import DataOptions
@@ -80,6 +81,7 @@ def page() -> str:
         _section("HorovodRunner", HorovodRunner, _runner()),
         _section("HorovodEstimator", HorovodEstimator, _params(HorovodEstimator())),
         _section("tune", tune, _arguments(tune)),
+        _section("plan_training", plan_training, _arguments(plan_training)),
         _section("prepare_dataset", prepare_dataset, _arguments(prepare_dataset)),
         *(
             _section(f"{cls.__name__}.from_run", cls.from_run, _arguments(cls.from_run))

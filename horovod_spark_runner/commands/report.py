@@ -5,20 +5,36 @@ from __future__ import annotations
 import argparse
 import time
 
+from ..errors import InvalidInputError, RunDirectoryError
 from ..report.runs.facts import read_facts
 from ..report.runs.page import comparison_page, run_page
 from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
+from ..tune.directory import StudyDirectory
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Write the report of one run, or of several."""
+    """Write the report of one run, or of several.
+
+    Raises:
+        RunDirectoryError: a folder holds no run; a study is told with its own page.
+        InvalidInputError: the report would take the place of a folder.
+    """
+    for given in arguments.run_dir:
+        study = StudyDirectory(Location(given)) if Location(given).is_local else None
+        if study is not None and study.record.exists():
+            raise RunDirectoryError(
+                f"{given} holds a study, whose page is {study.report}; a report is of one of its "
+                f"trials, in {study.trials}"
+            )
     places = [RunDirectory(place) for place in arguments.run_dir]
     runs = [read_facts(directory, time.time()) for directory in places]
     text = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
     output = arguments.output
     if output is None:
         output = str(places[0].report) if len(places) == 1 else "report.html"
+    if Location(output).is_folder:
+        raise InvalidInputError(f"--output {output} is a folder; name the file to write in it")
     Location(output).write_text(text)
     print(output)
     return 0

@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidInputError, ModelError
+from ..errors import DataError, InvalidInputError, ModelError
 from ..scoring.bundle import MAIN_FILE, Bundle, bundle_files
 from ..scoring.categories import StringIndexer
 from ..scoring.inputs import ARRAY, VECTOR, Input
 from ..scoring.network import ONNX, SAVED_MODEL, Network
 from ..scoring.onnx_session import check_installed
-from ..scoring.stage import Stage
+from ..scoring.stage import Stage, inputs_of
 from ..settings.kinds import check_choice
 from ..storage.filesystem import Location
 from ..storage.folders import check_free, check_free_file, saving, write_aside
@@ -105,6 +105,7 @@ def export_pipeline(
     bundle = _bundle(pipeline_model, frame, ONNX)
     held = pipeline_file(bundle, frame, columns)
     with saving("the exported pipeline", location):
+        location.parent.make_folder()
         location.write_bytes(held)
 
 
@@ -134,7 +135,7 @@ def _read(stages: Iterable[Any], frame: DataFrame, format: str) -> Iterator[Stag
     stages = list(stages)
     _check_known([one for one in stages if not isinstance(one, PredictionModel)])
     for stage in stages:
-        fitted = Fitted(stage, frame, stage.transform(frame))
+        fitted = Fitted(stage, frame, _transformed(stage, frame))
         if isinstance(stage, PredictionModel):
             from .network import network
 
@@ -147,6 +148,19 @@ def _read(stages: Iterable[Any], frame: DataFrame, format: str) -> Iterator[Stag
         frame = fitted.after
 
 
+def _transformed(stage: Any, frame: DataFrame) -> DataFrame:
+    from pyspark.errors import PySparkException
+
+    try:
+        after: DataFrame = stage.transform(frame)
+    except PySparkException as error:
+        raise DataError(
+            f"stage {type(stage).__name__} ({stage.uid}) does not take the DataFrame, whose "
+            f"columns are {frame.columns} there: {' '.join(str(error).split())[:300]}"
+        ) from error
+    return after
+
+
 def _check_known(stages: Iterable[Any]) -> None:
     for stage in stages:
         kind = type(stage)
@@ -155,12 +169,6 @@ def _check_known(stages: Iterable[Any]) -> None:
                 f"stage {kind.__name__} ({stage.uid}) cannot be exported: the scorer has none "
                 f"such. It has {', '.join(sorted(READERS))}, TFTransformer and TorchTransformer"
             )
-
-
-def inputs_of(stage: Stage) -> tuple[str, ...]:
-    """Return the columns a stage takes."""
-    several = getattr(stage, "inputs", None)
-    return (stage.input,) if several is None else tuple(several)  # type: ignore[attr-defined]
 
 
 def _inputs(stages: Iterable[Stage], frame: DataFrame) -> Iterator[Input]:

@@ -14,7 +14,7 @@ from ..errors import DataError, HorovodSparkError, InvalidInputError, ModelError
 from ..serialize import check_picklable, dumps
 from ..settings.kinds import ColumnNames
 from ..spark.python_worker import ask_worker
-from ..spark.session import is_case_sensitive
+from ..spark.session import described, is_case_sensitive
 from ..training.engine import engine_named
 from ..training.evaluation import Question
 from ..training.trained_model import Recipe
@@ -106,8 +106,9 @@ def evaluate(
     )
     rows = frame.select(*(a.alias(f"c{number}") for number, a in enumerate(arguments)))
     try:
-        _ask_first(frame, evaluation)
-        return _one_pass(rows, evaluation, recipe, metrics.spark)
+        with described(frame.sparkSession, "Horovod: evaluating a model"):
+            _ask_first(frame, evaluation)
+            return _one_pass(rows, evaluation, recipe, metrics.spark)
     except HorovodSparkError:
         raise
     except Exception as error:
@@ -155,7 +156,7 @@ def _ask_first(frame: DataFrame, evaluation: Evaluation) -> None:
     Raises:
         HorovodSparkError: of the kind that it found.
     """
-    told = json.loads(ask_worker(frame.sparkSession, evaluation.describe))
+    told = json.loads(ask_worker(frame.sparkSession, evaluation.describe, keep=True))
     if told["error"]:
         raise getattr(errors, told["error"], ModelError)(told["message"])
 
@@ -179,10 +180,11 @@ def _one_pass(
 
 def _conclude(told: DataFrame, evaluation: Evaluation) -> dict[str, Any]:
     sums = told.select("task", "rows", "skipped", "sums").repartition(1)
-    first = sums.mapInArrow(evaluation.conclude, "text string").first()
+    # Heard out, the worker stays for the next evaluation, with the model it has loaded.
+    told_of_all = sums.mapInArrow(evaluation.conclude, "text string").collect()
     found: dict[str, Any] = {"rows": 0, "skipped": 0}
-    if first is not None:
-        found = json.loads(first.text)
+    if told_of_all:
+        found = json.loads(told_of_all[0].text)
     if not found["rows"]:
         skipped = found["skipped"]
         hint = f"; {skipped} with invalid values were skipped" if skipped else ""

@@ -196,8 +196,9 @@ class Evaluation:
                     "functions are not kept in storage: give them, from_run(…, transforms={…})"
                 )
             evaluator = engine_named(recipe.engine).evaluator(recipe, question)
+            drops = _kept is not None
             _kept = key, evaluator, recipe.transforms
-            spare_from_collection()
+            spare_from_collection(dropped=drops)
         return _kept[1], _kept[2]
 
 

@@ -11,16 +11,12 @@ from ..settings.prediction import PredictionSettings
 from ..storage.filesystem import Location
 from ..storage.folders import check_free, check_free_file, saving
 from ..training.class_columns import ClassColumn
-from ..training.engine import KERAS_FILE, ONNX, TORCH_EXPORT, engine_named
-from ..training.keras.saved import GRAPH_FILE
+from ..training.engine import GRAPH_FILE, SUFFIXES, engine_named
 from .features import feature_names
 from .files import MODES
 from .naming import added_columns
 from .outputs import added_by
 from .served import ServedModel
-
-# Formats that are one file, and how its name ends.
-SUFFIXES = {KERAS_FILE: ".keras", ONNX: ".onnx", TORCH_EXPORT: ".pt2"}
 
 
 @dataclass(frozen=True)
@@ -82,4 +78,5 @@ def export_model(model: ServedModel, request: ExportRequest) -> None:
     else:
         check_free(request.target, request.mode, GRAPH_FILE, "an export")
     with saving("the export", request.target):
+        request.target.parent.make_folder()
         engine.export(recipe, request.format, columns, outputs, request.target, classes)

@@ -85,6 +85,7 @@ class Predictor:
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Yield the predictions for all rows, in their order; in other batches than they came."""
         loads = self.digest not in _models
+        drops = len(_models) == _CACHE_SIZE
         model = self._model()
         pieces = (Piece(a, self._valid(a), 0, len(a[0])) for a in batches)
         with Prepared(
@@ -93,7 +94,7 @@ class Predictor:
             for group in cut(pieces, self.batch_size):
                 predicted = _joined([self._predict(model, *pair) for pair in made.each(group)])
                 if loads:  # once it has been called, as a graph is made then
-                    spare_from_collection()
+                    spare_from_collection(dropped=drops)
                     loads = False
                 yield predicted
 

@@ -110,7 +110,7 @@ class ServedModel:
 
     def _learn_outputs(self, spark: SparkSession) -> None:
         """Let a worker build the model and tell what it gives; the driver loads no framework."""
-        told = ask_worker(spark, describing(self._shipped.loader(spark)))
+        told = ask_worker(spark, describing(self._shipped.loader(spark)), keep=True)
         outputs, problem, wrong = json.loads(told)
         if wrong:
             raise ModelError(f"{wrong} (run {self._known.place})")

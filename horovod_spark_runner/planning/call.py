@@ -14,7 +14,7 @@ from ..run.default_place import default_place
 from ..run.request import TrainingRequest, check_request
 from ..rundir.directory import RunDirectory
 from ..settings.data import DataOptions
-from ..settings.kinds import ColumnNames, check_count, check_options
+from ..settings.kinds import ColumnNames, check_count, check_flag, check_options
 from ..settings.launching import LaunchOptions
 from ..settings.sync import Allreduce
 from ..settings.training import CheckpointOptions, FitOptions, RestartOptions
@@ -56,6 +56,7 @@ def plan_training(
     ranks_per_host: int | None = None,
     cores_per_host: int | None = None,
     sample_rows: int = 100_000,
+    noise_scale: bool = False,
     plan_dir: str | os.PathLike[str] | None = None,
     stream_logs: bool = True,
 ) -> TrainingPlan:
@@ -87,6 +88,9 @@ def plan_training(
         ranks_per_host: ranks that a host holds; by default as many as the fullest one held.
         cores_per_host: cores of a host; by default as found, or what limits the container.
         sample_rows: of larger DataFrames, rows to measure with, about (100,000).
+        noise_scale: also train two ranks or more for some seconds to tell the gradient noise scale
+            (false): the global batch far above which more rows hardly save steps. It is that of
+            the beginning of the training, and grows later.
         plan_dir: folder, reached by the driver and all executors, for these rows, and in the end
             for ``plan.json`` and ``plan.html``. On a ``local`` master ``plans/<time>`` by default;
             required elsewhere.
@@ -106,6 +110,7 @@ def plan_training(
     """
     counts = _counts("ranks", ranks)
     named_links(networks)
+    check_flag("noise_scale", noise_scale)
     wanted_rows = check_count("sample_rows", sample_rows)
     for name, given in (("ranks_per_host", ranks_per_host), ("cores_per_host", cores_per_host)):
         if given is not None:
@@ -148,7 +153,12 @@ def plan_training(
     if rows > wanted_rows:
         sample = replace(request, frame=frame.sample(wanted_rows / rows, seed=0))
         checked = replace(checked, request=sample)
-    measured = measure(checked, sizes, _SECONDS, rows)
+    if noise_scale and checked.workers < 2:
+        raise InvalidInputError(
+            "noise_scale=True compares the gradients of several ranks, but there is 1; give "
+            "num_workers=2, or more slots"
+        )
+    measured = measure(checked, sizes, _SECONDS, rows, noise=noise_scale)
     plan = plan_of(
         directory.location.name, measured, networks, counts, ranks_per_host, cores_per_host
     )

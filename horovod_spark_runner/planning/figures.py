@@ -17,11 +17,13 @@ class Question:
         batch_sizes: rows of a rank in a step; those of which the rows do not fill a step of all
             ranks are left out.
         seconds: how long to train with each, and to read, about.
+        noise: whether to tell the gradient noise scale; of two ranks, or more.
     """
 
     spec: TrainingSpec
     batch_sizes: Sequence[int]
     seconds: float
+    noise: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class RankFigures:
         reader_rows: rows per second that the reader gives, with nothing else to do.
         reader_cpu_seconds: processor time of a row.
         cores: of the host that this process may use.
+        noise: mean squares of the gradients of single ranks, and of those of all, if asked for.
     """
 
     build: float
@@ -68,6 +71,7 @@ class RankFigures:
     reader_rows: float
     reader_cpu_seconds: float
     cores: int
+    noise: tuple[float, float] | None = None
 
 
 def measure_rank(question: Question) -> RankFigures:

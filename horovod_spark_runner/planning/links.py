@@ -113,8 +113,8 @@ def fitted_link(seconds: Mapping[int, float], ranks: int) -> Link:
     columns = np.stack([np.full_like(size, steps), steps * size / ranks], axis=1) / took[:, None]
     (latency, per_byte), *_ = np.linalg.lstsq(columns, np.ones_like(took), rcond=None)
     # Noise may let a small message seem to be the slower one.
-    smallest, largest = took[0] / steps, took[-1] / steps
+    smallest, largest = float(took[0]) / steps, float(took[-1]) / steps
     latency = min(max(float(latency), 0.0), smallest)
     if per_byte <= 0:
-        per_byte = largest / (size[-1] / ranks)
+        per_byte = largest / float(size[-1] / ranks)
     return Link(latency, 1.0 / float(per_byte))

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..data.prepare.datasets import session_of
@@ -19,6 +19,7 @@ from ..settings.launching import LaunchSettings
 from ..settings.table import derive
 from ..training.entry import modules_for
 from ..training.spec import TrainingSpec
+from ..training.sync.noise import noise_scale
 from .figures import Question, RankFigures, measure_rank
 from .links import Link, fitted_link, ring_seconds, tree_seconds
 from .model import StepTime, Workload
@@ -61,6 +62,8 @@ class Measurement:
         measured_rows: rows that were written and read.
         seconds: what measuring took.
         source: the run that told it all; empty where it was measured.
+        noise_scale: the gradient noise scale in rows; ``None`` where it was not asked for, or the
+            mean gradient cannot be told from noise.
     """
 
     workload: Workload
@@ -72,6 +75,7 @@ class Measurement:
     measured_rows: int
     seconds: float
     source: str = ""
+    noise_scale: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -84,7 +88,12 @@ class Measurement:
 
 
 def measure(
-    checked: CheckedRequest, batch_sizes: Sequence[int], seconds: float, rows: int
+    checked: CheckedRequest,
+    batch_sizes: Sequence[int],
+    seconds: float,
+    rows: int,
+    *,
+    noise: bool = False,
 ) -> Measurement:
     """Measure a training on the cluster.
 
@@ -93,6 +102,7 @@ def measure(
         batch_sizes: rows of a rank in a step; that of the training among them.
         seconds: how long a rank is to measure each of them.
         rows: rows of the whole training.
+        noise: whether to tell the gradient noise scale.
 
     Raises:
         HorovodSparkError: as `run_training` does.
@@ -109,7 +119,9 @@ def measure(
         spec = training_spec(checked, data, "plan", None, "")
         question = Question(spec, batch_sizes, seconds)
         alone = _launch(checked, question, 1, modules)
-        every = alone if checked.workers == 1 else _launch(checked, question, None, modules)
+        every = alone
+        if checked.workers > 1:
+            every = _launch(checked, replace(question, noise=noise), None, modules)
     written = 0.0 if data.reused else materialized * max(1.0, rows / known)
     return combined(spec, alone, every, rows=rows, known=known, materialize=written, began=began)
 
@@ -205,6 +217,9 @@ def combined(
         sums=sums,
         measured_rows=known,
         seconds=time.monotonic() - began,
+        noise_scale=None
+        if all_of[0].noise is None
+        else noise_scale(*all_of[0].noise, spec.fit.batch_size, ranks),
     )
 
 
@@ -218,7 +233,8 @@ def _link(sums: Mapping[int, float], ranks: Sequence[RankFigures], size: int) ->
     latency = _mean([rank.latency for rank in ranks])
     # What a sum of nothing takes through Horovod, and not through MPI alone.
     waiting = max(0.0, min(sums.values()) - latency)
-    return fitted_link({n: max(took - waiting, latency) for n, took in sums.items()}, size), waiting
+    fitted = fitted_link({n: max(took - waiting, latency) for n, took in sums.items()}, size)
+    return Link(latency / (2 * (size - 1)), fitted.bandwidth), waiting
 
 
 def _shared(

@@ -11,7 +11,7 @@ from ..report.page import Section, facts, figure, grid, page, paragraph, table
 from ..report.stacked import Part, Whole, legend, stacked_rows
 from .advice import NetworkPlan
 from .measure import Measurement
-from .table import measured_lines, network_title, noise_line, prediction_cells, rounds_lines
+from .table import measured_lines, network_title, prediction_cells, rounds_lines
 
 _PARTS = {
     "computing": Part("computing", 2, "on cores that nobody else wants"),
@@ -30,12 +30,9 @@ def plan_page(
     name: str,
     measured: Measurement,
     networks: Sequence[NetworkPlan],
-    noise_scale: float | None,
 ) -> str:
     """Return a plan as a page; see `table.plan_text`."""
     told: list[Child] = [paragraph(line) for line in measured_lines(measured)]
-    if noise_scale is not None:
-        told.append(paragraph(noise_line(noise_scale, measured.workload.batch_size)))
     sections = [
         Section("What was measured", told),
         Section(

@@ -23,23 +23,19 @@ class TrainingPlan:
         name: what the plan is called.
         measurement: what was measured.
         networks: what would come of it on each network.
-        noise_scale: the gradient noise scale in rows, if that was asked for: a global batch far
-            above it hardly saves steps.
     """
 
     name: str
     measurement: Measurement
     networks: tuple[NetworkPlan, ...]
-    noise_scale: float | None = None
 
     def __str__(self) -> str:
-        return plan_text(self.name, self.measurement, self.networks, self.noise_scale)
+        return plan_text(self.name, self.measurement, self.networks)
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan as plain values that JSON can hold; times in seconds."""
         return {
             "name": self.name,
-            "noise_scale": self.noise_scale,
             "measured": self.measurement.as_json(),
             "networks": [
                 {
@@ -70,7 +66,7 @@ class TrainingPlan:
         if file.name.endswith(".json"):
             file.write_text(json.dumps(self.as_json(), indent=1) + "\n")
         elif file.name.endswith(".html"):
-            file.write_text(plan_page(self.name, self.measurement, self.networks, self.noise_scale))
+            file.write_text(plan_page(self.name, self.measurement, self.networks))
         else:
             raise InvalidInputError(
                 f"a plan is written as a file that ends in .json or .html, got {file.name!r}"

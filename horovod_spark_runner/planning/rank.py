@@ -15,12 +15,15 @@ import numpy as np
 from mpi4py import MPI
 
 from ..data.read.reader import DatasetReader
+from ..errors import DataError, ModelError
 from ..launch.worker.reporting import report_progress
 from ..training.agreement import NOTHING
 from ..training.engine import engine_named
 from ..training.epochs import Epochs, Step
+from ..training.spec import TrainingSpec
 from ..training.state import broadcast
-from ..training.sync.synchroniser import Collectives
+from ..training.sync.noise import NoiseSynchroniser, SquaringCollectives
+from ..training.sync.synchroniser import Collectives, Synchroniser
 from ..training.trainee import Trainee
 from ..training.ways import SYNCHRONISERS
 from .figures import Question, RankFigures, StepFigures
@@ -40,13 +43,7 @@ def measure(question: Question) -> RankFigures:
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
     collectives = engine.collectives()
-    synchroniser = SYNCHRONISERS[type(spec.sync)](spec.sync, collectives)
-    trainee = engine.trainee(spec, world, synchroniser)
-    broadcast(trainee.variables, world)
-    trainee.variables_were_set()
-    trainee.variables.separate_seeds(world.Get_rank())
-    trainee.separate(world.Get_rank())
-    synchroniser.begin(trainee.variables)
+    trainee = _built(spec, world, SYNCHRONISERS[type(spec.sync)](spec.sync, collectives))
     built = time.perf_counter()
     measuring = _Measuring(question, world, trainee)
     with contextlib.closing(measuring):
@@ -69,7 +66,36 @@ def measure(question: Question) -> RankFigures:
         reader_rows=rows,
         reader_cpu_seconds=cpu,
         cores=usable_cores(),
+        noise=_noise(question, world, collectives) if question.noise else None,
     )
+
+
+def _built(spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser) -> Trainee:
+    """Return the model of a training, the same on all ranks."""
+    trainee = engine_named(spec.engine).trainee(spec, world, synchroniser)
+    broadcast(trainee.variables, world)
+    trainee.variables_were_set()
+    trainee.variables.separate_seeds(world.Get_rank())
+    trainee.separate(world.Get_rank())
+    synchroniser.begin(trainee.variables)
+    return trainee
+
+
+def _noise(question: Question, world: MPI.Comm, collectives: Collectives) -> tuple[float, float]:
+    """Return the mean squares of gradients in the first steps of the training.
+
+    Raises:
+        ModelError: the engine does not tell them.
+    """
+    spec = question.spec
+    if not isinstance(collectives, SquaringCollectives):
+        raise ModelError(f"noise_scale: engine {spec.engine!r} does not tell it")
+    synchroniser = NoiseSynchroniser("none", collectives)
+    measuring = _Measuring(question, world, _built(spec, world, synchroniser))
+    with contextlib.closing(measuring):
+        count = measuring.train(question.seconds)
+    single, every = synchroniser.tally.read()
+    return single / count / world.Get_size(), every / count
 
 
 class _Measuring:
@@ -135,6 +161,30 @@ class _Measuring:
             cpu_seconds=cpu / count,
             exchange=None if after is None or exchanged is None else (after - exchanged) / count,
         )
+
+    def train(self, seconds: float) -> int:
+        """Train for some seconds on full batches of all ranks; return the steps.
+
+        Raises:
+            DataError: the rows do not fill one.
+        """
+        world = self._world
+        epochs = self._epochs(self._question.spec.fit.batch_size)
+        deadline, count = time.perf_counter() + seconds, 0
+        for number in itertools.count():
+            with contextlib.closing(epochs.steps_from(number)) as steps:
+                for step in steps:
+                    # The first pass is gone through as far as time allows, by all ranks alike.
+                    if not step.equal or world.bcast(count and time.perf_counter() > deadline):
+                        break
+                    self._trainee.train_step(step, NOTHING, False)
+                    report_progress()
+                    count += 1
+            if not count:
+                raise DataError(f"the rows do not fill a step of {world.Get_size()} ranks")
+            if world.bcast(time.perf_counter() > deadline):
+                return count
+        raise AssertionError("passes do not end")
 
     def reading(self) -> tuple[float, float]:
         """Return the rows per second that are read, and the processor seconds of a row."""

@@ -17,7 +17,6 @@ def plan_text(
     name: str,
     measured: Measurement,
     networks: Sequence[NetworkPlan],
-    noise_scale: float | None,
 ) -> str:
     """Return a plan as lines of text.
 
@@ -25,11 +24,8 @@ def plan_text(
         name: what it is of.
         measured: what was measured.
         networks: what would come of it on each network.
-        noise_scale: the gradient noise scale in rows, if it is known.
     """
     lines = [f"plan for {name}", *measured_lines(measured)]
-    if noise_scale is not None:
-        lines.append(noise_line(noise_scale, measured.workload.batch_size))
     for network in networks:
         lines += ["", network_title(network), *_table(network)]
         lines += [network.verdict, *rounds_lines(network)]
@@ -76,6 +72,8 @@ def measured_lines(measured: Measurement) -> list[str]:
         f"before the first epoch: {duration(max(work.launch.values()))} of launching, "
         f"{duration(work.build)} of building, {duration(work.materialize)} of writing the rows"
     )
+    if measured.noise_scale is not None:
+        lines.append(_noise(measured.noise_scale, work.batch_size))
     return lines
 
 
@@ -93,7 +91,7 @@ def network_title(network: NetworkPlan) -> str:
     )
 
 
-def noise_line(noise_scale: float, batch_size: int) -> str:
+def _noise(noise_scale: float, batch_size: int) -> str:
     """Return what the gradient noise scale says."""
     ranks = max(1, round(noise_scale / batch_size))
     return (

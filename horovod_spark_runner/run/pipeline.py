@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 from ..data.manifest import Manifest
 from ..data.prepare.datasets import Prepared, prepared, session_of
 from ..data.read.classes import absent_classes
-from ..errors import CheckpointError, DataError
+from ..errors import CheckpointError, DataError, InvalidInputError
 from ..launch.driver.console import Console
 from ..launch.driver.launch import RunResult
 from ..launch.driver.launcher import chosen_launcher
@@ -28,6 +29,7 @@ from ..ml.transformers import transformer_class
 from ..rundir.attempt import Attempt
 from ..rundir.lock import RunLock
 from ..settings.prediction import PredictionSettings
+from ..spark.followed_jobs import told_of
 from ..spark.session import master_of
 from ..storage.filesystem import Location
 from ..training.accounting import SENT, WHOLE
@@ -43,17 +45,23 @@ from .tracking import begin_tracking
 logger = logging.getLogger(__name__)
 
 
-def prepare_data(checked: CheckedRequest, own: Location) -> AbstractContextManager[Prepared]:
-    """Materialize the data of a request; see `prepared`.
+@contextlib.contextmanager
+def prepare_data(checked: CheckedRequest, own: Location) -> Iterator[Prepared]:
+    """Materialize the data of a request, and tell how far that is; see `prepared`.
 
     Args:
         checked: the request.
         own: where they go if there is no cache directory.
     """
     request = checked.request
-    return prepared(
+    rows = prepared(
         request.frame, checked.roles, request.data, request.validation, own, checked.fit.seed
     )
+    console = Console(checked.directory.location.name, quiet=not request.stream_logs)
+    with contextlib.ExitStack() as kept:
+        with told_of(session_of(request.frame), console.say):
+            data = kept.enter_context(rows)
+        yield data
 
 
 @dataclass(frozen=True)
@@ -143,6 +151,7 @@ def train_ranks(
         materialized = time.monotonic()
         console.say(_describe(data, materialized - began))
         _check_enough_rows(data.train, checked.workers)
+        _check_profile_steps(checked, data.train.rows)
         if request.checkpoints.saved_model:
             columns = [data.train.column(name) for name in checked.inputs.columns]
             check_saved_model(checked.source, checked.inputs, request.data.transforms, columns)
@@ -250,6 +259,17 @@ def _check_enough_rows(train: Manifest, num_workers: int) -> None:
         raise DataError(
             f"the training data have {train.rows} rows, fewer than the {num_workers} ranks asked "
             "for; lower num_workers"
+        )
+
+
+def _check_profile_steps(checked: CheckedRequest, rows: int) -> None:
+    """Check that the run will have the steps that are to be profiled."""
+    wanted, fit = checked.request.checkpoints.profile_steps, checked.fit
+    steps = fit.steps_per_epoch or -(-rows // (fit.batch_size * checked.workers))
+    if wanted is not None and wanted[1] > steps * fit.epochs:
+        raise InvalidInputError(
+            f"profile_steps={tuple(wanted)}, but the run has {steps * fit.epochs:,} steps: "
+            f"{fit.epochs:,} epochs of {steps:,}; name earlier ones"
         )
 
 

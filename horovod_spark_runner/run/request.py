@@ -51,6 +51,8 @@ from .tracking import check_tracking
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+# Where Horovod is to write a timeline.
+_TIMELINE = "HOROVOD_TIMELINE"
 Resume = Literal["auto", "never", "required"]
 
 logger = logging.getLogger(__name__)
@@ -240,9 +242,18 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
 
 def _launching(request: TrainingRequest, directory: RunDirectory) -> LaunchSettings:
     """Return how the ranks are started."""
+    env = dict(request.launch.env)
+    if request.checkpoints.timeline:
+        if _TIMELINE in env:
+            raise InvalidInputError(
+                f"timeline=True and {_TIMELINE}={env[_TIMELINE]!r} in launch.env: Horovod keeps "
+                "one timeline; leave one of them out"
+            )
+        env[_TIMELINE] = "DYNAMIC"  # begun by the training, not with Horovod
     return derive(
         LaunchSettings,
         request.launch,
+        env=env,
         num_workers=request.num_workers,
         gpus_per_worker=request.gpus_per_worker,
         stream_logs=request.stream_logs,

@@ -23,6 +23,7 @@ from ..errors import (
     RunFailedError,
     StalledError,
 )
+from ..frameworks import FRAMEWORKS
 from ..settings.training import RestartOptions
 
 RUNNING = "running"  # what the record says until an attempt has ended
@@ -55,9 +56,7 @@ _SURROUNDINGS = (
     "TimeoutError",
     # Storage, networks and devices say so; files that are not there have types of their own.
     "OSError",
-    "tensorflow.python.framework.errors_impl.AbortedError",
-    "tensorflow.python.framework.errors_impl.InternalError",
-    "tensorflow.python.framework.errors_impl.UnavailableError",
+    *(name for known in FRAMEWORKS.values() for name in known.surroundings),
 )
 
 

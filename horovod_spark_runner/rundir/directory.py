@@ -16,6 +16,8 @@
         report.html                 what there is to see of the run, as one page
         mlflow.json                 identity of the run in MLflow, if it is told of the training
         events/train, validation    event files, for TensorBoard
+        events/profile/             profiles of chosen steps, if asked for, for TensorBoard, too
+        events/timeline-00000000.json  Horovod's timeline from that step on, if asked for
         model/                      model.keras, weights.npz, sample.npz, signature.json (the last)
         saved_model/                the model as a SavedModel, if asked for
 """
@@ -204,18 +206,27 @@ class RunDirectory:
         """Return the metrics of each epoch; none if there is no file of them.
 
         Raises:
-            RunDirectoryError: it is damaged.
+            RunDirectoryError: it is damaged, elsewhere than in a last line that was cut short.
         """
         try:
-            epochs = [json.loads(line) for line in self.metrics.read_text().splitlines()]
-            return [
-                {k: v for k, v in epoch.items() if k != "epoch" and not _is_account(k, v)}
-                for epoch in epochs
-            ]
+            text = self.metrics.read_text()
         except FileNotFoundError:
             return []
-        except (ValueError, AttributeError) as error:
-            raise RunDirectoryError(f"{self.metrics} is damaged: {error}") from error
+        lines = text.splitlines()
+        epochs = []
+        for number, line in enumerate(lines, 1):
+            try:
+                epoch = json.loads(line)
+                epochs.append(
+                    {k: v for k, v in epoch.items() if k != "epoch" and not _is_account(k, v)}
+                )
+            except (ValueError, AttributeError) as error:
+                if number == len(lines) and not text.endswith("\n"):
+                    break
+                raise RunDirectoryError(
+                    f"{self.metrics} is damaged: line {number} is no epoch ({error})"
+                ) from error
+        return epochs
 
     def read_accounts(self, epochs: int) -> list[Account]:
         """Return where the time of each of the first so many epochs went, where that is known."""

@@ -129,6 +129,10 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
     try:
         facts = unsealed(read(MAIN_FILE).decode())
         return _bundle(facts, read, path)
+    except NotADirectoryError as error:
+        raise RunDirectoryError(
+            f"{path} is a file; an exported pipeline is the folder that {MAIN_FILE} lies in"
+        ) from error
     except FileNotFoundError as error:
         raise RunDirectoryError(
             f"{path} holds no exported pipeline: {MAIN_FILE} is missing"

@@ -60,6 +60,7 @@ class Input:
         lists = self.kind == WORDS
         found: list[Any] = []
         for row, value in enumerate(values):
+            value = value.tolist() if isinstance(value, np.ma.MaskedArray) else value
             if _is_null(value) or (valid is not None and not valid[row]):
                 found.append(None)
             elif not lists and isinstance(value, str):
@@ -83,6 +84,7 @@ class Input:
                 there[row] = False
                 continue
             value = value.toArray() if hasattr(value, "toArray") else value
+            value = value.tolist() if isinstance(value, np.ma.MaskedArray) else value
             try:
                 one = np.asarray(value, np.float64)
             except (TypeError, ValueError):
@@ -104,6 +106,10 @@ class Input:
 
     def _numbers(self, values: Any, valid: Mask) -> Numbers:
         dtype = np.dtype(DTYPES[self.kind])
+        if isinstance(values, np.ndarray) and values.ndim > 1:
+            if values.size != len(values):
+                raise self._misfit(0, values[0], f"it must be {self._described()} or None")
+            values = values.reshape(len(values))
         if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
             values, valid = self._from_objects(values, valid, whole=dtype.kind == "i")
         if (values.dtype.kind == "b") != (dtype.kind == "b") and len(values):
@@ -191,15 +197,17 @@ def _is_null(value: Any) -> bool:
 
 def _plain(given: Any) -> tuple[Any, Mask]:
     """Return a NumPy array or list of the values, and which of them are not null."""
+    if isinstance(given, np.ma.MaskedArray):
+        return _masked(given)
     if isinstance(given, np.ndarray):
         return (given if given.dtype.kind in "biuf" else given.tolist()), None
     if hasattr(given, "to_pylist"):  # Arrow's
         kind = str(given.type)
         if kind == "bool" or kind.startswith(("int", "uint", "float", "double")):
             if not given.null_count:
-                return given.to_numpy(), None
+                return _arrow_numbers(given), None
             there = np.asarray(given.is_valid().to_pylist(), bool)
-            return given.fill_null(False if kind == "bool" else 0).to_numpy(), there
+            return _arrow_numbers(given.fill_null(False if kind == "bool" else 0)), there
         return given.to_pylist(), None
     if hasattr(given, "iloc"):  # pandas'
         if isinstance(given.dtype, np.dtype) and given.dtype.kind in "biuf":
@@ -209,3 +217,22 @@ def _plain(given: Any) -> tuple[Any, Mask]:
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         raise DataError(f"a column must be a sequence of values, got {given!r:.200}")
     return given, None
+
+
+def _masked(given: np.ma.MaskedArray) -> tuple[Any, Mask]:
+    """Return the values of an array whose masked elements are null, and which rows are not."""
+    if given.ndim > 1:  # of which a row may be null in part
+        return given.tolist(), None
+    there = ~np.ma.getmaskarray(given)
+    if given.dtype.kind not in "biuf":
+        return given.tolist(), None
+    values = given.filled(False if given.dtype.kind == "b" else 0)
+    return values, None if there.all() else there
+
+
+def _arrow_numbers(given: Any) -> np.ndarray:
+    """Return Arrow's numbers, which a table has in pieces and a record batch has not."""
+    whole: np.ndarray = (
+        given.to_numpy() if hasattr(given, "chunks") else given.to_numpy(zero_copy_only=False)
+    )
+    return whole

@@ -14,6 +14,8 @@ from ..errors import EnvironmentProblem, ModelError
 
 # Where this package tells what it knows of a file, among the file's own metadata.
 METADATA = "horovod_spark_runner"
+# What it tells there of rows with NaN or infinity: how many were compared, and which are blank.
+NON_FINITE = "non_finite"
 _ERRORS_ONLY = 3
 # onnxruntime's builds from PyPI report to their makers from their import on, unless this is set.
 _NO_REPORTS = "ORT_DISABLE_TELEMETRY"

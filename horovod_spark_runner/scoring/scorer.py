@@ -111,6 +111,9 @@ class Scorer:
                 f"{rows!r:.200}"
             )
         there: list[str] = list(rows.column_names if table else rows.keys())
+        twice = sorted({str(name) for name in there if there.count(name) > 1})
+        if twice:
+            raise DataError(f"there are several columns called {twice[0]!r}; rename all but one")
         given = {name: rows[name] for name in there}
         wanted = self._wanted(columns, given)
         batch = self._scored(given, _count(given), wanted)
@@ -122,7 +125,7 @@ class Scorer:
         return {
             name: _array(batch.columns[name])
             if name in batch.columns
-            else np.asarray(given[name])[left]
+            else np.asanyarray(given[name])[left]  # masked arrays stay such
             for name in wanted
         }
 
@@ -161,7 +164,8 @@ class Scorer:
 
 def _count(given: Mapping[str, Any]) -> int:
     for name, values in given.items():
-        if isinstance(values, str) or not hasattr(values, "__len__"):
+        single = getattr(values, "shape", None) == ()
+        if single or isinstance(values, str) or not hasattr(values, "__len__"):
             raise DataError(
                 f"column {name!r} must be a sequence of values, got {values!r:.200}; one row is "
                 "scored by score_row"

@@ -34,6 +34,12 @@ class Stage(Protocol):
         ...
 
 
+def inputs_of(stage: Stage) -> tuple[str, ...]:
+    """Return the columns a stage takes: its field ``input``, or ``inputs`` where it has several."""
+    several = getattr(stage, "inputs", None)
+    return (stage.input,) if several is None else tuple(several)  # type: ignore[attr-defined]
+
+
 def to_stored(stage: Stage, number: int) -> tuple[dict[str, Any], Arrays, dict[str, bytes]]:
     """Return a stage as JSON's values, its arrays by name, and its files by name.
 

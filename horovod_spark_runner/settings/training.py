@@ -63,6 +63,18 @@ def _check_metric(name: str, value: object) -> str:
     return value
 
 
+def _check_profile_steps(name: str, value: object) -> tuple[int, int]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise InvalidInputError(
+            f"{name} must be two numbers, the first step and the last, such as (100, 110), got "
+            f"{brief(value)}"
+        )
+    first, last = (check_count(name, step) for step in value)
+    if last < first:
+        raise InvalidInputError(f"{name} must not end before it begins, got {brief(value)}")
+    return first, last
+
+
 def _check_weights(name: str, value: object) -> str | os.PathLike[str]:
     if not isinstance(value, (str, os.PathLike)) or value == "":
         raise InvalidInputError(
@@ -75,6 +87,7 @@ def _check_weights(name: str, value: object) -> str | os.PathLike[str]:
 _EPOCH_NUMBERS: Kind[int | Sequence[int]] = Kind(
     "whole number, at least 1, or a list of some", _check_validation_freq
 )
+_PROFILE_STEPS: Kind[Sequence[int]] = Kind("two whole numbers, at least 1", _check_profile_steps)
 _CLASS_WEIGHTS: Kind[Mapping[int, float]] = Kind(
     "dictionary from whole numbers to weights of at least 0", _check_class_weight
 )
@@ -186,6 +199,21 @@ class CheckpointOptions(Settings):
         "also write the trained model as a SavedModel, to ``saved_model/`` in the run directory: "
         "its inputs are the feature columns, and it predicts with TensorFlow alone, as "
         "`TFTransformer.export` says (false).",
+    )
+
+    timeline: bool = setting(
+        False,
+        FLAG,
+        "record what Horovod does with each tensor, and how long ranks wait for each other, to "
+        "``events/timeline-STEP.json`` in the run directory, which chrome://tracing and Perfetto "
+        "show (false). It grows with every step.",
+    )
+    profile_steps: Sequence[int] | None = setting(
+        None,
+        optional(_PROFILE_STEPS),
+        "profile these steps of the run on rank 0, the first and the last of them counted from 1, "
+        "such as ``(100, 110)``, with TensorFlow's profiler or PyTorch's, to ``events/profile/`` "
+        "in the run directory, for TensorBoard.",
     )
 
     @property

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 # The GPUs that a framework of this process was, or will be, imported with: it keeps to them.
 _devices: frozenset[str] | None = None
-# Whether something was left out of garbage collections here.
-_spared = False
 
 
 @dataclass(frozen=True)
@@ -35,15 +33,20 @@ class _Question:
             yield pa.RecordBatch.from_pydict({"text": [self.ask()]})
 
 
-def ask_worker(spark: SparkSession, ask: Callable[[], str]) -> str:
+def ask_worker(spark: SparkSession, ask: Callable[[], str], *, keep: bool = False) -> str:
     """Return what ``ask`` gives in one of Spark's Python workers, which may load a framework.
 
     Args:
         spark: session to run in.
         ask: pickled and sent to the worker.
+        keep: whether the worker stays for the tasks that follow, with what it has loaded. Where
+            executors have several GPUs it ends even so: it would keep to its own.
     """
     use_own_python(spark)
-    row = spark.range(0, 1, 1, 1).mapInArrow(_Question(ask), "text string").first()
+    answers = spark.range(0, 1, 1, 1).mapInArrow(_Question(ask), "text string")
+    gpus = float(spark.conf.get("spark.executor.resource.gpu.amount", "0") or 0)
+    # Spark ends a worker that it does not hear out, and takes no more than it is asked for.
+    row = answers.collect()[0] if keep and gpus <= 1 else answers.first()
     assert row is not None  # the question is asked once for the one row there is
     return str(row.text)
 
@@ -83,17 +86,18 @@ def _in_words(addresses: Collection[str]) -> str:
     return f"GPU {', '.join(sorted(addresses))}" if addresses else "no GPU"
 
 
-def spare_from_collection() -> None:
+def spare_from_collection(*, dropped: bool) -> None:
     """Leave what is alive now, such as a framework and a model, out of garbage collections.
 
     Spark's worker collects garbage after every task, which looks at every object there is: beside
-    TensorFlow that takes longer than many a task. What was left out by an earlier call and is
-    garbage by now is collected first; what a process has frozen before it forked this one stays so,
-    and its memory shared, until then.
+    TensorFlow that takes longer than many a task. Looking at all of them once more, for what was
+    left out by an earlier call and is garbage by now, takes as long; and a process that was forked
+    gets a copy of what its parent had frozen by that.
+
+    Args:
+        dropped: whether something was given up that an earlier call has left out.
     """
-    global _spared
-    if _spared:
+    if dropped:
         gc.unfreeze()
     gc.collect()
     gc.freeze()
-    _spared = True

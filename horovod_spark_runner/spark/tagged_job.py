@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .session import classic_context, inheriting_thread, is_stopped
+from .session import classic_context, described, inheriting_thread, is_stopped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,8 +114,8 @@ class TaggedJob(Generic[T]):
         context = self._spark.sparkContext
         context.addJobTag(self._tag)
         context.setInterruptOnCancel(True)
-        context.setJobDescription(self._description)
-        self._run()
+        with described(self._spark, self._description):
+            self._run()
 
     def _run_tagged(self) -> None:
         self._spark.addTag(self._tag)

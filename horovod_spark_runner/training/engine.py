@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 # What models are exported to: TensorFlow's format, Keras' own, and the one of many runtimes.
 SAVED_MODEL, KERAS_FILE, ONNX, TORCH_EXPORT = "saved_model", "keras", "onnx", "torch_export"
+# How the names of those end that are one file.
+SUFFIXES = {KERAS_FILE: ".keras", ONNX: ".onnx", TORCH_EXPORT: ".pt2"}
+# What is in every SavedModel, a folder.
+GRAPH_FILE = "saved_model.pb"
 
 
 class Engine(Protocol):

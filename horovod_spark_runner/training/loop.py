@@ -32,6 +32,7 @@ from .rank_state import restore_rank
 from .spec import TrainingReport, TrainingSpec
 from .state import broadcast, kept
 from .sync.synchroniser import Synchroniser
+from .traces import Traces
 from .trainee import Trainee
 from .ways import SYNCHRONISERS, Way
 
@@ -104,12 +105,11 @@ class Training:
         self._events: EventFiles | None = None
         if self._rank == 0 and spec.checkpoints.event_files:
             self._events = EventFiles(RunDirectory(spec.run_dir), spec.lock_token)
+        self._traces = Traces(spec, self._rank, trainee.tracer())
         self._progress = Progress()
         self._rates: dict[str, float] = {}
         self._reporter = ProgressReporter(self._rank, spec.fit.epochs, self._accounts)
-        self._preempted = False
-        self._checked = False
-        self._save_due = False
+        self._preempted = self._checked = self._save_due = False
 
     def _read(self, data: Manifest, *, training: bool = True) -> Epochs:
         spec = self._spec
@@ -165,6 +165,7 @@ class Training:
         self._trainee.variables_were_set()
 
     def close(self) -> None:
+        self._traces.close()
         self._keeper.close()
         if self._events is not None:
             self._events.close()
@@ -183,6 +184,7 @@ class Training:
         while not self._progress.is_finished(self._spec.fit.epochs):
             logs = self._run_epoch(begun=resumed_in_epoch)
             resumed_in_epoch = False
+            self._traces.at(self._progress.step)
             if self._preempted:
                 self._keeper.finish()
                 return self._report()
@@ -290,6 +292,7 @@ class Training:
         """Run one step; return its logs, and whether the ranks have agreed to leave the epoch."""
         progress, steps = self._progress, self._epochs.steps
         self._keeper.poll()
+        self._traces.at(progress.step)
         self._rate.before_step(progress.epoch + step.number / steps)
         begins, ends, end = execution(step.number, steps, self._trainee.steps_per_execution)
         if begins and self._hooks.watch_begin:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -47,6 +47,15 @@ def tell_facts(
         ],
     }
     onnx.helper.set_model_props(model, {METADATA: json.dumps(facts)})
+
+
+def add_facts(model: Any, more: Mapping[str, Any]) -> None:
+    """Write more into an ONNX model that `tell_facts` has written into."""
+    import onnx
+
+    known = {one.key: one.value for one in model.metadata_props}
+    facts = {**json.loads(known[METADATA]), **more}
+    onnx.helper.set_model_props(model, {**known, METADATA: json.dumps(facts)})
 
 
 def name_rows(graph: Any) -> None:

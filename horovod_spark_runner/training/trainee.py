@@ -16,6 +16,7 @@ from .learning_rate import Rates
 from .logs import Logs
 from .spec import WarmStart
 from .state import TrainingVariables, Variable
+from .traces import Tracer
 
 
 class Trainee(ABC):
@@ -140,6 +141,10 @@ class Trainee(ABC):
         ``None`` where they cannot be told from those spent computing: then accounts hold both as
         one.
         """
+        return None
+
+    def tracer(self) -> Tracer | None:
+        """Return what records steps of this rank; ``None`` if the framework has nothing for it."""
         return None
 
     def learning_rates(self) -> dict[str, float]:

@@ -20,7 +20,7 @@ from ..run.request import CheckedRequest, Resume, check_request
 from ..rundir.lock import RunLock
 from ..settings.kinds import check_choice, check_count, check_flag
 from ..storage.filesystem import Location
-from .directory import StudyDirectory, begin_or_check, check_same
+from .directory import StudyDirectory, begin_or_check, check_same, check_whole
 from .result import TuneResult
 from .search import Search
 from .space import Space, check_space, describe_space, suggest
@@ -146,6 +146,7 @@ def tune(
         "settings": _lasting(checked.settings),
     }
     with RunLock(directory.lock):
+        check_whole(directory)
         check_same(directory, wanted)
         with prepare_data(checked, directory.lock.data) as data:
             begin_or_check(directory, {**wanted, "rows": data.train.fingerprint})

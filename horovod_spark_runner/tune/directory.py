@@ -55,13 +55,17 @@ class StudyDirectory:
         return self.location.join("report.html")
 
     @property
+    def trials(self) -> Location:
+        return self.location.join("trials")
+
+    @property
     def lock(self) -> RunDirectory:
         """The directory as one that a single search writes to."""
         return RunDirectory(self.location)
 
     def trial(self, number: int) -> RunDirectory:
         """Return the run directory of a trial."""
-        return RunDirectory(self.location.join("trials", f"trial-{number:05d}"))
+        return RunDirectory(self.trials.join(f"trial-{number:05d}"))
 
     def read_record(self) -> dict[str, Any] | None:
         """Return what the study was begun with; ``None`` if there is none yet.
@@ -99,6 +103,32 @@ class StudyDirectory:
         lock = self.journal.parent.join(f"{self.journal.name}.lock")
         if lock.exists():
             lock.delete_file()
+
+
+def check_whole(directory: StudyDirectory) -> None:
+    """Check that what trials have left is not taken for results of other parameters.
+
+    Args:
+        directory: a study's directory, whose lock is held.
+
+    Raises:
+        RunDirectoryError: a part of an earlier study is missing.
+    """
+    parts = {
+        "study.json": directory.record.exists(),
+        "journal.log": directory.journal.exists(),
+        "trials": bool(directory.trials.list()) if directory.trials.exists() else False,
+    }
+    # A study that was ended before its first trial has its record alone.
+    if parts["trials"] or parts["journal.log"]:
+        for name in ("study.json", "journal.log"):
+            if not parts[name]:
+                left = " and ".join(one for one, there in parts.items() if there)
+                raise RunDirectoryError(
+                    f"study_dir {directory.location} holds {left} of an earlier study, and its "
+                    f"{name} is missing: which parameters its trials had, and what was searched, "
+                    "cannot be known. Put it back, or give another study_dir"
+                )
 
 
 def check_same(directory: StudyDirectory, wanted: Mapping[str, Any]) -> None:

@@ -24,6 +24,10 @@ FINISHED, PRUNED, FAILED, RUNNING, INTERRUPTED = STATES = (
 )
 
 
+# What is kept of a trial beside optuna's own.
+PARAMS, ERROR, FIT_SECONDS = "params", "error", "fit_seconds"
+
+
 @dataclass(frozen=True)
 class TrialLine:
     """One trial.
@@ -75,11 +79,19 @@ def trial_line(trial: FrozenTrial, directory: StudyDirectory, *, searching: bool
         value=last if trial.value is None else trial.value,
         epochs=max(reported, default=0),
         seconds=None if trial.duration is None else trial.duration.total_seconds(),
-        fit_seconds=trial.user_attrs.get("fit_seconds"),
-        params=trial.user_attrs.get("params", trial.params),
-        error=trial.user_attrs.get("error", ""),
+        fit_seconds=trial.user_attrs.get(FIT_SECONDS),
+        params=_as_given(trial.user_attrs.get(PARAMS, trial.params)),
+        error=trial.user_attrs.get(ERROR, ""),
         run_dir=str(directory.trial(trial.number).location),
     )
+
+
+def _as_given(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters with the classes of ``class_weight`` as numbers, which JSON has as text."""
+    weights = params.get("class_weight")
+    if not isinstance(weights, Mapping):
+        return dict(params)
+    return {**params, "class_weight": {int(name): one for name, one in weights.items()}}
 
 
 def trial_table(lines: Sequence[TrialLine]) -> pd.DataFrame:

@@ -112,6 +112,8 @@ def make_pruner(pruner: Any, epochs: int | None) -> optuna.pruners.BasePruner:
     """
     if pruner is None:
         return optuna.pruners.NopPruner()
+    if not isinstance(pruner, optuna.pruners.BasePruner):
+        check_choice("pruner", pruner, get_args(PrunerName))
     if epochs == 1:
         raise InvalidInputError(
             f"pruner={pruner!r} ends trials after an epoch, but they have one: epochs=1"
@@ -119,7 +121,7 @@ def make_pruner(pruner: Any, epochs: int | None) -> optuna.pruners.BasePruner:
     if isinstance(pruner, optuna.pruners.BasePruner):
         _check_installed("pruner", pruner)
         return pruner
-    match check_choice("pruner", pruner, get_args(PrunerName)):
+    match pruner:
         case "median":
             return optuna.pruners.MedianPruner()
         case "asha":

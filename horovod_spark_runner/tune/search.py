@@ -18,13 +18,13 @@ from ..ml.transformers import transformer_class
 from ..run.attempts import Stopped
 from ..run.pipeline import train_ranks
 from ..run.request import check_request
-from ..spark.session import inheriting_thread
+from ..spark.session import described, inheriting_thread
 from ..training.engine import engine_of
 from .directory import StudyDirectory
 from .page import StudyFacts
 from .reporting import PageWriter, study_facts
-from .result import TuneResult, trial_line, trial_table
-from .trial import TrialFollower, final_value
+from .result import PRUNED, TuneResult, trial_line, trial_table
+from .trial import TrialFollower, check_own, final_value, has_begun
 from .trial_request import TrialRequests
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Search:
     def _next(self) -> tuple[Trial, dict[str, Any]] | None:
         """Return the next trial and its parameters; ``None`` if there are enough."""
         while True:
-            ended = sum(one.state.is_finished() for one in self._study.trials())
+            ended = sum(has_begun(one) for one in self._study.trials())
             if ended + self._going_on >= self._max_trials or self._study.exhausted:
                 return None
             asked = self._study.ask(self._choose)
@@ -201,8 +201,11 @@ class Search:
         place = self._directory.trial(trial.number).location
         checked = check_request(self._requests.request(params, place))
         if checked.checkpoint is not None:
+            check_own(checked.checkpoint.settings.get("params"), params, place)
             follower.take_over(checked.checkpoint.history)
-        trained = train_ranks(checked, lambda: contextlib.nullcontext(self._data), follower)
+        name = f"Horovod: trial {trial.number} of {self._directory.location.name}"
+        with described(session_of(self._requests.base.frame), name):
+            trained = train_ranks(checked, lambda: contextlib.nullcontext(self._data), follower)
         if follower.broken is not None:
             raise follower.broken
         report = trained.report
@@ -228,9 +231,11 @@ class Search:
         best = self._study.best()
         if best is None:
             failed = [line for line in lines if line.error]
+            pruned = sum(line.state == PRUNED for line in lines)
             first = f": trial {failed[0].trial}: {failed[0].error}" if failed else ""
             raise RunFailedError(
-                f"none of {len(lines)} trials has a value, {len(failed)} of them failed{first}"
+                f"none of {len(lines)} trials has a value: {pruned} were pruned, {len(failed)} "
+                f"failed{first}"
             )
         found = lines[best.number]
         request = self._requests.base

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidInputError
+import numpy as np
+
+from ..errors import HorovodSparkError, InvalidInputError
 from ..settings.kinds import whole_number
 
 if TYPE_CHECKING:
@@ -143,13 +145,14 @@ def choice(*values: Any) -> Choice:
     """Return the choice of one of several values.
 
     Args:
-        values: numbers, text, booleans or ``None``, which a study can keep. Of anything else, such
-            as layers' sizes or functions, give names, which ``model_fn`` knows the meaning of.
+        values: numbers (NumPy's become Python's), text, booleans or ``None``. Of anything else,
+            such as layers' sizes or functions, give names, which ``model_fn`` knows the meaning of.
 
     Raises:
         InvalidInputError: there are none, two are equal (as 1 and ``True`` are), or one is
             something else, such as NaN.
     """
+    values = tuple(one.item() if isinstance(one, np.generic) else one for one in values)
     wrong = [
         one
         for one in values
@@ -227,7 +230,17 @@ def suggest(space: Space, trial: Trial) -> dict[str, Any]:
             return {name: one.suggest(trial, name) for name, one in space.items()}
         except ValueError as error:  # as of a grid of other parameters
             raise InvalidInputError(f"the sampler cannot choose from the space: {error}") from error
-    given = space(trial)
+    import optuna
+
+    try:
+        given = space(trial)
+    except (optuna.TrialPruned, HorovodSparkError):
+        raise
+    except Exception as error:
+        raise InvalidInputError(
+            f"the function given as space has failed for trial {trial.number}, which does not "
+            f"count: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise InvalidInputError(
             f"the function given as space must return a dictionary of parameters by name, got "

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages.journal import JournalFileBackend, JournalStorage
@@ -16,14 +17,13 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ..errors import InvalidInputError, RunDirectoryError
 from .directory import StudyDirectory
+from .result import ERROR, FIT_SECONDS, PARAMS
 from .samplers import grid_is_begun
 
 # Optuna's name of the study; its pruners compute with it, so that it must not differ.
 _NAME = "search"
 # Trials, below which nothing can be said of parameters.
 _FEWEST = 4
-# What is kept of a trial beside optuna's own.
-PARAMS, ERROR, FIT_SECONDS = "params", "error", "fit_seconds"
 
 
 class Study:
@@ -62,6 +62,12 @@ class Study:
                 optuna.logging.set_verbosity(told)
         except (json.JSONDecodeError, ValueError, KeyError) as error:
             raise RunDirectoryError(f"{directory.journal} cannot be read: {error!r}") from error
+
+        self._ranges: dict[str, list[BaseDistribution]] = {}
+        for known in self.trials():
+            if PARAMS in known.user_attrs:
+                for name, one in known.distributions.items():
+                    self._ranges.setdefault(name, []).append(one)
 
     def _open(self, direction: str | None, pruner: BasePruner | None) -> optuna.Study:
         if direction is None:
@@ -128,6 +134,7 @@ class Study:
             return trial, dict(known)
         try:
             params = choose(trial)
+            self._check_same_ranges(trial)
             self._keep(trial, params)
         except optuna.TrialPruned:
             self.prune(trial)
@@ -137,16 +144,33 @@ class Study:
             raise
         return trial, params
 
+    def _check_same_ranges(self, trial: Trial) -> None:
+        """Check that a function chooses from what it chose from in earlier calls.
+
+        Ranges that have differed from trial to trial may go on to.
+        """
+        for name, one in trial.distributions.items():
+            known = self._ranges.get(name, [one])
+            if one not in known and all(other == known[0] for other in known):
+                raise RunDirectoryError(
+                    f"study_dir {self._directory.location} holds trials whose {name!r} was chosen "
+                    f"from {known[0]}, now it is from {one}: they could not be compared; give "
+                    "another study_dir, or, where its range depends on other parameters, another "
+                    "name for each range"
+                )
+
     def _keep(self, trial: Trial, params: Mapping[str, Any]) -> None:
-        try:
-            same = json.loads(json.dumps(params)) == params
-        except (TypeError, ValueError):
-            same = False
-        if not same:
-            raise InvalidInputError(
-                f"the parameters of trial {trial.number} cannot be kept as JSON: {params!r}; give "
-                "numbers, text, booleans, None, and lists and dictionaries of these"
-            )
+        for name, value in params.items():
+            try:
+                same = json.loads(json.dumps(value)) == value
+            except (TypeError, ValueError):
+                same = False
+            if not same:
+                raise InvalidInputError(
+                    f"the parameter {name!r} of trial {trial.number} cannot be kept as JSON: "
+                    f"{value!r:.300}; give finite numbers, text, booleans, None, and lists and "
+                    "dictionaries of these, whose keys are text"
+                )
         trial.set_user_attr(PARAMS, dict(params))
 
     def finish(self, trial: Trial, value: float, fit_seconds: float | None = None) -> None:

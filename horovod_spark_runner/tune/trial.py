@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidInputError, ModelError
+from ..errors import InvalidInputError, ModelError, RunDirectoryError
 from ..launch.shared.messages import Progress
 from ..run.attempts import Stopped
 from ..rundir.checkpoint import PlainLogs
+from ..storage.filesystem import Location
 from ..training.logs import numbers
+from .result import PARAMS
 
 if TYPE_CHECKING:
-    from optuna.trial import Trial
+    from optuna.trial import FrozenTrial, Trial
 
 PRUNED = "pruned by the search"
 ENDED = "the search has ended"
@@ -88,6 +91,31 @@ class TrialFollower:
             if number not in self._reported:  # epochs may be trained again after a failure
                 self._reported.add(number)
                 self._trial.report(value, number)
+
+
+def has_begun(trial: FrozenTrial) -> bool:
+    """Tell whether a trial has ended and counts: not one that has got no parameters."""
+    if trial.state.name == "FAIL":
+        return PARAMS in trial.user_attrs
+    return trial.state.is_finished()
+
+
+def check_own(before: Mapping[str, Any] | None, params: Mapping[str, Any], place: Location) -> None:
+    """Check that what lies in a trial's run directory was trained with the trial's parameters.
+
+    Args:
+        before: the parameters of the run there.
+        params: those of the trial.
+        place: the run directory.
+
+    Raises:
+        RunDirectoryError: it was not.
+    """
+    if before != json.loads(json.dumps(params)):
+        raise RunDirectoryError(
+            f"{place} holds a run with the parameters {before}, and the trial has {dict(params)}: "
+            "it is of another search; give another study_dir"
+        )
 
 
 def final_value(history: Sequence[PlainLogs], final: PlainLogs | None, metric: str) -> float:

@@ -103,15 +103,18 @@ def through_spark(what: str, **arguments: Any) -> dict[str, Any]:
         return answer_to(what, **arguments)
 
 
+def answer(text: str) -> dict[str, Any]:
+    """Return what became of a request."""
+    request = json.loads(text)
+    what = request.pop("what")
+    ask = through_spark if what.endswith("_by_spark") else answer_to
+    return ask(what.removesuffix("_by_spark"), **request)
+
+
 def main() -> None:
     master, *given = sys.argv[1:]
-    requests = [json.loads(text) for text in given if text.startswith("{")]
     spark = make_session(master, [text for text in given if not text.startswith("{")], "OFF")
-    answers = []
-    for request in requests:
-        what = request.pop("what")
-        ask = through_spark if what.endswith("_by_spark") else answer_to
-        answers.append(ask(what.removesuffix("_by_spark"), **request))
+    answers = [answer(text) for text in given if text.startswith("{")]
     print(json.dumps(answers), flush=True)
     spark.stop()
 

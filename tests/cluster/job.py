@@ -1,7 +1,7 @@
 """Trains and searches on the master given, in a process of its own; prints the outcome as JSON.
 
-Usage: job.py MASTER RUN_DIR [KEY=VALUE ...]; MASTER is a Spark master, or ``connect:`` and the
-remote of a Spark Connect server.
+Usage: job.py MASTER RUN_DIR [REQUEST ...] [KEY=VALUE ...]; MASTER is a Spark master, or
+``connect:`` and the remote of a Spark Connect server, and a REQUEST what `function_job` answers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Any
 
+from function_job import answer
 from sessions import make_session
 
 from horovod_spark_runner import HorovodRunner, run_training
@@ -69,9 +70,11 @@ def search(frame: Any, study_dir: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    master, run_dir, *settings = sys.argv[1:]
+    master, run_dir, *given = sys.argv[1:]
+    settings = [text for text in given if not text.startswith("{")]
     spark = make_session(master, ["spark.driver.host=127.0.0.1", *settings], "ERROR")
     places = HorovodRunner(2).run(where).results
+    answers = [answer(text) for text in given if text.startswith("{")]
 
     from sklearn.datasets import load_digits
 
@@ -96,7 +99,7 @@ def main() -> None:
     found = search(frame, f"{run_dir}-study")
     spark.stop()
     result = {"places": places, "history": model.summary.history, "accuracy": accuracy}
-    print(json.dumps({**result, "search": found}))
+    print(json.dumps({**result, "search": found, "answers": answers}))
 
 
 if __name__ == "__main__":

@@ -19,10 +19,11 @@ STANDALONE = HERE.parent.parent / "scripts" / "standalone"
 
 
 def run_job(
-    master: str, run_dir: Path, *settings: str, **env: str
+    master: str, run_dir: Path, *given: str, **env: str
 ) -> subprocess.CompletedProcess[str]:
+    """Train on ``master``; ``given`` are functions to run first and settings, see `job`."""
     return subprocess.run(
-        [sys.executable, str(HERE / "job.py"), master, str(run_dir), *settings],
+        [sys.executable, str(HERE / "job.py"), master, str(run_dir), *given],
         capture_output=True,
         text=True,
         timeout=240,
@@ -93,9 +94,23 @@ def test_local_cluster_with_an_executor_per_rank(tmp_path: Path) -> None:
     assert len({place["executor"] for place in result["places"]}) == 2
 
 
-def test_standalone_cluster(standalone: str, tmp_path: Path) -> None:
-    run = run_job(standalone, tmp_path / "run", "spark.executor.memory=512m")
-    check(result_of(run))
+@pytest.fixture(scope="module")
+def of_standalone(standalone: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What became, in one session, of functions on one core for each rank and on two, and a job."""
+    requests = [{"what": "where", "num_workers": 2, "resources": {"cpus": n}} for n in (1, 2)]
+    given = [*map(json.dumps, requests), "spark.executor.memory=512m"]
+    return result_of(run_job(standalone, tmp_path_factory.mktemp("standalone") / "run", *given))
+
+
+def test_standalone_cluster(of_standalone: dict[str, Any]) -> None:
+    check(of_standalone)
+
+
+def test_resources_of_one_stage(of_standalone: dict[str, Any]) -> None:
+    one, two = of_standalone["answers"]
+    assert [r["rank"] for r in one["results"]] == [0, 1]
+    assert two["error"] == "NotEnoughSlotsError", two
+    assert "asked for 2 slots with 2 cores each, found 0" in two["message"]
 
 
 def test_standalone_cluster_with_too_few_slots(standalone: str, tmp_path: Path) -> None:
@@ -112,30 +127,23 @@ def test_executors_without_the_package_are_explained(tmp_path: Path) -> None:
     assert "EnvironmentProblem: the Python of Spark's executors has no module" in run.stderr
 
 
-def test_spark_connect(tmp_path: Path) -> None:
-    check(result_of(run_job("connect:local[2]", tmp_path / "run")))
+@pytest.fixture(scope="module")
+def of_connect(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What became, on one server, of functions of two and of three ranks, and a job."""
+    requests = [{"what": "where", "num_workers": ranks} for ranks in (2, 3)]
+    run_dir = tmp_path_factory.mktemp("connect") / "run"
+    return result_of(run_job("connect:local[2]", run_dir, *map(json.dumps, requests)))
 
 
-def test_functions_on_spark_connect() -> None:
-    ran, too_many = run_functions(
-        "connect:local[2]",
-        [{"what": "where", "num_workers": 2}, {"what": "where", "num_workers": 3}],
-    )
+def test_spark_connect(of_connect: dict[str, Any]) -> None:
+    check(of_connect)
+
+
+def test_functions_on_spark_connect(of_connect: dict[str, Any]) -> None:
+    ran, too_many = of_connect["answers"]
     assert [(r["rank"], r["size"], r["sum"]) for r in ran["results"]] == [(0, 2, 1.0), (1, 2, 1.0)]
     assert too_many["error"] == "NotEnoughSlotsError"
     assert "asked for 3 slots with 1 core each, found 2" in too_many["message"]
-
-
-def test_resources_of_one_stage(standalone: str) -> None:
-    one, two = run_functions(
-        standalone,
-        [{"what": "where", "num_workers": 2, "resources": {"cpus": cpus}} for cpus in (1, 2)],
-        "spark.executor.memory=512m",
-        "spark.driver.host=127.0.0.1",
-    )
-    assert [r["rank"] for r in one["results"]] == [0, 1]
-    assert two["error"] == "NotEnoughSlotsError", two
-    assert "asked for 2 slots with 2 cores each, found 0" in two["message"]
 
 
 def test_encrypted_spark_is_not_undermined(standalone: str) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.sessions import with_own_daemon
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
@@ -22,6 +24,7 @@ def run_example(name: str, folder: Path, *arguments: str) -> str:
         timeout=240,
         check=False,
         cwd=folder,
+        env=with_own_daemon(folder),
     )
     assert run.returncode == 0, run.stderr[-4000:]
     return run.stdout

@@ -7,82 +7,124 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.docs.sessions import with_own_daemon
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def run_snippets(text: str, folder: Path, *further: str) -> subprocess.CompletedProcess[str]:
-    """Run the Python snippets of a document one after the other, as one script."""
-    snippets = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(snippets) >= 3
-    script = folder / "snippets.py"
-    ending = ["spark.stop()\n"] if "SparkSession" in text else []
-    script.write_text("\n".join([*snippets, *further, *ending]))
-    run = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd=folder,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    return run
+class Interpreter:
+    """A Python that runs the snippets of one document after the other, each as a script of its own.
+
+    They share a folder and a Spark session, which takes longer to start than most of them.
+
+    Args:
+        folder: where they run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("interpreter.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env=with_own_daemon(folder),
+        )
+
+    def run(self, name: str, text: str, *further: str) -> tuple[str, str]:
+        """Return what the Python snippets of a document print to standard output and error."""
+        snippets = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+        assert len(snippets) >= 3
+        script = self._folder / f"{name}.py"
+        script.write_text("\n".join([*snippets, *further]))
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(script, file=self._process.stdin, flush=True)
+        code = self._process.stdout.readline().strip()
+        out, err = (script.with_suffix(end).read_text() for end in (".out", ".err"))
+        assert code == "0", err[-4000:]
+        return out, err
+
+    def end(self) -> None:
+        """End it and its session."""
+        try:
+            self._process.communicate(timeout=60)
+        finally:
+            self._process.kill()
+
+
+@pytest.fixture(scope="module")
+def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
+    interpreter = Interpreter(tmp_path_factory.mktemp("snippets"))
+    yield interpreter
+    interpreter.end()
+
+
+def loaded(*modules: str) -> str:
+    """Return the line of a script that prints which of these are loaded."""
+    return f"import sys\nprint('loaded:', {set(modules)} & sys.modules.keys())"
+
+
+# "The driver never loads TensorFlow." These come first, as others may load it in their process.
+@pytest.mark.mpi
+@pytest.mark.spark
+def test_the_python_snippets_run_one_after_the_other(interpreter: Interpreter) -> None:
+    pages = [(ROOT / "docs" / name).read_text() for name in ("synchronising.md", "planning.md")]
+    nothing = loaded("tensorflow", "keras", "horovod")
+    out, err = interpreter.run("readme", "".join([README, *pages]), nothing)
+    assert "do not distribute this: one process takes " in out
+    told = "num_workers=2, as many as Spark can run at once: master local[2] has 2 cores"
+    assert err.count(told) == 1
+    assert "the DataFrame has no column 'pixels'; it has 'features', 'label'" in out
+    assert out.splitlines()[-1] == "loaded: set()"
 
 
 @pytest.mark.mpi
 @pytest.mark.spark
-def test_the_snippets_on_testing_run_one_after_the_other(tmp_path: Path) -> None:
-    run_snippets((ROOT / "docs" / "testing.md").read_text(), tmp_path)
+def test_the_snippets_on_pytorch_run_one_after_the_other(interpreter: Interpreter) -> None:
+    text = (ROOT / "docs" / "torch.md").read_text()
+    out, _ = interpreter.run("torch_page", text, loaded("tensorflow", "keras"))
+    assert "torch.Size([2, 10])" in out
+    assert re.search(r"^1[67]\d\d of 1797 right$", out, re.M)
+    assert "loaded: set()" in out
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+def test_the_snippets_on_searching_run_one_after_the_other(interpreter: Interpreter) -> None:
+    _, err = interpreter.run("tune_page", (ROOT / "docs" / "tune.md").read_text())
+    assert err.count(": val_loss ") >= 4, "a line for each trial"
+
+
+@pytest.mark.spark
+def test_the_snippets_on_pipelines_run_one_after_the_other(interpreter: Interpreter) -> None:
+    out, _ = interpreter.run("pipelines", (ROOT / "docs" / "pipelines.md").read_text())
+    assert "[7.0, 500.0, 1.0, 0.0]" in out
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+def test_the_snippets_on_testing_run_one_after_the_other(interpreter: Interpreter) -> None:
+    interpreter.run("testing_page", (ROOT / "docs" / "testing.md").read_text())
+    interpreter.end()
     for left in Path(os.environ["TMPDIR"]).glob("ompi.*"):  # by Open MPI, as the page says
         assert not [path for path in left.rglob("*") if path.is_file()]
         shutil.rmtree(left)
 
 
 def test_the_snippets_on_exports_run_one_after_the_other(tmp_path: Path) -> None:
-    run = run_snippets((ROOT / "docs" / "export.md").read_text(), tmp_path)
-    assert "shape=(2, 1)" in run.stdout
-
-
-@pytest.mark.spark
-def test_the_snippets_on_pipelines_run_one_after_the_other(tmp_path: Path) -> None:
-    run = run_snippets((ROOT / "docs" / "pipelines.md").read_text(), tmp_path)
-    assert "[7.0, 500.0, 1.0, 0.0]" in run.stdout
-
-
-@pytest.mark.mpi
-@pytest.mark.spark
-def test_the_snippets_on_pytorch_run_one_after_the_other(tmp_path: Path) -> None:
-    loaded = "import sys\nprint('loaded:', {'tensorflow', 'keras'} & sys.modules.keys())"
-    run = run_snippets((ROOT / "docs" / "torch.md").read_text(), tmp_path, loaded)
-    assert "torch.Size([2, 10])" in run.stdout
-    assert re.search(r"^1[67]\d\d of 1797 right$", run.stdout, re.M)
-    assert "loaded: set()" in run.stdout
-
-
-@pytest.mark.mpi
-@pytest.mark.spark
-def test_the_snippets_on_searching_run_one_after_the_other(tmp_path: Path) -> None:
-    run = run_snippets((ROOT / "docs" / "tune.md").read_text(), tmp_path)
-    assert run.stderr.count(": val_loss ") >= 4, "a line for each trial"
-
-
-@pytest.mark.mpi
-@pytest.mark.spark
-def test_the_python_snippets_run_one_after_the_other(tmp_path: Path) -> None:
-    # "The driver never loads TensorFlow."
-    loaded = "import sys\nprint('loaded:', {'tensorflow', 'keras', 'horovod'} & sys.modules.keys())"
-    synchronising = (ROOT / "docs" / "synchronising.md").read_text()
-    run = run_snippets(README + synchronising, tmp_path, loaded)
-    told = "num_workers=2, as many as Spark can run at once: master local[2] has 2 cores"
-    assert run.stderr.count(told) == 1
-    assert "the DataFrame has no column 'pixels'; it has 'features', 'label'" in run.stdout
-    assert run.stdout.splitlines()[-1] == "loaded: set()"
+    interpreter = Interpreter(tmp_path)
+    out, _ = interpreter.run("export_page", (ROOT / "docs" / "export.md").read_text())
+    interpreter.end()
+    assert "shape=(2, 1)" in out
 
 
 def test_the_commands_shown_exist() -> None:

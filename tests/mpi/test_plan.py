@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from horovod_spark_runner import InvalidInputError, ModelError, plan_training
+from horovod_spark_runner import InvalidInputError, ModelError, TorchModel, plan_training
 from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.planning import call
 from tests.trainings import digits_model, train
@@ -60,7 +61,7 @@ def test_a_plan_is_measured_on_the_slots(
     assert [one.ranks for one in network.predictions] == [1, 2, 4, 64]
     assert network.verdict.startswith("do not distribute this"), "1,797 rows"
     left = sorted(path.name for path in (tmp_path / "plan").iterdir())
-    assert left == ["plan.html", "plan.json", "rows"]
+    assert left == ["logs", "plan.html", "plan.json", "rows"]
     assert not list((tmp_path / "plan" / "rows").iterdir())
 
 
@@ -112,9 +113,65 @@ def test_what_tells_nothing_is_refused(
     digits_df: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", str(tmp_path)]) == 1
-    assert "holds no run" in capsys.readouterr().err
+    assert "is no run directory" in capsys.readouterr().err
     with pytest.raises(ModelError):
         plan_training(
             digits_df, lambda: None, feature_cols=["image"], label_cols=["digit"], num_workers=1,
             plan_dir=tmp_path / "plan", stream_logs=False,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("framework", ["keras", "torch"])
+def test_the_noise_scale_is_that_of_the_rows(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, framework: str
+) -> None:
+    """Weights that stay 0, so that the gradients of all rows are known."""
+    monkeypatch.setattr(call, "_SECONDS", 1.0)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(4000, 3))
+    y = x @ [1.0, -2.0, 0.5] + random.normal(0, 2.0, 4000)
+    frame = spark.createDataFrame(
+        [(row.tolist(), float(label)) for row, label in zip(x, y, strict=True)],
+        "x array<float>, y float",
+    )
+    gradients = -2 * y[:, None] * x
+    mean = gradients.mean(axis=0)
+    expected = gradients.var(axis=0).sum() / (mean @ mean)
+
+    def keras_model() -> Any:
+        import keras
+
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.layers.Input((3,)), layer])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        return model
+
+    def torch_model() -> TorchModel:
+        import torch
+
+        linear = torch.nn.Linear(3, 1, bias=False)
+        torch.nn.init.zeros_(linear.weight)
+        module = torch.nn.Sequential(linear, torch.nn.Flatten(0))
+        optimizer = torch.optim.SGD(module.parameters(), 0.0)
+        return TorchModel(module, loss="MSELoss", optimizer=optimizer)
+
+    plan = plan_training(
+        frame,
+        keras_model if framework == "keras" else torch_model,
+        feature_cols=["x"],
+        label_cols=["y"],
+        num_workers=2,
+        batch_size=4,
+        batch_sizes=[],
+        noise_scale=True,
+        plan_dir=tmp_path / "plan",
+        stream_logs=False,
+    )
+    found = plan.measurement.noise_scale
+    assert found == pytest.approx(expected, rel=0.25)
+    assert "gradient noise scale: " in str(plan)
+    with pytest.raises(InvalidInputError, match="noise_scale=True compares"):
+        plan_training(
+            frame, keras_model, feature_cols=["x"], num_workers=1, noise_scale=True,
+            plan_dir=tmp_path / "one",
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from horovod_spark_runner import (
 from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.tune import TuneResult, choice, integer, loguniform, tune
 
+from ..jobs import descriptions
 from . import tune_cases
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -104,6 +106,14 @@ def test_the_page_is_written_while_the_search_goes_on(
     assert str(study / "trials" / f"trial-{result.best_trial:05}") in page
 
 
+def test_trials_have_their_names_in_spark(whole: tuple[TuneResult, Path, Path], spark: Any) -> None:
+    _, study, _ = whole
+    told = [one for one in descriptions(spark) if f" of {study.name}: Horovod on 1 rank" in one]
+    assert {one.partition(" of ")[0] for one in told} >= {
+        f"Horovod: trial {number}" for number in range(4)
+    }
+
+
 def test_rows_are_computed_for_the_first_trial_only(whole: tuple[TuneResult, Path, Path]) -> None:
     _, study, folder = whole
     in_the_end = len(list((folder / "computed").iterdir()))
@@ -149,6 +159,18 @@ def test_another_search_is_refused(
 ) -> None:
     with pytest.raises(RunDirectoryError, match=told):
         search(rows, build, max_trials=9, study_dir=whole[1], **changed)
+
+
+@pytest.mark.parametrize("lost", ["study.json", "journal.log"])
+def test_what_is_left_of_a_study_is_refused(
+    whole: tuple[TuneResult, Path, Path], rows: Any, tmp_path: Path, lost: str
+) -> None:
+    left = tmp_path / "left"
+    shutil.copytree(whole[1], left)
+    (left / lost).unlink()
+    for resume in ("auto", "never"):
+        with pytest.raises(RunDirectoryError, match=lost if resume == "auto" else "holds"):
+            search(rows, build, max_trials=4, study_dir=left, resume=resume)
 
 
 def test_other_rows_are_refused(whole: tuple[TuneResult, Path, Path], rows: Any) -> None:
@@ -417,5 +439,7 @@ def test_a_search_whose_trials_all_fail_says_why(rows: Any, tmp_path: Path) -> N
     def broken(params: dict[str, Any]) -> Any:
         raise KeyError("no such layer")
 
-    with pytest.raises(RunFailedError, match=r"none of 2 trials has a value, 2 of them failed"):
+    with pytest.raises(
+        RunFailedError, match=r"none of 2 trials has a value: 0 were pruned, 2 failed: trial"
+    ):
         search(rows, broken, parallel=2, max_trials=2, study_dir=tmp_path / "s")

@@ -92,6 +92,18 @@ def test_the_report_of_a_run_is_written_anew(
     assert "Run run" in directory.report.read_text()
     assert main(["report", str(tmp_path)]) == 1
     assert "is no run directory" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "run"), "--output", str(tmp_path)]) == 1
+    assert "is a folder; name the file" in capsys.readouterr().err
+    lines = directory.metrics.read_text()
+    directory.metrics.write_text(lines + lines[:10])  # as of a copy that was cut short
+    assert main(["report", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    directory.metrics.write_text(lines + "junk\n")
+    assert main(["report", str(tmp_path / "run")]) == 1
+    assert "metrics.jsonl is damaged: line 4 is no epoch" in capsys.readouterr().err
+    (tmp_path / "study.json").write_text("{}")
+    assert main(["report", str(tmp_path)]) == 1
+    assert "holds a study, whose page is" in capsys.readouterr().err
 
 
 def test_a_million_steps_open_at_once(tmp_path: Path, browser: Browser) -> None:

@@ -13,6 +13,7 @@ from horovod_spark_runner import DataError, InvalidInputError, ModelError, TFTra
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.training.spec import Binding
 
+from ..jobs import descriptions
 from ..runs import save_run
 
 pytestmark = pytest.mark.spark
@@ -247,6 +248,11 @@ def regression(tmp_path_factory: pytest.TempPathFactory) -> TFTransformer:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=["mae"])
     return saved(tmp_path_factory.mktemp("regression"), model, [REAL])
+
+
+def test_jobs_say_in_spark_what_they_are(regression: TFTransformer, frame: Any, spark: Any) -> None:
+    regression.evaluate(frame)
+    assert "Horovod: evaluating a model" in descriptions(spark)
 
 
 def test_rows_that_cannot_be_evaluated(regression: TFTransformer, frame: Any) -> None:

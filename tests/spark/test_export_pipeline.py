@@ -228,6 +228,43 @@ def test_rows_without_a_prediction_and_scores_of_classes(
                 np.testing.assert_allclose(also, row[name], rtol=0, atol=1e-6)
 
 
+def test_an_lstm_is_never_asked_about_no_rows_nor_made_numbers_of_nan(
+    spark: Any, tmp_path: Path
+) -> None:
+    """As ONNX, whose LSTM ends the process for no rows, and takes NaN for a number."""
+    import keras
+    from pyspark.ml import Pipeline
+    from pyspark.ml.feature import VectorAssembler
+
+    nan, inf = float("nan"), float("inf")
+    given = [(1.0, [1.0, 2.0]), (None, [1.0, 2.0]), (2.0, [1.0, nan]), (3.0, [inf, 1.0])]
+    rows = spark.createDataFrame(given, "x double, a array<double>").coalesce(1)
+    keras.utils.set_random_seed(1)
+    v, a = keras.Input((2,), name="v"), keras.Input((2,), name="a")
+    steps = keras.layers.Reshape((4, 1))(keras.layers.Concatenate()([v, a]))
+    model = keras.Model([v, a], keras.layers.Dense(1)(keras.layers.LSTM(2)(steps)))
+    stages = [
+        VectorAssembler(inputCols=["x", "x"], outputCol="v", handleInvalid="skip"),
+        TFTransformer.from_keras(model, ["v", "a"]),
+    ]
+    fitted = Pipeline(stages=stages).fit(rows)
+    export_pipeline(fitted, tmp_path / "b", rows, network="onnx")
+    theirs = [row["prediction"] for row in fitted.transform(rows).collect()]
+    scorer = load_pipeline(tmp_path / "b")
+    assert scorer.score_row({"x": None, "a": [1.0, 2.0]}) is None
+    empty = scorer.score({"x": [None], "a": [[1.0, 2.0]]})["prediction"]
+    assert (empty.shape, empty.dtype) == ((0,), np.float32)
+    ours = scorer.score(columns_of(rows))["prediction"]
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+    assert np.isnan(ours[1])
+    session, made = in_one_file(fitted, rows, tmp_path / "p.onnx", columns_of(rows))
+    np.testing.assert_array_equal(made["row_state"] > 0, [False, False, True, False])
+    assert made["row_state"][1] == -1
+    told = session.facts["errors"][made["row_state"][2] - 1]
+    assert told.startswith("column 'a': it holds NaN or infinity, of which onnxruntime makes")
+    np.testing.assert_allclose(made["prediction"][[0, 2, 3]], theirs, rtol=0, atol=1e-6)
+
+
 def test_pandas_and_arrow_come_back_as_they_were_given(
     frame: Any, prepared: Any, tmp_path: Path
 ) -> None:
@@ -324,6 +361,8 @@ def test_what_a_bundle_cannot_hold_is_refused(frame: Any, prepared: Any, tmp_pat
     decimal = frame.withColumn("x", frame["x"].cast("decimal(10, 2)"))
     with pytest.raises(ModelError, match=r"column 'x' is of type decimal\(10,2\)"):
         export_pipeline(prepared, tmp_path / "b", decimal)
+    with pytest.raises(DataError, match="stage VectorAssembler .* does not take the DataFrame"):
+        export_pipeline(prepared, tmp_path / "b", frame.drop("x"))
     assert not (tmp_path / "b").exists()
 
 

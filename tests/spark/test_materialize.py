@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -22,7 +24,9 @@ from horovod_spark_runner.data.prepare.parquet import open_parquet
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.settings.data import Materializer
+from horovod_spark_runner.spark.followed_jobs import told_of
 from horovod_spark_runner.storage.filesystem import Location
+from tests.jobs import descriptions
 
 pytestmark = pytest.mark.spark
 HOSTILE = "a b'c\"d\né%20#?"
@@ -509,8 +513,6 @@ def test_jobs_say_in_spark_what_they_are(spark: Any, source: str, tmp_path: Path
     from horovod_spark_runner.data.prepare.datasets import prepared
 
     context = spark.sparkContext
-    jobs = context._jsc.sc().statusStore().jobsList(None)
-    before = {jobs.apply(i).jobId() for i in range(jobs.size())}
     context.setJobDescription("the user's own")
     try:
         frame, own = spark.read.parquet(source), Location(tmp_path / "own")
@@ -518,10 +520,28 @@ def test_jobs_say_in_spark_what_they_are(spark: Any, source: str, tmp_path: Path
             assert context.getLocalProperty("spark.job.description") == "the user's own"
     finally:
         context.setLocalProperty("spark.job.description", None)
-    jobs = context._jsc.sc().statusStore().jobsList(None)
-    new = [jobs.apply(i) for i in range(jobs.size()) if jobs.apply(i).jobId() not in before]
-    told = {job.description().get() for job in new if job.description().isDefined()}
-    assert f"the user's own: Horovod: writing rows to train on to {own}" in told
+    expected = f"the user's own: Horovod: writing rows to train on to {own}"
+    assert expected in descriptions(spark)
+
+
+def test_what_takes_long_is_told_while_it_lasts(spark: Any, tmp_path: Path) -> None:
+    def slow(batches: Any) -> Any:
+        for batch in batches:
+            time.sleep(0.3)
+            yield batch
+
+    frame = spark.range(1000).repartition(12).mapInArrow(slow, "id long")
+    said: list[str] = []
+    with told_of(spark, said.append, every=0.1):
+        frame.write.parquet(str(tmp_path / "rows"))
+    spark.range(10).count()
+    found = [re.fullmatch(r"([\d,]+) rows written, (\d+) of 12 tasks done", line) for line in said]
+    told = [(int(one[1].replace(",", "")), int(one[2])) for one in found if one is not None]
+    assert len(told) >= 3, said
+    assert told == sorted(told)
+    assert 0 < told[-1][0] <= 1000
+    assert 0 < told[-1][1] < 12
+    assert not [tag for tag in spark.sparkContext.getJobTags() if "told" in tag]
 
 
 def test_where_data_are_kept_and_for_how_long(spark: Any, source: str, tmp_path: Path) -> None:

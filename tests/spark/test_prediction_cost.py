@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.spark.python_worker import ask_worker
 
 from ..counting_engine import line, noted, save_line
 
@@ -41,6 +45,21 @@ def test_a_worker_loads_a_model_once(run: Path, files: str, spark: Any) -> None:
             assert transformer.transform(frame).agg({"prediction": "sum"}).first()[0] > 0
     loads = noted(run, "loads")
     assert len(loads) == len(set(loads))
+
+
+def own_process() -> str:
+    return str(os.getpid())
+
+
+def test_a_worker_that_is_asked_stays_for_what_follows_or_ends(spark: Any) -> None:
+    ended = int(ask_worker(spark, own_process))
+    deadline = time.monotonic() + 30
+    while psutil.pid_exists(ended):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    kept = int(ask_worker(spark, own_process, keep=True))
+    time.sleep(0.5)
+    assert psutil.pid_exists(kept)
 
 
 def test_what_a_worker_keeps_costs_later_tasks_nothing(run: Path, files: str, spark: Any) -> None:

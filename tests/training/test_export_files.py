@@ -222,22 +222,84 @@ def test_what_onnx_cannot_hold_is_refused(layer: Any, told: str, tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
+def test_a_saved_model_calls_no_function_of_this_process(tmp_path: Path) -> None:
+    given = TFTransformer.from_keras(single(Doubled), ["x"], custom_objects={"Doubled": Doubled})
+    with pytest.raises(
+        ModelError, match=r"a SavedModel cannot hold.*a function of Python's .PyFun"
+    ):
+        given.export(tmp_path / "m")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_that_gives_something_else_is_refused(
     transformer: TFTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one would be whose conversion went wrong: here the weights are changed after it."""
     converted = onnx_file._converted
 
-    def wrong(served: Any, *arguments: Any) -> bytes:
-        contents = converted(served, *arguments)
+    def wrong(served: Any, *arguments: Any) -> Any:
+        model = converted(served, *arguments)
         for weight in served.model.trainable_weights:
             weight.assign(weight * 1.01)
-        return contents
+        return model
 
     monkeypatch.setattr(onnx_file, "_converted", wrong)
     with pytest.raises(ModelError, match="for 1 rows it does not give what Keras gives: .*differ"):
         transformer.export(tmp_path / "m.onnx", format="onnx")
     assert not (tmp_path / "m.onnx").exists()
+
+
+HOSTILE = np.array(
+    [[1, 2, 3, 4], [1, np.nan, 3, 4], [np.nan] * 4, [np.inf, 1, 2, 3], [1, 2, 3, -np.inf]],
+    "float32",
+)
+PER_ROW = [layers.Reshape((4, 1))]
+
+
+@pytest.mark.parametrize(
+    ("inner", "blank"),
+    [
+        (lambda: [*PER_ROW, layers.LSTM(3), layers.Dense(1)], ["nan"]),
+        (lambda: [*PER_ROW, layers.GRU(3)], []),
+        (lambda: [*PER_ROW, layers.MaxPooling1D(2)], ["nan", "infinite"]),
+        (lambda: [layers.Dense(3, "relu"), layers.Dense(1)], ["nan", "infinite"]),
+        (lambda: [layers.Dense(3, "softmax")], ["infinite"]),
+        (lambda: [layers.Dense(3), layers.Dense(1)], []),
+    ],
+    ids=["lstm", "gru", "pooling", "relu", "softmax", "linear"],
+)
+def test_what_is_no_number_is_never_made_one(
+    inner: Callable[[], list[Any]], blank: list[str], tmp_path: Path
+) -> None:
+    """A row with NaN or infinity gives what Keras gives, or NaN; the others are as ever."""
+    model = keras.Sequential([keras.Input((4,)), *inner()])
+    TFTransformer.from_keras(model, ["x"]).export(tmp_path / "m.onnx", format="onnx")
+    session = OnnxSession((tmp_path / "m.onnx").read_bytes())
+    assert session.facts["non_finite"] == {"compared": {"nan": 5, "infinite": 10}, "blank": blank}
+    found, expected = session({"x": HOSTILE})["prediction"], model(HOSTILE).numpy()
+    for number, row in enumerate(HOSTILE):
+        kind = "nan" if np.isnan(row).any() else "infinite" if np.isinf(row).any() else ""
+        if kind in blank:
+            assert np.isnan(found[number]).all()
+        else:
+            np.testing.assert_allclose(found[number], expected[number], rtol=1e-5, atol=1e-6)
+        alone = session({"x": HOSTILE[number : number + 1]})["prediction"]
+        np.testing.assert_allclose(alone[0], found[number], rtol=1e-5, atol=1e-6)
+    nothing = session({"x": HOSTILE[:0]})["prediction"]
+    assert (nothing.shape, nothing.dtype) == ((0, *expected.shape[1:]), np.float32)
+
+
+def test_a_class_that_stands_for_no_value_is_the_least_number(tmp_path: Path) -> None:
+    x = keras.Input((4,), name="x")
+    none = keras.ops.isnan(keras.ops.sum(layers.LSTM(2)(PER_ROW[0](x)), axis=-1))
+    given = TFTransformer.from_keras(keras.Model(x, keras.ops.cast(none, "int32")), ["x"])
+    given.export(tmp_path / "m.onnx", format="onnx")
+    found = OnnxSession((tmp_path / "m.onnx").read_bytes())({"x": HOSTILE})["prediction"]
+    assert found.tolist() == [0, *[np.iinfo(np.int32).min] * 2, 0, 0]
+    with pytest.raises(ModelError, match="of bool, has no value to tell so"):
+        TFTransformer.from_keras(keras.Model(x, none), ["x"]).export(
+            tmp_path / "t.onnx", format="onnx"
+        )
 
 
 def test_rows_that_the_model_takes_are_found(tmp_path: Path) -> None:

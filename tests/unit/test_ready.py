@@ -71,6 +71,9 @@ def test_one_for_each_environment(place: Path, monkeypatch: pytest.MonkeyPatch) 
         assert len(sockets() - before) == 1, changes
     known = ready._key({}, [])
     assert ready._key({}, ["horovod.torch"]) != known
+    assert ready._key({}, ["torch", "torch._dynamo"]) == ready._key({}, ["horovod.torch"])
+    assert ready._key({}, ["tensorflow"]) == ready._key({}, ["tensorflow", "keras"]) != known
+    assert ready._key({}, ["jax"]) == known  # no copy of TensorFlow's
     monkeypatch.setattr(sys, "executable", "/other/python")
     assert ready._key({}, []) != known
 

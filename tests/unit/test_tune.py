@@ -24,11 +24,17 @@ from horovod_spark_runner.commands import tune as command
 from horovod_spark_runner.settings.sync import LocalSGD
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.tune import choice, integer, loguniform, uniform
-from horovod_spark_runner.tune.directory import StudyDirectory, begin_or_check, check_same
+from horovod_spark_runner.tune.directory import (
+    StudyDirectory,
+    begin_or_check,
+    check_same,
+    check_whole,
+)
+from horovod_spark_runner.tune.result import trial_line
 from horovod_spark_runner.tune.samplers import check_sampler, make_pruner, sampler_for
 from horovod_spark_runner.tune.space import Space, check_space, describe_space, suggest
 from horovod_spark_runner.tune.study import Study
-from horovod_spark_runner.tune.trial import final_value
+from horovod_spark_runner.tune.trial import check_own, final_value, has_begun
 from horovod_spark_runner.tune.trial_request import check_names, checked_params
 
 SPACE = {"lr": loguniform(1e-4, 1.0), "units": choice(8, "many", None), "depth": integer(1, 3)}
@@ -54,7 +60,7 @@ SPACE = {"lr": loguniform(1e-4, 1.0), "units": choice(8, "many", None), "depth":
         (lambda: check_sampler("grid", SPACE), "every value of choice.* but 'lr' is Range"),
         (lambda: check_sampler("grid", lambda _: {}), "of choice.* by name, got a function"),
         (lambda: make_pruner("asha", 1), "they have one: epochs=1"),
-        (lambda: make_pruner("hyper", 3), "pruner must be one of median, asha, hyperband"),
+        (lambda: make_pruner("hyper", 1), "pruner must be one of median, asha, hyperband"),
         (lambda: make_pruner(optuna.pruners.MedianPruner(), 1), "they have one: epochs=1"),
     ],
 )
@@ -255,11 +261,85 @@ def test_a_function_may_prune_and_must_give_what_can_be_kept(tmp_path: Path) -> 
 
     _, study = open_study(tmp_path)
     assert study.ask(prune) is None
-    with pytest.raises(InvalidInputError, match="cannot be kept as JSON"):
-        study.ask(lambda trial: {"layers": (1, 2)})
+    wrong: list[tuple[Any, str]] = [((1, 2), r"\(1, 2\)"), ({0: 1}, "{0: 1}"), (math.nan, "nan")]
+    for value, told in wrong:
+        with pytest.raises(InvalidInputError, match=f"'layers' of trial . cannot .*JSON: {told}"):
+            study.ask(lambda trial, value=value: {"layers": value})
     with pytest.raises(InvalidInputError, match="must return a dictionary"):
         study.ask(lambda trial: suggest(lambda _: [1], trial))  # type: ignore[arg-type,return-value]
-    assert [one.state.name for one in study.trials()] == ["PRUNED", "FAIL", "FAIL"]
+    assert [one.state.name for one in study.trials()] == ["PRUNED", *["FAIL"] * 4]
+
+
+def test_a_function_that_fails_is_named_and_its_trial_does_not_count(tmp_path: Path) -> None:
+    def broken(trial: optuna.Trial) -> dict[str, Any]:
+        raise KeyError("units")
+
+    _, study = open_study(tmp_path)
+    with pytest.raises(InvalidInputError, match="failed for trial 0, .*: KeyError: 'units'"):
+        ask(study, broken)
+    draw(study, 1.0)
+    failed = study.ask(lambda trial: suggest(SPACE, trial))
+    assert failed is not None
+    study.fail(failed[0], "its own fault")
+    assert [has_begun(one) for one in study.trials()] == [False, True, True]
+
+
+def test_a_function_that_chooses_from_other_ranges_is_another_search(tmp_path: Path) -> None:
+    def of(low: float, high: float, **more: Any) -> Space:
+        return lambda trial: {"lr": trial.suggest_float("lr", low, high), **more}
+
+    ask(open_study(tmp_path)[1], of(0.1, 0.2))
+    with pytest.raises(RunDirectoryError, match=r"whose 'lr' was chosen from .*high=0.2.* now"):
+        ask(open_study(tmp_path)[1], of(1e-5, 2e-5, units=3))
+    ask(open_study(tmp_path)[1], of(0.1, 0.2, units=3))
+    # Ranges that depend on another choice differ within a call, too.
+    _, study = open_study(tmp_path / "several")
+    ask(study, of(0.1, 0.2))
+    ask(study, of(0.1, 0.3))
+    ask(open_study(tmp_path / "several")[1], of(0.1, 0.4))
+
+
+def test_what_an_earlier_study_has_left_is_not_taken_for_results(tmp_path: Path) -> None:
+    directory, study = open_study(tmp_path)
+    check_whole(directory)
+    draw(study, 1.0)
+    check_whole(directory)
+    record, journal = tmp_path / "study.json", tmp_path / "journal.log"
+    kept = {path: path.read_bytes() for path in (record, journal)}
+    record.unlink()
+    with pytest.raises(RunDirectoryError, match="holds journal.log of an .*study.json is missing"):
+        check_whole(directory)
+    (tmp_path / "trials" / "trial-00000").mkdir(parents=True)
+    journal.unlink()
+    with pytest.raises(RunDirectoryError, match="holds trials of an .*study.json is missing"):
+        check_whole(directory)
+    record.write_bytes(kept[record])
+    with pytest.raises(RunDirectoryError, match="study.json and trials .*journal.log is missing"):
+        check_whole(directory)
+    place = directory.trial(0).location
+    check_own(
+        {"lr": 0.1, "class_weight": {"0": 1.0}}, {"lr": 0.1, "class_weight": {"0": 1.0}}, place
+    )
+    with pytest.raises(
+        RunDirectoryError, match="with the parameters .*0.1.*it is of another search"
+    ):
+        check_own({"lr": 0.1}, {"lr": 0.2}, place)
+
+
+def test_classes_are_numbers_again(tmp_path: Path) -> None:
+    directory, study = open_study(tmp_path)
+    params = checked_params({"class_weight": {0: 1, 1: 2.5}}, {})
+    asked = study.ask(lambda trial: params)
+    assert asked is not None
+    study.finish(asked[0], 1.0)
+    line = trial_line(study.trials()[0], directory, searching=False)
+    assert line.params == {"class_weight": {0: 1.0, 1: 2.5}}
+
+
+def test_numbers_of_numpy_are_chosen_as_python_s() -> None:
+    values = choice(np.int64(2), np.float32(0.5), "a").values
+    assert values == (2, 0.5, "a")
+    assert [type(one) for one in values] == [int, float, str]
 
 
 def test_damaged_and_newer_studies_are_named(tmp_path: Path) -> None:

@@ -16,9 +16,11 @@ import numpy as np
 from ..._version import __version__
 from ...errors import InvalidInputError, ModelError
 from ...scoring.bundle import Bundle
+from ...scoring.categories import StringIndexer
 from ...scoring.inputs import ARRAY, DTYPES, TEXT, VECTOR, WORDS, Input
+from ...scoring.network import Network
 from ...scoring.onnx_session import METADATA
-from ...scoring.stage import Stage
+from ...scoring.stage import Stage, inputs_of
 from .builder import ML, ML_OPSET, OPSET, Graph, Rows, Values, element_type
 from .categories import index_to_string, one_hot_encoder, string_indexer
 from .network import network
@@ -53,7 +55,8 @@ WRITERS: dict[str, Callable[[Rows, Any], None]] = {
     "VectorAssembler": vector_assembler,
     "VectorSlicer": vector_slicer,
 }
-_WITHOUT = {
+# Why the others have no form there.
+WITHOUT = {
     "CountVectorizer": "ONNX has no lists of words",
     "FeatureHasher": "ONNX has no Murmur hash",
     "HashingTF": "ONNX has no Murmur hash",
@@ -75,7 +78,7 @@ def check_has_form(stages: Iterable[Stage]) -> None:
         if kind not in WRITERS:
             raise ModelError(
                 f"stage {kind} (column {stage.adds[0]!r}) cannot be part of an ONNX file: "
-                f"{_WITHOUT.get(kind, 'there is no such form of it')}. format='bundle' takes it"
+                f"{WITHOUT[kind]}. format='bundle' takes it"
             )
 
 
@@ -116,24 +119,19 @@ def needed_stages(bundle: Bundle, wanted: Sequence[str]) -> tuple[list[Stage], s
     there = {one.name for one in bundle.inputs} - absent
     left: list[Stage] = []
     for stage in stages:
-        if type(stage).__name__ != "StringIndexer" and absent & set(_inputs(stage)):
+        if not isinstance(stage, StringIndexer) and absent & set(inputs_of(stage)):
             absent |= set(stage.adds)
             continue
         absent |= {name for name, source in _sources(stage) if set(source) & absent}
         left.append(stage)
-    taken = {name for stage in left for name in _inputs(stage)}
+    taken = {name for stage in left for name in inputs_of(stage)}
     return left, there & taken
-
-
-def _inputs(stage: Stage) -> tuple[str, ...]:
-    several = getattr(stage, "inputs", None)
-    return (stage.input,) if several is None else tuple(several)  # type: ignore[attr-defined]
 
 
 def _sources(stage: Stage) -> list[tuple[str, tuple[str, ...]]]:
     """Return each column a stage adds, and those it is made of."""
-    inputs = _inputs(stage)
-    if len(inputs) == len(stage.adds) and type(stage).__name__ != "Network":
+    inputs = inputs_of(stage)
+    if len(inputs) == len(stage.adds) and not isinstance(stage, Network):
         return [(name, (source,)) for name, source in zip(stage.adds, inputs, strict=True)]
     return [(name, inputs) for name in stage.adds]
 

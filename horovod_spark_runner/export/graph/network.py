@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import zipfile
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ...errors import ModelError
 from ...scoring.classes import CLASS, PLAIN, PROBABILITY, VECTOR
 from ...scoring.network import MODEL_FILE, Network
+from ...scoring.onnx_session import METADATA, NON_FINITE
 from ...scoring.stage import ERROR, SKIP
+from ...training.onnx_rows import without
 from .builder import TEXT, Rows, Values
+
+# What an error says of rows that the network's file makes no numbers of.
+NOT_FINITE = "it holds NaN or infinity, of which onnxruntime makes something else than the model"
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,8 @@ def network(rows: Rows, stage: Network) -> None:
     if stage.handle_invalid == SKIP:
         rows.keep(valid)
         valid = None
+    whole = _model(stage)
+    _check_finite(rows, stage, whole)
     # What is not scored is replaced: it may be nothing that the network takes.
     asked = graph.both(rows.live, valid)
     assert asked is not None
@@ -55,7 +64,7 @@ def network(rows: Rows, stage: Network) -> None:
         _argument(rows, name, dtype, shape, asked)
         for name, dtype, shape in zip(stage.inputs, stage.dtypes, stage.shapes, strict=True)
     ]
-    outputs = _merge(rows, stage, given)
+    outputs = _merge(rows, stage, whole, given)
     for name, number, holds, scores, scalar, dtype in stage.added:
         told = f"output {stage.outputs[number]!r} of the model"
         data, kind, width = outputs[number]
@@ -103,12 +112,34 @@ def _argument(rows: Rows, name: str, dtype: str, shape: tuple[int, ...], asked: 
     return graph.shaped(data, 0, *shape) if shape or column.size is not None else data
 
 
-def _merge(rows: Rows, stage: Network, given: list[str]) -> list[tuple[str, str, int]]:
-    """Add the network's graph; return its outputs, their types and their sizes."""
+def _model(stage: Network) -> Any:
+    """Return the network's file as ONNX's ``ModelProto``."""
     import onnx
 
     with zipfile.ZipFile(io.BytesIO(stage.contents)) as archive:
-        whole = onnx.load_model_from_string(archive.read(MODEL_FILE))
+        return onnx.load_model_from_string(archive.read(MODEL_FILE))
+
+
+def _check_finite(rows: Rows, stage: Network, whole: Any) -> None:
+    """Tell rows with values that the network's file makes no numbers of."""
+    known = {one.key: one.value for one in whole.metadata_props}
+    kinds = json.loads(known[METADATA])[NON_FINITE]["blank"]
+    for name, dtype in zip(stage.inputs, stage.dtypes, strict=True):
+        column = rows.columns[name]
+        if not kinds or dtype == TEXT or np.dtype(dtype).kind != "f":
+            continue
+        graph = rows.graph
+        # What the network is given: another type may have no such value, or make one.
+        data = column.data if column.dtype == dtype else graph.cast(column.data, dtype)
+        dimensions = 0 if column.size is None else 1
+        right = without(graph, data, np.dtype(dtype), dimensions, kinds)
+        rows.check(f"column {name!r}", graph.either_not(right, column.valid), NOT_FINITE)
+
+
+def _merge(rows: Rows, stage: Network, whole: Any, given: list[str]) -> list[tuple[str, str, int]]:
+    """Add the network's graph; return its outputs, their types and their sizes."""
+    import onnx
+
     if whole.functions:
         whole = onnx.inliner.inline_local_functions(whole)
     graph = rows.graph

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ... import errors
 from ...errors import EnvironmentProblem, InvalidInputError, LaunchError, RunCancelledError
+from ...frameworks import FRAMEWORKS
 from ...serialize import dump_call
 from ...settings.launching import LaunchSettings
 from ...spark.capacity import Allotment, check_slots
@@ -48,7 +49,7 @@ MAX_PLAN_PAYLOAD = 512 * 1024
 # Spark's setting for the port at which slots reach the driver.
 CONTROL_PORT_SETTING = "spark.horovod.controlPort"
 # The driver loads none of them for an exception's sake.
-FRAMEWORKS = ("tensorflow", "keras", "torch", "horovod")
+_NOT_LOADED = {"horovod", *(name for known in FRAMEWORKS.values() for name in known.packages)}
 
 _turns = Turns()
 
@@ -289,7 +290,7 @@ def unpickle_exception(failure: Failure) -> BaseException | None:
     if failure.exception is None:
         return _own_exception(name, failure.message) if module == errors.__name__ else None
     package = module.partition(".")[0]
-    if package in FRAMEWORKS and package not in sys.modules:
+    if package in _NOT_LOADED and package not in sys.modules:
         return None
     try:
         exception = pickle.loads(failure.exception)

@@ -17,6 +17,7 @@ from ...errors import (
     RanksDivergedError,
     StalledError,
 )
+from ...frameworks import FRAMEWORKS
 from .topology import RankPlacement
 
 # Kinds of failure.
@@ -35,6 +36,12 @@ _SECONDARY = (
     "HorovodInternal",
     "Horovod has been shut down",
     "horovod_spark_runner.errors.LaunchError",
+)
+# How the names of exceptions begin that may follow from what happened to another one.
+_MAY_FOLLOW = (
+    "horovod.",
+    "mpi4py.",
+    *(prefix for known in FRAMEWORKS.values() for prefix in known.may_follow),
 )
 
 LOG_TAIL_LINES = 20
@@ -159,7 +166,7 @@ def _telling(
     assert failure is not None
     text = f"{failure.exception_type} {failure.message}"
     secondary = any(words in text for words in _SECONDARY)
-    may_follow = (failure.exception_type or "").startswith(("tensorflow.", "horovod.", "mpi4py."))
+    may_follow = (failure.exception_type or "").startswith(_MAY_FOLLOW)
     return (
         _FOLLOWING.get(failure.kind, 0),
         secondary,

@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...frameworks import frameworks_of
 from ...machine import is_stopped, numbering, process_start
 from ..shared.channel import receive_exactly
 from ..shared.messages import READY_REQUESTS, ForkWorker, ImportModules, ReadyRequest
@@ -283,7 +284,7 @@ def _key(environment: Mapping[str, str], modules: Sequence[str]) -> str:
     places = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     facts = {
         "environment": dict(environment),
-        "frameworks": sorted({"torch" if "torch" in module else "" for module in modules}),
+        "frameworks": frameworks_of(modules),
         "python": sys.executable,
         "directory": os.getcwd(),
         # Changes when a package is installed, removed or replaced.

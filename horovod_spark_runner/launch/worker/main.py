@@ -24,6 +24,7 @@ from pathlib import Path
 import cloudpickle
 
 from ...errors import LaunchError
+from ...frameworks import FRAMEWORKS
 from ...quiet import quiet_imports
 from ..shared.affinity import bind_to_cores
 from ..shared.messages import Begin, Finished, Started
@@ -217,8 +218,8 @@ def _write_outcome(directory: Path, failure: Failure | None, timings: dict[str, 
 
 
 def _leave_world() -> None:
-    for framework in ("horovod.tensorflow", "horovod.torch"):
-        module = sys.modules.get(framework)
+    for framework in FRAMEWORKS.values():
+        module = sys.modules.get(framework.horovod)
         # The module of a framework that Horovod was built without can be imported, but is empty.
         if module is not None and hasattr(module, "init") and module.is_initialized():
             module.shutdown()

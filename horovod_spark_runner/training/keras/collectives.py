@@ -160,6 +160,34 @@ class TensorCollectives:
         """Return the sums of what was to be noted, over all steps so far."""
         return Traffic(*self._counted.numpy().tolist())
 
+    def square(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the sum of the squares of all numbers."""
+        return tf.add_n([tf.reduce_sum(tf.square(tf.cast(one, tf.float32))) for one in tensors])
+
+    def tally(self, count: int) -> TensorTally:
+        """Return so many sums; not to be called within a step."""
+        return TensorTally(count)
+
+
+class TensorTally:
+    """Numbers that compiled steps add to.
+
+    Args:
+        count: how many there are.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._sums = tf.Variable(tf.zeros([count], tf.float64), trainable=False)
+
+    def add(self, numbers: Sequence[tf.Tensor]) -> None:
+        """Add one number to each."""
+        self._sums.assign_add(tf.stack([tf.cast(one, tf.float64) for one in numbers]))
+
+    def read(self) -> list[float]:
+        """Return the sums of all steps so far."""
+        found: list[float] = self._sums.numpy().tolist()
+        return found
+
 
 def _summed_as(tensor: tf.Tensor) -> tf.DType:
     return tf.float32 if tensor.dtype in _NARROW else tensor.dtype

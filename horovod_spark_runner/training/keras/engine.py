@@ -12,7 +12,7 @@ from ...rundir.directory import RunDirectory
 from ...storage.contents import Contents
 from ...storage.filesystem import Location
 from ..class_columns import ClassColumn, check_no_classes
-from ..engine import KERAS_FILE, ONNX, SAVED_MODEL, Engine, check_format
+from ..engine import GRAPH_FILE, KERAS_FILE, ONNX, SAVED_MODEL, Engine, check_format
 from ..evaluation import Evaluator, Question
 from ..spec import Binding, ModelNames, ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
@@ -20,7 +20,7 @@ from ..trained_model import WEIGHTS_FILE, Model, Recipe, StoredModel
 from ..warm_start import WeightsFormat
 from .exported import check_exportable, check_transforms
 from .given_metrics import portable_metrics
-from .saved import ARCHIVE_FILE, GRAPH_FILE, PACKED_FILE, KerasParts, SavedModel, keras_parts
+from .saved import ARCHIVE_FILE, PACKED_FILE, KerasParts, SavedModel, keras_parts
 from .source import check_given_callbacks, model_source
 
 if TYPE_CHECKING:

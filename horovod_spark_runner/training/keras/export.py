@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from .loading import make_model
 from .outputs import call_model, fixed_batch, output_specs, pick, unchanged
 from .served_classes import class_values
 
+# Operations that call back into the process they were made in.
+_OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 NameOutputs = Callable[[Sequence[str]], Sequence[str]]
 
 
@@ -140,9 +143,10 @@ class Served:
             return served
 
         function = tf.function(serve, autograph=False)
-        function.get_concrete_function(
+        made = function.get_concrete_function(
             {column.name: self._kind(column, decodes=decodes) for column in self.inputs}
         )
+        _check_no_python(made.graph.as_graph_def())
         return function
 
     def _kind(self, column: Column, *, decodes: bool) -> Any:
@@ -156,6 +160,22 @@ class Served:
         return ModelError(
             f"a SavedModel cannot hold the model {name!r}: {type(error).__name__}: {told}"
         )
+
+
+def _check_no_python(graph: Any) -> None:
+    """Check that a graph calls no function of Python's, which only this process has.
+
+    Raises:
+        ModelError: it does.
+    """
+    functions = (node for function in graph.library.function for node in function.node_def)
+    for node in itertools.chain(graph.node, functions):
+        if node.op in _OF_PYTHON:
+            raise ModelError(
+                f"it calls a function of Python's ({node.op} {node.name!r}, as tf.py_function and "
+                "tf.numpy_function make), which other processes do not have; write it with "
+                "keras.ops or TensorFlow's own operations"
+            )
 
 
 def export_recipe(

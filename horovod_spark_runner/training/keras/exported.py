@@ -22,7 +22,7 @@ from ...errors import ModelError
 from ...storage.filesystem import Location
 from ...storage.folders import write_aside
 from ...storage.sums import sealed, unsealed
-from .saved import GRAPH_FILE
+from ..engine import GRAPH_FILE
 
 COLUMNS_FILE = "columns.json"
 FORMAT = 1

@@ -15,7 +15,7 @@ from ...errors import ModelError
 from ...storage.contents import PART_BYTES, Contents, spooled
 from ...storage.filesystem import Location
 from ...storage.sums import contents_checked
-from .saved import GRAPH_FILE
+from ..engine import GRAPH_FILE
 
 
 def pack(folder: Location, sums: Mapping[str, str] | None = None) -> Contents:

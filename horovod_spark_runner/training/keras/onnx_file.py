@@ -11,6 +11,7 @@ import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ...scoring.onnx_session import OnnxSession, check_installed
 from ...storage.filesystem import Location
 from ..likeness import check_close
 from ..onnx_facts import MOST_BYTES, ROWS, tell_facts
+from ..onnx_rows import completed, rename
 from ..trained_model import Recipe
 from .export import Served, serving
 from .exported import SERVING, check_transforms
@@ -55,8 +57,21 @@ def export_onnx(
         _check_size(served.model)
         inputs = [replace(column, name=n) for column, n in zip(plain, columns, strict=True)]
         called = dict(zip((*names, *given), (*columns, *outputs), strict=True))
-        contents = _converted(served, called, inputs)
-        _check(served, called, contents)
+        model = _converted(served, called, inputs)
+        predict = served.trace()[SERVING]
+        size = max(_SIZES) if served.rows is None else served.rows
+        some, _ = _rows(served, predict, size)
+        try:
+            contents = completed(
+                model,
+                inputs,
+                {called[name]: value for name, value in some.items()},
+                partial(_predicted, predict, called),
+                rows=served.rows,
+            )
+        except ModelError as error:
+            raise _cannot(served, str(error)) from error
+        _check(served, called, predict, contents)
     target.write_bytes(contents)
 
 
@@ -73,8 +88,8 @@ def _check_size(model: Any) -> None:
         )
 
 
-def _converted(served: Served, called: Mapping[str, str], inputs: Sequence[Column]) -> bytes:
-    """Return the file.
+def _converted(served: Served, called: Mapping[str, str], inputs: Sequence[Column]) -> Any:
+    """Return the model of the file.
 
     Args:
         served: what the SavedModel is made of.
@@ -109,15 +124,15 @@ def _converted(served: Served, called: Mapping[str, str], inputs: Sequence[Colum
     given = {value.name for value in model.graph.input}
     if given != {column.name for column in served.inputs}:
         raise _cannot(served, f"tf2onnx leaves the inputs {sorted(given)} open")
-    _rename(model.graph, called)
+    rename(model.graph, called)
     _shape(model.graph, served, called)
     added = [called[name] for name in served.added]
     tell_facts(model, inputs, served.outputs, added)
     try:
         onnx.checker.check_model(model)
-        return bytes(model.SerializeToString())
     except Exception as error:  # a graph that is none
         raise _cannot(served, str(error)) from error
+    return model
 
 
 def _onnx_of(graph: Any, inputs: Any, outputs: Any, tables: Any, names: Any) -> Any:
@@ -181,25 +196,6 @@ def _silent() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _rename(graph: Any, called: Mapping[str, str]) -> None:
-    """Give inputs and outputs their names; others that have one of these get another."""
-    taken = set(called.values())
-
-    def name(old: str) -> str:
-        if old in called:
-            return called[old]
-        return f"inner {old}" if old in taken else old
-
-    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        value.name = name(value.name)
-    for node in graph.node:
-        node.input[:] = [name(one) for one in node.input]
-        node.output[:] = [name(one) for one in node.output]
-        for attribute in node.attribute:  # what branches and loops see of it
-            for inner in (attribute.g, *attribute.graphs):
-                _rename(inner, called)
-
-
 def _shape(graph: Any, served: Served, called: Mapping[str, str]) -> None:
     """Say of what shapes all is that goes in and out: rows first, any number of them."""
     shapes: dict[str, Sequence[int | None]] = {
@@ -218,7 +214,7 @@ def _shape(graph: Any, served: Served, called: Mapping[str, str]) -> None:
                 dimension.dim_value = size
 
 
-def _check(served: Served, called: Mapping[str, str], contents: bytes) -> None:
+def _check(served: Served, called: Mapping[str, str], predict: Any, contents: bytes) -> None:
     """Check that the file gives what Keras gives.
 
     Raises:
@@ -228,7 +224,6 @@ def _check(served: Served, called: Mapping[str, str], contents: bytes) -> None:
         session = OnnxSession(contents)
     except ModelError as error:
         raise _cannot(served, str(error)) from error
-    predict = served.trace()[SERVING]
     for size in _SIZES if served.rows is None else (served.rows,):
         given, expected = _rows(served, predict, size)
         try:
@@ -250,14 +245,27 @@ def _rows(
     for kind in ("normal", "uniform", "blank"):
         given = {column.name: _values(column, size, kind, random) for column in served.inputs}
         try:
-            made = predict({name: tf.constant(_for_tensorflow(v)) for name, v in given.items()})
+            expected = _called(predict, given)
         except Exception as error:  # the user's own call may fail in any way
             problem = f"{type(error).__name__}: {error}"
             continue
-        expected = {name: _array(value.numpy()) for name, value in made.items()}
         if all(v.dtype.kind not in "fc" or np.isfinite(v).all() for v in expected.values()):
             return given, expected
     raise _cannot(served, f"it cannot be compared with Keras on rows that are made: {problem}")
+
+
+def _called(predict: Any, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return what Keras gives for columns."""
+    made = predict({name: tf.constant(_for_tensorflow(v)) for name, v in given.items()})
+    return {name: _array(value.numpy()) for name, value in made.items()}
+
+
+def _predicted(
+    predict: Any, called: Mapping[str, str], given: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return what Keras gives, by the names in the file, for columns by these names."""
+    inside = {name: given[outside] for name, outside in called.items() if outside in given}
+    return {called[name]: value for name, value in _called(predict, inside).items()}
 
 
 def _values(column: Column, size: int, kind: str, random: np.random.Generator) -> np.ndarray:

@@ -20,8 +20,6 @@ ARCHIVE_FILE = "model.keras"
 SAMPLE_FILE = "sample.npz"
 PACKED_FILE = "saved_model.zip"
 FILES = (ARCHIVE_FILE, WEIGHTS_FILE, SAMPLE_FILE, PACKED_FILE)
-# What every SavedModel has.
-GRAPH_FILE = "saved_model.pb"
 # What to call where a Keras model cannot be made again from storage alone.
 WITH_MODEL_FN = with_model_fn(KERAS)
 

@@ -11,6 +11,7 @@ from typing import Any
 from ...errors import InvalidInputError, ModelError, brief
 from ...storage.contents import Contents
 from ...storage.filesystem import Location
+from ..engine import GRAPH_FILE
 from ..spec import ModelSource, check_model_fn, check_objects
 
 _NO_ARCHIVE = "model file %s is not a Keras archive (model.save('….keras'))"
@@ -83,7 +84,7 @@ def _check_file(place: Location) -> None:
     """
     if place.is_folder:
         kind = "a folder"
-        if place.join("saved_model.pb").exists():
+        if place.join(GRAPH_FILE).exists():
             kind = "a SavedModel, whose graph cannot be trained on"
         raise ModelError(
             f"model_fn={str(place)!r} is {kind}; give a function that builds the model, with "

@@ -34,6 +34,7 @@ from .optimizers import LearningRates, leaf_optimizers, rate_of_last_step
 from .probe import Probe
 from .protocols import MetricVariable
 from .saved import SavedModel
+from .tracing import KerasTracer
 from .variables import KerasVariables
 
 logger = logging.getLogger(__name__)
@@ -134,6 +135,9 @@ class KerasTrainee(Trainee):
 
     def exchange_seconds(self) -> float | None:
         return self._exchange.stopwatch.seconds
+
+    def tracer(self) -> KerasTracer:
+        return KerasTracer()
 
     def learning_rates(self) -> dict[str, float]:
         optimizers = leaf_optimizers(self._built.optimizers)

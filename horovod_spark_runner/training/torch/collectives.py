@@ -116,6 +116,33 @@ class TensorCollectives:
         """Return the sums of what was to be noted, over all steps so far."""
         return Traffic(self._sent, self._whole)
 
+    def square(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the sum of the squares of all numbers."""
+        return torch.stack([one.detach().float().square().sum() for one in tensors]).sum()
+
+    def tally(self, count: int) -> TensorTally:
+        """Return so many sums."""
+        return TensorTally(count)
+
+
+class TensorTally:
+    """Numbers that steps add to.
+
+    Args:
+        count: how many there are.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._sums = [0.0] * count
+
+    def add(self, numbers: Sequence[Tensor]) -> None:
+        """Add one number to each."""
+        self._sums = [old + float(new) for old, new in zip(self._sums, numbers, strict=True)]
+
+    def read(self) -> list[float]:
+        """Return the sums of all steps so far."""
+        return list(self._sums)
+
 
 def _summed_as(tensor: Tensor) -> torch.dtype:
     return torch.float32 if tensor.dtype in _NARROW else tensor.dtype

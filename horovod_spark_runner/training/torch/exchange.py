@@ -11,6 +11,7 @@ step of the user's own, an optimizer's gradients leave where it is about to step
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -69,6 +70,26 @@ class GradientExchange:
         self._in_parts: bool | None = None
         self._late: str | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        """The seconds in which all steps so far had nothing to do but to wait for sums.
+
+        What is exchanged while the backward pass goes on is none of it. ``None`` on a GPU, which
+        computes while this process waits.
+        """
+        if self._size == 1:
+            return 0.0
+        return self._seconds if self._device.type == "cpu" else None
+
+    @contextlib.contextmanager
+    def _waiting_for_sums(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds += time.perf_counter() - began
 
     def overlap(self, module: nn.Module) -> None:
         """Let gradients leave while the backward pass goes on, where there are several buckets.
@@ -99,7 +120,8 @@ class GradientExchange:
         self._own_count = self._total_count = 0.0
         yield
         if self._counts is None and self._together:
-            self._note(TensorCollectives().sum([self._control()], "control")[0])
+            with self._waiting_for_sums():
+                self._note(TensorCollectives().sum([self._control()], "control")[0])
 
     def count(self, own: float) -> None:
         """Say what this rank's loss is to be divided by, before the backward pass.
@@ -161,6 +183,10 @@ class GradientExchange:
 
     def exchange(self) -> None:
         """Give all parameters the gradients of the global batch, after the backward pass."""
+        with self._waiting_for_sums():
+            self._exchange_rest()
+
+    def _exchange_rest(self) -> None:
         if self._thread is None:
             for number in range(len(self._buckets)):
                 self._take(number, self._send(number))
@@ -207,13 +233,15 @@ class GradientExchange:
         # Which optimizer, for which time in a step.
         place = f"{number}.{self._calls[number]}"
         self._calls[number] += 1
-        self._assign(parameters, *self._reduce(parameters, place, ask=self._counts is None))
+        with self._waiting_for_sums():
+            self._assign(parameters, *self._reduce(parameters, place, ask=self._counts is None))
 
     # -- both ----------------------------------------------------------------------------------
 
     def changes(self, changes: Sequence[Tensor]) -> list[Tensor]:
         """Return by what statistics change, given by what they have changed on this rank."""
-        return self._synchroniser.changes(changes, self._part, "statistics")
+        with self._waiting_for_sums():
+            return self._synchroniser.changes(changes, self._part, "statistics")
 
     def _reduce(self, parameters: Sequence[nn.Parameter], place: str, *, ask: bool) -> _Sent:
         name = f"gradients.{place}"

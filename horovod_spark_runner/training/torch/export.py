@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 
 from ...data.manifest import Column
 from ...errors import ModelError
+from ...scoring.onnx_session import OnnxSession
 from ...storage.filesystem import Location
 from ..engine import ONNX
 from ..likeness import check_close
@@ -23,7 +24,7 @@ from .artifact import some_rows
 from .exported import check_exportable
 from .feeding import Feed, joined
 from .loading import CPU, Predicting, computing_in, make_predicting, to_numpy
-from .onnx_file import need_onnx, onnx_session
+from .onnx_file import need_onnx, onnx_contents
 from .outputs import pick
 from .program import Program, dump_program, load_program, make_program, silent
 
@@ -110,8 +111,11 @@ def export_recipe(
     called = make_predicting(recipe, CPU)
     program = _program(called, recipe, names, added)
     if format == ONNX:
-        data, session = onnx_session(program, recipe, inputs, list(outputs))
-        _compare(called, recipe, inputs, outputs, session)
+        size = max(_SIZES) if recipe.batch_size is None else recipe.batch_size
+        predict = functools.partial(_predicted, called, recipe, inputs, outputs)
+        some = some_rows(tuple(inputs), size)
+        data = onnx_contents(program, recipe, inputs, list(outputs), some, predict)
+        _compare(called, recipe, inputs, outputs, OnnxSession(data))
     else:
         data = dump_program(program)
         again = Program(load_program(data, str(target)), CPU)
@@ -154,6 +158,20 @@ def _run(program: Program, given: Mapping[str, np.ndarray]) -> dict[str, np.ndar
     return {name: to_numpy(tensor) for name, tensor in found.items()}
 
 
+def _predicted(
+    called: Predicting,
+    recipe: Recipe,
+    inputs: Sequence[Column],
+    outputs: Sequence[str],
+    given: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """Return what the module gives, by the names of the export."""
+    pairs = zip(recipe.columns, inputs, strict=True)
+    made = called.of({own.name: given[outside.name] for own, outside in pairs})
+    specs = zip(recipe.outputs, outputs, strict=True)
+    return {name: to_numpy(pick(made, spec.path)) for spec, name in specs}
+
+
 def _compare(
     called: Predicting,
     recipe: Recipe,
@@ -169,12 +187,11 @@ def _compare(
     kind = type(called.module).__name__
     for rows in _SIZES if recipe.batch_size is None else (recipe.batch_size,):
         given = some_rows(tuple(inputs), rows)
-        pairs = zip(recipe.columns, inputs, strict=True)
-        expected = called.of({own.name: given[outside.name] for own, outside in pairs})
+        expected = _predicted(called, recipe, inputs, outputs, given)
         try:
             found = run(given)
-            for spec, name in zip(recipe.outputs, outputs, strict=True):
-                check_close(to_numpy(pick(expected, spec.path)), found[name])
+            for name, value in expected.items():
+                check_close(value, found[name])
         except (AssertionError, ModelError, RuntimeError) as error:
             raise ModelError(
                 f"the export of {kind} is not written: for {rows} rows it does not give what the "

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 
+from ...data.manifest import Column
 from ...errors import EnvironmentProblem, ModelError
 from ...quiet import quiet_imports
-from ...scoring.onnx_session import OnnxSession, import_onnxruntime
+from ...scoring.onnx_session import import_onnxruntime
 from ..onnx_facts import MOST_BYTES, name_rows, tell_facts
+from ..onnx_rows import completed
 from ..trained_model import Recipe
 from .program import silent
 
@@ -37,16 +40,23 @@ def need_onnx() -> None:
         ) from error
 
 
-def onnx_session(
-    program: ExportedProgram, recipe: Recipe, inputs: Any, added: list[str]
-) -> tuple[bytes, OnnxSession]:
-    """Return the contents of an ONNX file of a program, and the file loaded.
+def onnx_contents(
+    program: ExportedProgram,
+    recipe: Recipe,
+    inputs: Sequence[Column],
+    added: list[str],
+    given: Mapping[str, np.ndarray],
+    predict: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
+) -> bytes:
+    """Return the contents of an ONNX file of a program.
 
     Args:
         program: takes the columns, and gives the outputs.
         recipe: the model.
         inputs: the columns, by their names in the file.
         added: the names of the outputs in the file.
+        given: rows, by the columns' names in the file.
+        predict: what the module gives for rows, by the names in the file.
 
     Raises:
         ModelError: the format cannot hold the program.
@@ -71,8 +81,7 @@ def onnx_session(
         if recipe.batch_size is None:
             name_rows(model.graph)
         tell_facts(model, inputs, recipe.outputs, added)
-        contents = bytes(model.SerializeToString())
-        return contents, OnnxSession(contents)
+        return completed(model, inputs, given, predict, rows=recipe.batch_size)
     except Exception as error:  # whatever PyTorch's exporter comes across
         told = " ".join(str(error).split())[:500]
         raise ModelError(

@@ -48,6 +48,7 @@ from .saved import SavedModule
 from .schedulers import Planned, Schedulers, planned_schedulers
 from .step import Steps
 from .torch_model import TorchModel
+from .tracing import TorchTracer
 from .variables import TorchVariables
 
 
@@ -223,6 +224,12 @@ class TorchTrainee(Trainee):
                 "rate anew; scale it in model_fn, or in the scheduler"
             )
         return self._rates
+
+    def exchange_seconds(self) -> float | None:
+        return self._steps.exchange.seconds
+
+    def tracer(self) -> TorchTracer:
+        return TorchTracer()
 
     def learning_rates(self) -> dict[str, float]:
         rates = self._last_rates or self._rates.read()

@@ -1,0 +1,87 @@
+"""Trains with the ways of synchronising that it is told of, one after the other.
+
+A line of JSON on standard input asks for one: ``way`` (settings of ``sync`` as a dictionary),
+``epochs``, ``validate``. A line of JSON on standard output answers with the epochs' records. The
+arguments are the master, a private folder, and this host's address.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from horovod_spark_runner import run_training
+from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.settings.estimator import sync_of
+from tests.digits import load
+
+WIDTH, BATCH, STEPS = 2200, 32, 16
+
+
+def make_model() -> Any:
+    """Return a network of five million weights."""
+    import keras
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.layers.Input((64,)),
+            keras.layers.Dense(WIDTH, activation="relu"),
+            keras.layers.Dense(WIDTH, activation="relu"),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile(
+        keras.optimizers.SGD(0.05, momentum=0.9),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def main() -> None:
+    from pyspark.sql import SparkSession
+
+    master, folder, address = sys.argv[1:]
+    spark = (
+        SparkSession.builder.master(master)
+        .config("spark.driver.host", address)
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    images, labels = load()
+    rows = [
+        (image.tolist(), int(label), number % 6 == 0)
+        for number, (image, label) in enumerate(zip(images, labels, strict=True))
+    ]
+    frame = spark.createDataFrame(rows, "image array<float>, digit int, held boolean")
+    train, held = frame.filter("not held"), frame.filter("held")
+    for line in sys.stdin:
+        asked = json.loads(line)
+        place = tempfile.mkdtemp(dir=folder)
+        run_training(
+            train,
+            make_model,
+            feature_cols=["image"],
+            label_cols=["digit"],
+            num_workers=2,
+            batch_size=BATCH,
+            epochs=asked["epochs"],
+            steps_per_epoch=STEPS,
+            validation=held if asked["validate"] else None,
+            run_dir=place,
+            sync=sync_of("sync", asked["way"]),
+            stream_logs=False,
+        )
+        directory = RunDirectory(str(Path(place)))
+        metrics = directory.read_metrics()
+        answer = {"metrics": metrics, "accounts": directory.read_accounts(len(metrics))}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

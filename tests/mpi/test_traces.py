@@ -1,0 +1,81 @@
+"""Traces of a training, as other programs read them: Horovod's timeline, profiles of steps."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod_spark_runner import CheckpointOptions, InvalidInputError, LaunchOptions
+from tests.trainings import train
+
+pytestmark = [pytest.mark.mpi, pytest.mark.spark]
+
+
+def timeline_in(run: Path) -> list[dict[str, Any]]:
+    (file,) = (run / "events").glob("timeline-*.json")
+    assert file.name == "timeline-00000000.json"
+    found: list[dict[str, Any]] = json.loads(file.read_text())
+    return found
+
+
+def test_a_keras_training_leaves_timeline_and_profile(small: Any, tmp_path: Path) -> None:
+    """500 digits, two ranks of 32 rows: 8 steps an epoch."""
+    options = CheckpointOptions(timeline=True, profile_steps=(3, 5))
+    train(small, tmp_path / "run", epochs=1, checkpoints=options)
+    events = timeline_in(tmp_path / "run")
+    names = {event.get("name") for event in events}
+    assert {"NEGOTIATE_ALLREDUCE", "MPI_ALLREDUCE"} & names, names
+    traced = {e["args"]["name"] for e in events if "name" in e.get("args", {})}
+    assert any("gradient" in name for name in traced), traced
+    (profile,) = (tmp_path / "run" / "events" / "profile" / "plugins" / "profile").iterdir()
+    assert profile.name == "step-00000003"
+    (file,) = profile.glob("*.xplane.pb")
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace.FromString(file.read_bytes())
+    counts: Counter[str] = Counter()
+    for plane in space.planes:
+        for line in plane.lines:
+            counts.update(plane.event_metadata[event.metadata_id].name for event in line.events)
+    backward = {name: n for name, n in counts.items() if name.startswith("gradient_tape/")}
+    assert backward, sorted(counts)
+    assert set(backward.values()) == {3}, "steps 3, 4 and 5"
+
+
+def test_a_torch_training_leaves_timeline_and_profile(small: Any, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from tests.torch.models import digits_model
+
+    options = CheckpointOptions(timeline=True, profile_steps=(3, 5))
+    train(small, tmp_path / "run", epochs=1, checkpoints=options, model_fn=digits_model)
+    names = {event.get("name") for event in timeline_in(tmp_path / "run")}
+    assert {"NEGOTIATE_ALLREDUCE", "MPI_ALLREDUCE"} & names, names
+    (file,) = (tmp_path / "run" / "events" / "profile").iterdir()
+    assert file.name.endswith(".step-00000003.pt.trace.json")
+    events = json.loads(file.read_text())["traceEvents"]
+    steps = [e for e in events if str(e.get("name", "")).startswith("Optimizer.step#")]
+    assert len(steps) == 3, "steps 3, 4 and 5"
+    # What a step waits for is told from what it computes.
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    seconds = json.loads(line)["accounting"]["seconds"]
+    assert all(0 < one < 5 for kind in ("compute", "exchange") for one in seconds[kind])
+    assert "step" not in seconds
+
+
+def test_traces_that_cannot_be_are_refused(small: Any, tmp_path: Path) -> None:
+    for given in ((3,), (5, 3), (0, 2), "35", 7):
+        with pytest.raises(InvalidInputError, match="profile_steps must"):
+            CheckpointOptions(profile_steps=given)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="but the run has 16 steps: 2 epochs of 8"):
+        train(small, tmp_path / "run", checkpoints=CheckpointOptions(profile_steps=(10, 17)))
+    with pytest.raises(InvalidInputError, match="Horovod keeps one timeline"):
+        train(
+            small,
+            tmp_path / "other",
+            checkpoints=CheckpointOptions(timeline=True),
+            launch=LaunchOptions(env={"HOROVOD_TIMELINE": "/tmp/timeline.json"}),
+        )

@@ -1,0 +1,85 @@
+"""What a scorer is given, as arrays, frames and tables; no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from horovod_spark_runner import DataError, RunDirectoryError
+from horovod_spark_runner.scoring import load_pipeline
+from horovod_spark_runner.scoring.bundle import Bundle
+from horovod_spark_runner.scoring.columns import Numbers, Words
+from horovod_spark_runner.scoring.inputs import Input
+from horovod_spark_runner.scoring.scorer import Scorer
+from horovod_spark_runner.scoring.vectors import VectorAssembler
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "expected"),
+    [
+        ("int", np.ma.array([1, -9999], mask=[0, 1]), [1, None]),
+        ("double", np.ma.array([1.5, -9999.0], mask=[0, 1]), [1.5, None]),
+        ("boolean", np.ma.array([True, False], mask=[0, 1]), [True, None]),
+        ("string", np.ma.array(["a", "b"], mask=[0, 1]), ["a", None]),
+        ("int", np.ma.array([1, 2]), [1, 2]),
+        ("array<string>", [np.ma.array(["a"]), None], [["a"], None]),
+        ("boolean", pa.array([True, None]), [True, None]),
+        ("int", pa.array([1, None]), [1, None]),
+        ("double", np.array([[1.0], [2.0]]), [1.0, 2.0]),
+    ],
+)
+def test_what_is_masked_or_null_is_null(kind: str, given: Any, expected: list[Any]) -> None:
+    column = Input("x", kind).convert(given)
+    assert isinstance(column, Numbers | Words)
+    assert [column.value(row) for row in range(len(column))] == expected
+
+
+def test_an_array_with_a_masked_element_is_none() -> None:
+    whole = np.ma.array([[1.0, 2.0], [3.0, 4.0]], mask=[[0, 1], [0, 0]])
+    for given in (whole, list(whole)):
+        column = Input("x", "array", 2).convert(given)
+        assert column.value(0) is None
+        assert column.value(1).tolist() == [3.0, 4.0]
+        with pytest.raises(DataError, match=r"column 'x' is \[1.0, None\] in row 0"):
+            Input("x", "vector", 2).convert(given)
+
+
+@pytest.fixture
+def scorer() -> Scorer:
+    stage = VectorAssembler(inputs=("f",), output="v", handle_invalid="keep")
+    return Scorer(Bundle((Input("f", "double"),), (stage,)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (lambda: {"f": np.ones((3, 2))}, r"column 'f' is array\(\[1., 1.\]\) in row 0.*a number"),
+        (lambda: {"f": np.array(1.0)}, "column 'f' must be a sequence of values"),
+        (lambda: pd.DataFrame([[1.0, 2.0]], columns=["f", "f"]), "several columns called 'f'"),
+        (lambda: pa.table([[1.0], [2.0]], ["f", "f"]), "several columns called 'f'"),
+        (lambda: {"f": np.array(["1.5"])}, "column 'f' is '1.5' in row 0"),
+    ],
+)
+def test_what_is_no_column_is_named(scorer: Scorer, rows: Callable[[], Any], told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        scorer.score(rows())
+
+
+def test_columns_of_the_rows_own_come_back_as_they_were(scorer: Scorer) -> None:
+    made = scorer.score({"f": np.ones((2, 1)), "id": np.ma.array([1, 2], mask=[0, 1])}, ["v", "id"])
+    assert made["v"].tolist() == [[1.0], [1.0]]
+    assert made["id"].tolist() == [1, None]
+    batch = pa.record_batch({"f": pa.array([1.0, None]), "b": pa.array([True, None])})
+    assert scorer.score(batch, ["b", "v"])["b"].to_pylist() == [True, None]
+
+
+def test_a_file_of_a_bundle_is_not_the_bundle(tmp_path: Path) -> None:
+    (tmp_path / "pipeline.json").touch()
+    with pytest.raises(RunDirectoryError, match=r"pipeline.json is a file; .* is the folder"):
+        load_pipeline(tmp_path / "pipeline.json")
