@@ -108,9 +108,7 @@ class Training:
         self._progress = Progress()
         self._rates: dict[str, float] = {}
         self._reporter = ProgressReporter(self._rank, spec.fit.epochs, self._accounts)
-        self._preempted = False
-        self._checked = False
-        self._save_due = False
+        self._preempted = self._checked = self._save_due = False
 
     def _read(self, data: Manifest, *, training: bool = True) -> Epochs:
         spec = self._spec

@@ -37,6 +37,7 @@ class TorchEngine:
     )
     weights_formats = (
         WeightsFormat("state_dict", "a .pt or .pth file of a state_dict", (".pt", ".pth")),
+        WeightsFormat("program", "a .pt2 file of torch.export", (".pt2",)),
     )
 
     def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:

@@ -15,6 +15,7 @@ from ...rundir.checkpoint import VARIABLES_FILE
 from ...storage.arrays import load_arrays
 from ..spec import WarmStart
 from ..warm_start import ARRAYS
+from .program import load_program
 from .variables import set_tensor, weights_of
 
 _SHOWN = 5
@@ -57,7 +58,9 @@ def _of_run(start: WarmStart) -> Mapping[str, np.ndarray]:
 
 
 def _of_file(start: WarmStart) -> Mapping[str, Tensor]:
-    ((_, data),) = start.files.items()
+    ((name, data),) = start.files.items()
+    if name.endswith(".pt2"):
+        return dict(load_program(data, f"initial_weights={start.origin!r}").state_dict)
     try:
         # Nothing but tensors and plain containers is made of what a file says.
         found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
