@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,11 @@ from horovod_spark_runner import ModelError, TorchModel
 from horovod_spark_runner.training.torch.own_gradients import OwnGradients
 from tests.torch.models import flat_weights
 from tests.torch.test_equals_one_process import batches, recorded
+from tests.trainings import train
 
 GLOBAL_BATCH = 24
+# Seconds that a slow rank is late by, twice in a step.
+LATE = 0.05
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
@@ -161,6 +167,42 @@ def test_what_would_be_done_with_those_of_one_rank_is_refused(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         recorded(frame, tmp_path, lambda: moved(move), ranks)
+
+
+def slow_on_the_second_rank() -> TorchModel:
+    def late() -> None:
+        if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+            time.sleep(LATE)
+
+    def train_step(step: Any) -> dict[str, Any]:
+        (image,), (digit,) = step.inputs, step.labels
+        step.optimizer.zero_grad()
+        late()
+        loss = nn.functional.cross_entropy(step.module(image), digit.long())
+        loss.backward()
+        late()
+        step.optimizer.step()
+        return {"own": loss}
+
+    module = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    return TorchModel(module, train_step=train_step, optimizer=SGD, sync_batch_norm=True)
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+def test_waiting_for_a_slow_rank_is_no_computing(digits_df: Any, tmp_path: Path) -> None:
+    """Neither in layers that add up over ranks, nor where ranks agree on who steps next."""
+    rows, run = 2 * 12 * 20, tmp_path / "run"
+    train(
+        digits_df.filter(f"id < {rows}"), run, model_fn=slow_on_the_second_rank, batch_size=12,
+        epochs=1,
+    )  # fmt: skip
+    (line,) = (run / "metrics.jsonl").read_text().splitlines()
+    seconds = json.loads(line)["accounting"]["seconds"]
+    slept = 19 * 2 * LATE  # the first step is an account of its own
+    assert seconds["compute"][1] > slept
+    assert seconds["compute"][0] < 0.25 * slept
+    assert seconds["exchange"][0] > 0.9 * slept
 
 
 def test_one_rank_may_clip_as_it_likes() -> None:

@@ -84,7 +84,8 @@ class GradientExchange:
         return self._seconds if self._device.type == "cpu" else None
 
     @contextlib.contextmanager
-    def _waiting_for_sums(self) -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
+        """Be waiting for sums, or for what else all ranks tell each other within a step."""
         began = time.perf_counter()
         try:
             yield
@@ -120,7 +121,7 @@ class GradientExchange:
         self._own_count = self._total_count = 0.0
         yield
         if self._counts is None and self._together:
-            with self._waiting_for_sums():
+            with self.waiting():
                 self._note(TensorCollectives().sum([self._control()], "control")[0])
 
     def count(self, own: float) -> None:
@@ -183,7 +184,7 @@ class GradientExchange:
 
     def exchange(self) -> None:
         """Give all parameters the gradients of the global batch, after the backward pass."""
-        with self._waiting_for_sums():
+        with self.waiting():
             self._exchange_rest()
 
     def _exchange_rest(self) -> None:
@@ -233,14 +234,14 @@ class GradientExchange:
         # Which optimizer, for which time in a step.
         place = f"{number}.{self._calls[number]}"
         self._calls[number] += 1
-        with self._waiting_for_sums():
+        with self.waiting():
             self._assign(parameters, *self._reduce(parameters, place, ask=self._counts is None))
 
     # -- both ----------------------------------------------------------------------------------
 
     def changes(self, changes: Sequence[Tensor]) -> list[Tensor]:
         """Return by what statistics change, given by what they have changed on this rank."""
-        with self._waiting_for_sums():
+        with self.waiting():
             return self._synchroniser.changes(changes, self._part, "statistics")
 
     def _reduce(self, parameters: Sequence[nn.Parameter], place: str, *, ask: bool) -> _Sent:

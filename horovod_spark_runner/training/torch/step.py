@@ -77,7 +77,7 @@ class Steps:
                 "rank step by itself; give sync=Allreduce()"
             )
         if model.sync_batch_norm and self._size > 1:
-            synchronise_norms(module, lambda: self.exchange.fraction)
+            synchronise_norms(module, lambda: self.exchange.fraction, self.exchange.waiting)
         self._connect()
 
     def _connect(self) -> None:
@@ -186,7 +186,8 @@ class Steps:
             self.exchange.count(counts[0])
             return terms[0].summed / rows if rows else None
         if self._size > 1 and LABELS in [term.kind for term in terms]:
-            counts = self._world.allreduce(np.array(counts)).tolist()
+            with self.exchange.waiting():
+                counts = self._world.allreduce(np.array(counts)).tolist()
         if not rows:
             return None
         parts = [
@@ -276,7 +277,8 @@ class Steps:
         """Check that all ranks are about to step with the same optimizer, or none is (-1)."""
         if self._size == 1:
             return
-        numbers = self._world.allgather(number)
+        with self.exchange.waiting():
+            numbers = self._world.allgather(number)
         if len(set(numbers)) > 1:
             names = [*self._optimizers, "none"]
             shown = ", ".join(
