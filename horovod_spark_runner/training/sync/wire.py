@@ -58,7 +58,7 @@ class MpiWire:
         self.sent = 0.0
 
     def sum(self, array: np.ndarray) -> np.ndarray:
-        total = np.array(array)
+        total = np.array(array, order="C")  # whose flat form is no copy
         flat = total.reshape(-1)
         for begin in range(0, flat.size, _MOST_ELEMENTS):
             self._world.Allreduce(MPI.IN_PLACE, flat[begin : begin + _MOST_ELEMENTS])
