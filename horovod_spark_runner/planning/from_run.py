@@ -49,10 +49,17 @@ def measured_by_run(directory: RunDirectory, now: float) -> Measurement:
     accounts = [a for a in facts.accounts if a is not None and Kind.BUILD not in a["seconds"]]
     call, fit = facts.last_call, facts.settings.get("fit", {})
     rows, batch = facts.settings.get("rows"), fit.get("batch_size")
-    if not accounts or not call.get("placement") or not rows or not batch:
+    missing = {
+        "what its last call came to": not call.get("placement"),
+        "its rows and batch size": not rows or not batch,
+        f"the time of an epoch after the first of a call (it has {len(facts.epochs)} whole epochs "
+        "in all)": not accounts,
+    }
+    if any(missing.values()):
         raise InvalidInputError(
-            f"{directory.location} does not tell enough for a plan: it takes a run that has "
-            f"finished, of two epochs or more; this one has {len(facts.epochs)} whole epochs. "
+            f"{directory.location} does not tell enough for a plan, which takes a run that has "
+            "finished, of two epochs or more. Not recorded: "
+            f"{', '.join(what for what, is_missing in missing.items() if is_missing)}. "
             "plan_training measures instead"
         )
     ranks = len(call["placement"])
@@ -137,7 +144,7 @@ def _measurement(
         sums={},
         measured_rows=rows,
         seconds=0.0,
-        source=f"{facts.place}, {len(accounts)} whole epochs",
+        source=f"{facts.place}, whole epochs: {len(accounts)}",
     )
 
 

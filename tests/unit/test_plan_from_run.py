@@ -68,7 +68,10 @@ def test_an_epoch_that_a_call_went_on_with_tells_nothing(tmp_path: Path) -> None
     found = told_by(tmp_path / "run", [account(build=3.0), account(), half, account()])
     ((step,),) = [list(one.values()) for one in found.workload.steps.values()]
     assert step.seconds == pytest.approx(0.05)
-    assert "2 whole epochs" in found.source
+    assert found.source.endswith("whole epochs: 2")
+    once = [account(build=3.0)]
+    with pytest.raises(InvalidInputError, match=r"Not recorded: the time of.*\(it has 1 whole epo"):
+        told_by(tmp_path / "once", once)
 
 
 @pytest.mark.parametrize("compression", ["bf16", {"way": "topk", "ratio": 0.01}])
