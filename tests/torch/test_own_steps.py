@@ -208,7 +208,7 @@ def test_waiting_for_a_slow_rank_is_no_computing(digits_df: Any, tmp_path: Path)
 def test_one_rank_may_clip_as_it_likes() -> None:
     module = nn.Linear(2, 1)
     optimizer = SGD(module.parameters())
-    gradients = OwnGradients({"": optimizer}, 1, kept=False)
+    gradients = OwnGradients({"": optimizer}, 1, kept=False, instead="")
     gradients.begin()
     module(torch.ones(3, 2)).sum().backward()
     nn.utils.clip_grad_value_(module.parameters(), 0.1)
@@ -216,12 +216,80 @@ def test_one_rank_may_clip_as_it_likes() -> None:
     gradients.end()
 
 
+def clamped(parameter: Any) -> None:
+    parameter.grad = parameter.grad.clamp(-0.1, 0.1)
+
+
+def halved(parameter: Any) -> None:
+    parameter.grad.mul_(0.5)
+
+
+@pytest.mark.parametrize("change", [clamped, halved])
+@pytest.mark.parametrize("more", [True, False])
+def test_gradients_that_are_changed_or_replaced_are_found_out(change: Any, more: bool) -> None:
+    """Also where another backward pass adds to them."""
+    module = nn.Linear(2, 1)
+    optimizer = SGD(module.parameters())
+    gradients = OwnGradients({"": optimizer}, 2, kept=False, instead="call synchronize()")
+    gradients.begin()
+    module(torch.ones(3, 2)).sum().backward()
+    change(module.weight)
+    if more:
+        module(torch.ones(3, 2)).sum().backward()
+    message = r"were changed between backward\(\) and step\(\), .*; call synchronize\(\)"
+    with pytest.raises(ModelError, match=message):
+        gradients.stepping(optimizer)
+
+
+def test_what_all_ranks_have_may_be_stepped_with_again() -> None:
+    module = nn.Linear(2, 1)
+    optimizer = SGD(module.parameters())
+    gradients = OwnGradients({"": optimizer}, 2, kept=False, instead="")
+    gradients.begin()
+    module(torch.ones(3, 2)).sum().backward()
+    for parameter in module.parameters():  # cleared in place, and computed anew
+        parameter.grad.zero_()  # type: ignore[union-attr]
+    module(torch.ones(3, 2)).sum().backward()
+    assert gradients.stepping(optimizer)
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)  # as the exchange gives them
+    assert gradients.stepping(optimizer)
+    gradients.end()
+
+
+class InPlace(torch.autograd.Function):
+    """Gives a gradient in memory that another one has had, changed once as a sum of two is."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, memory: np.ndarray) -> torch.Tensor:
+        ctx.memory = memory
+        return weight.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return torch.from_numpy(ctx.memory).add_(1.0), None
+
+
+def test_a_new_gradient_may_lie_where_the_last_one_was() -> None:
+    weight, memory = nn.Parameter(torch.ones(8)), np.zeros(8, np.float32)
+    optimizer = SGD([weight])
+    gradients = OwnGradients({"": optimizer}, 2, kept=True, instead="")
+    for _ in range(2):
+        gradients.begin()
+        optimizer.zero_grad()
+        loss: Any = InPlace.apply(weight, memory)
+        loss.backward()
+        assert gradients.stepping(optimizer)
+        weight.grad = torch.from_numpy(memory)  # as the exchange gives it
+        gradients.end()
+
+
 @pytest.mark.parametrize("to_none", [True, False])
 def test_gradients_that_another_network_leaves_are_cleared_or_refused(to_none: bool) -> None:
     """As a generator has them while only its judge steps."""
     judge, generator = nn.Linear(1, 1), nn.Linear(2, 1)
     optimizers = {"judge": SGD(judge.parameters()), "generator": SGD(generator.parameters())}
-    gradients = OwnGradients(optimizers, 2, kept=False)
+    gradients = OwnGradients(optimizers, 2, kept=False, instead="")
 
     def judged() -> None:
         gradients.begin()

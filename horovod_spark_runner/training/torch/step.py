@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 class Steps:
     """Trains and evaluates on batches.
 
+    A subclass is for modules that say themselves how they are trained.
+
     Args:
         model: what is trained.
         module: its module.
@@ -45,6 +47,13 @@ class Steps:
         world: communicator of all ranks.
         device: where tensors are.
     """
+
+    # What steps with optimizers, and how it changes gradients of all ranks, for messages.
+    stepping = "train_step"
+    changing = (
+        "call step.synchronize() after the last backward(), which makes them those of all ranks, "
+        "and then change them"
+    )
 
     def __init__(
         self,
@@ -93,7 +102,9 @@ class Steps:
         Args:
             kept: whether gradients stay until the user clears them.
         """
-        self._gradients = OwnGradients(self._optimizers, self._size, kept=kept)
+        self._gradients = OwnGradients(
+            self._optimizers, self._size, kept=kept, instead=self.changing
+        )
         for optimizer in self._optimizers.values():
             optimizer.register_step_pre_hook(self._before_own)
 
@@ -285,9 +296,9 @@ class Steps:
                 f"rank {rank} {names[each]!r}" for rank, each in enumerate(numbers[:8])
             )
             raise ModelError(
-                "train_step let the ranks step with other optimizers, or not as often: next are "
-                f"{shown}. Call step() of each optimizer equally often in every step (multiply a "
-                "loss by 0 where it is not to count)"
+                f"{self.stepping} let the ranks step with other optimizers, or not as often: next "
+                f"are {shown}. Call step() of each optimizer equally often in every step (multiply "
+                "a loss by 0 where it is not to count)"
             )
 
     # -- both ----------------------------------------------------------------------------------
