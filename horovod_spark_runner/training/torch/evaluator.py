@@ -64,7 +64,7 @@ class TorchEvaluator:
                     "metrics of PyTorch models do not weigh rows, as sample_weight_col "
                     "asks; give sample_weight_col=False, or metrics of Spark's, 'spark:…'"
                 )
-            loss = _loss_of(recipe) if ACCURACY in _listed(question.metrics) else None
+            loss = _loss_of(recipe) if _asks_accuracy(question.metrics) else None
             self._metrics.append(_known(question.metrics, self._called.device, loss))
         names = [*self._loss_names, *(name for one in self._metrics for name in one.names)]
         every = [*names, *(name for one in self._metrics for name in one.of_objects)]
@@ -235,9 +235,10 @@ def _loss_of(recipe: Recipe) -> object:
     return None
 
 
-def _listed(metrics: object) -> list[object]:
-    """Return metrics, given with names or without, as a list."""
-    return list(metrics.values() if isinstance(metrics, Mapping) else cast("list[object]", metrics))
+def _asks_accuracy(metrics: object) -> bool:
+    """Tell whether accuracy is among metrics, given with names or without."""
+    listed = metrics.values() if isinstance(metrics, Mapping) else cast("list[object]", metrics)
+    return any(isinstance(one, str) and one == ACCURACY for one in listed)
 
 
 def _known(given: object, device: torch.device, loss: object) -> Metrics:

@@ -63,7 +63,7 @@ class GradientExchange:
         first = self._given[0]
         self._buckets = [
             *buckets_of([p for p in first if p.requires_grad]),
-            *buckets_of([p for p in first if not p.requires_grad and p.is_floating_point()]),
+            *buckets_of([p for p in first if not p.requires_grad and _can_be_trained(p)]),
         ]
         self._bucket_of = {id(p): n for n, bucket in enumerate(self._buckets) for p in bucket}
         # What has ever required a gradient, and the buckets with some of it, in their order.
@@ -343,6 +343,10 @@ class GradientExchange:
 
     def _note(self, control: Tensor) -> None:
         *self._counts, self._total_count = control.tolist()
+
+
+def _can_be_trained(parameter: nn.Parameter) -> bool:
+    return parameter.is_floating_point() or parameter.is_complex()
 
 
 def buckets_of(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -68,12 +68,13 @@ class Attached:
                 f"{type(module).__name__}.predict_step is not called: the transformer predicts "
                 "what forward gives"
             )
-        still = [name for name, each in module.named_modules() if not each.training]
+        kind = type(module).__name__
+        still = [name or kind for name, each in module.named_modules() if not each.training]
         if still:
             notify(
-                f"{len(still)} of the modules in {type(module).__name__} ({still[0]!r} is the "
-                "first) are in evaluation mode, and stay so in the training, as by Lightning; call "
-                "train() of those that are to be trained"
+                f"{len(still)} of the modules in {kind} ({still[0]!r} is the first) are in "
+                "evaluation mode, and stay so in the training, as by Lightning; call train() of "
+                "those that are to be trained"
             )
         self.call("on_fit_start")
 
