@@ -66,6 +66,10 @@ def completed(
         for kind, some in hostile.items()
         if not all(_agree(model, piece, predict) for piece in _pieces(some, rows))
     ]
+    if NAN in blank:
+        # Infinities make NaN inside, as inf - inf, wherever they meet, which no row tried here may
+        # show.
+        blank = list(_VALUES)
     if rows is None or blank:
         _wrap(model, columns, any_number=rows is None, blank=blank)
     counts = {kind: _count(some) for kind, some in hostile.items()}

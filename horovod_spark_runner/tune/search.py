@@ -17,14 +17,14 @@ from ..launch.driver.console import Console
 from ..ml.transformers import transformer_class
 from ..run.attempts import Stopped
 from ..run.pipeline import train_ranks
-from ..run.request import check_request
+from ..run.request import CheckedRequest, check_request
 from ..spark.session import described, inheriting_thread
 from ..training.engine import engine_of
 from .directory import StudyDirectory
 from .page import StudyFacts
 from .reporting import PageWriter, study_facts
 from .result import PRUNED, TuneResult, trial_line, trial_table
-from .trial import TrialFollower, check_own, final_value, has_begun
+from .trial import TrialFollower, check_own, final_value
 from .trial_request import TrialRequests
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Search:
     def _next(self) -> tuple[Trial, dict[str, Any]] | None:
         """Return the next trial and its parameters; ``None`` if there are enough."""
         while True:
-            ended = sum(has_begun(one) for one in self._study.trials())
+            ended = sum(one.state.is_finished() for one in self._study.trials())
             if ended + self._going_on >= self._max_trials or self._study.exhausted:
                 return None
             asked = self._study.ask(self._choose)
@@ -170,8 +170,16 @@ class Search:
     def _train(self, trial: Trial, params: dict[str, Any], follower: TrialFollower) -> None:
         """Train a trial and tell the study; raise what ends the whole search."""
         began = time.monotonic()
+        place = self._directory.trial(trial.number).location
         try:
-            value, fitting = self._trained(trial, params, follower)
+            checked = check_request(self._requests.request(params, place))
+        except HorovodSparkError as error:
+            self._fail(trial, params, error, began)
+            return
+        if checked.checkpoint is not None:
+            check_own(checked.checkpoint.settings.get("params"), params, place)
+        try:
+            value, fitting = self._trained(trial, checked, follower)
         except Stopped:
             if not follower.pruned:
                 raise
@@ -180,10 +188,7 @@ class Search:
         except HorovodSparkError as error:
             if follower.broken is not None:
                 raise follower.broken from error
-            why = f"{type(error).__name__}: {error}"
-            with self._alone:
-                self._study.fail(trial, why)
-            self._say(trial, params, f"failed: {why.partition(chr(10))[0]}", began)
+            self._fail(trial, params, error, began)
             return
         if follower.pruned:
             with self._alone:
@@ -194,14 +199,19 @@ class Search:
                 self._study.finish(trial, value, fitting)
             self._say(trial, params, f"{self._metric} {value:.4g}", began)
 
+    def _fail(
+        self, trial: Trial, params: dict[str, Any], error: HorovodSparkError, began: float
+    ) -> None:
+        why = f"{type(error).__name__}: {error}"
+        with self._alone:
+            self._study.fail(trial, why)
+        self._say(trial, params, f"failed: {why.partition(chr(10))[0]}", began)
+
     def _trained(
-        self, trial: Trial, params: dict[str, Any], follower: TrialFollower
+        self, trial: Trial, checked: CheckedRequest, follower: TrialFollower
     ) -> tuple[float, float]:
         """Return the value of a trial, and how long its epochs took."""
-        place = self._directory.trial(trial.number).location
-        checked = check_request(self._requests.request(params, place))
         if checked.checkpoint is not None:
-            check_own(checked.checkpoint.settings.get("params"), params, place)
             follower.take_over(checked.checkpoint.history)
         name = f"Horovod: trial {trial.number} of {self._directory.location.name}"
         with described(session_of(self._requests.base.frame), name):
@@ -237,7 +247,7 @@ class Search:
                 f"none of {len(lines)} trials has a value: {pruned} were pruned, {len(failed)} "
                 f"failed{first}"
             )
-        found = lines[best.number]
+        found = next(line for line in lines if line.trial == best.number)
         request = self._requests.base
         build = self._requests.model_function(found.params)
         model = transformer_class(engine_of(build)).from_run(

@@ -81,8 +81,15 @@ class Study:
         )
 
     def trials(self) -> list[FrozenTrial]:
-        """Return all trials, by number."""
-        return self._study.get_trials()
+        """Return the trials that count, by number.
+
+        What failed before it had parameters is none: its call was refused, or a function failed.
+        """
+        return [
+            one
+            for one in self._study.get_trials()
+            if one.state is not TrialState.FAIL or PARAMS in one.user_attrs
+        ]
 
     def best(self) -> FrozenTrial | None:
         """Return the best of the finished trials, the first of equals; ``None`` if none is."""
@@ -127,7 +134,9 @@ class Study:
             choose: has the parameters of a new trial suggested.
         """
         if self._sampler_for is not None:
-            self._study.sampler = self._sampler_for(len(self.trials()))
+            # One that was left before it had parameters draws what it would have drawn.
+            drawn = [PARAMS in one.user_attrs or one.state.is_finished() for one in self.trials()]
+            self._study.sampler = self._sampler_for(sum(drawn))
         trial = self._study.ask()
         known = trial.user_attrs.get(PARAMS)
         if known is not None:
@@ -213,7 +222,8 @@ class Study:
         trials = self.trials()
         if any(one.state is TrialState.WAITING for one in trials):
             return False
-        return self._stopped or grid_is_begun(trials)
+        # Of a grid, a point is given once, whatever became of it.
+        return self._stopped or grid_is_begun(self._study.get_trials())
 
     def reported(self, number: int) -> dict[int, float]:
         """Return the values of a trial's epochs so far, by number from 1."""

@@ -13,10 +13,9 @@ from ..run.attempts import Stopped
 from ..rundir.checkpoint import PlainLogs
 from ..storage.filesystem import Location
 from ..training.logs import numbers
-from .result import PARAMS
 
 if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial, Trial
+    from optuna.trial import Trial
 
 PRUNED = "pruned by the search"
 ENDED = "the search has ended"
@@ -91,13 +90,6 @@ class TrialFollower:
             if number not in self._reported:  # epochs may be trained again after a failure
                 self._reported.add(number)
                 self._trial.report(value, number)
-
-
-def has_begun(trial: FrozenTrial) -> bool:
-    """Tell whether a trial has ended and counts: not one that has got no parameters."""
-    if trial.state.name == "FAIL":
-        return PARAMS in trial.user_attrs
-    return trial.state.is_finished()
 
 
 def check_own(before: Mapping[str, Any] | None, params: Mapping[str, Any], place: Location) -> None:

@@ -14,6 +14,7 @@ from ..api import run_training
 from ..data.prepare.datasets import frame_of
 from ..errors import InvalidInputError, ModelError
 from ..run.request import TrainingRequest
+from ..settings.compression import as_json
 from ..settings.data import DataOptions
 from ..settings.kinds import Kind, check_options
 from ..settings.launching import LaunchOptions, LaunchSettings, MpiOptions
@@ -209,6 +210,8 @@ def checked_params(params: Mapping[str, Any], training: Mapping[str, Any]) -> di
         value = value.item() if isinstance(value, np.generic) else value
         if name in _SEARCHED:
             value = _kind(name).check(f"{name} (of the space)", value)
+            if name == "compression":
+                value = as_json(value)
             if isinstance(value, Mapping):  # JSON has no other keys than text
                 value = {str(key): one for key, one in value.items()}
         checked[name] = value

@@ -259,7 +259,7 @@ PER_ROW = [layers.Reshape((4, 1))]
 @pytest.mark.parametrize(
     ("inner", "blank"),
     [
-        (lambda: [*PER_ROW, layers.LSTM(3), layers.Dense(1)], ["nan"]),
+        (lambda: [*PER_ROW, layers.LSTM(3), layers.Dense(1)], ["nan", "infinite"]),
         (lambda: [*PER_ROW, layers.GRU(3)], []),
         (lambda: [*PER_ROW, layers.MaxPooling1D(2)], ["nan", "infinite"]),
         (lambda: [layers.Dense(3, "relu"), layers.Dense(1)], ["nan", "infinite"]),
@@ -290,13 +290,24 @@ def test_what_is_no_number_is_never_made_one(
     assert nothing.dtype == np.float32
 
 
+def test_infinities_that_meet_make_no_number(tmp_path: Path) -> None:
+    """Each alone gives infinity, of which onnxruntime finds the greatest as NumPy does."""
+    a, b = (keras.Input((4,), name=name) for name in "ab")
+    model = keras.Model([a, b], keras.ops.max(a - b, axis=-1, keepdims=True))
+    TFTransformer.from_keras(model, ["a", "b"]).export(tmp_path / "m.onnx", format="onnx")
+    session = OnnxSession((tmp_path / "m.onnx").read_bytes())
+    given = np.array([[1, np.inf, 1, 1], [1, 2, 1, 1]], "float32")
+    found = session({"a": given, "b": given})["prediction"]
+    np.testing.assert_array_equal(found, [[np.nan], [0]])
+
+
 def test_a_class_that_stands_for_no_value_is_the_least_number(tmp_path: Path) -> None:
     x = keras.Input((4,), name="x")
     none = keras.ops.isnan(keras.ops.sum(layers.LSTM(2)(PER_ROW[0](x)), axis=-1))
     given = TFTransformer.from_keras(keras.Model(x, keras.ops.cast(none, "int32")), ["x"])
     given.export(tmp_path / "m.onnx", format="onnx")
     found = OnnxSession((tmp_path / "m.onnx").read_bytes())({"x": HOSTILE})["prediction"]
-    assert found.tolist() == [0, *[np.iinfo(np.int32).min] * 2, 0, 0]
+    assert found.tolist() == [0, *[np.iinfo(np.int32).min] * 4]
     with pytest.raises(ModelError, match="of bool, has no value to tell so"):
         TFTransformer.from_keras(keras.Model(x, none), ["x"]).export(
             tmp_path / "t.onnx", format="onnx"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.training.keras.label_values import LabelCheck
@@ -15,10 +17,10 @@ from horovod_spark_runner.training.keras.outputs import call_outputs
 WEIGHTED = {"weighted": True}
 
 
-def checked(model: Any, labels: Any, **more: Any) -> None:
+def checked(model: Any, labels: Any, columns: Sequence[str] = ("y",), **more: Any) -> None:
     """Check labels as a rank does, once the model's losses are known."""
     outputs = call_outputs(model, None)
-    check = LabelCheck(model, outputs, ["y"], **{"weighted": False, **more})
+    check = LabelCheck(model, outputs, columns, **{"weighted": False, **more})
     check(labels)  # before Keras has made the losses: nothing is known
     model.compute_loss(
         y=keras.tree.map_structure(np.zeros_like, labels),
@@ -40,6 +42,14 @@ class Halved(keras.losses.SparseCategoricalCrossentropy):
         return super().call(y_true // 2, y_pred)
 
 
+class Unlabelled(keras.losses.BinaryCrossentropy):
+    """Leaves out labels of -1, before Keras' loss sees them."""
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        known = keras.ops.cast(y_true >= 0, "float32")
+        return super().__call__(keras.ops.maximum(y_true, 0), y_pred, known)
+
+
 SPARSE = keras.losses.SparseCategoricalCrossentropy
 TWO = keras.losses.BinaryCrossentropy
 
@@ -54,6 +64,7 @@ TWO = keras.losses.BinaryCrossentropy
         (1, "binary_crossentropy", [0, 2], "takes 0 and 1, or what is in between, .* holds 2"),
         (1, TWO(from_logits=True), [-1, 1], "holds -1, for which it has no lowest value"),
         (1, "binary_focal_crossentropy", [0, -0.5], "holds -0.5"),
+        (1, "binary_crossentropy", [0, 1.00001], "holds 1.00001, "),
     ],
 )
 def test_labels_that_cannot_be_meant(units: int, loss: Any, labels: Any, message: str) -> None:
@@ -69,8 +80,11 @@ def test_labels_that_cannot_be_meant(units: int, loss: Any, labels: Any, message
         (3, SPARSE(ignore_class=255), [255, 0], {}),
         (3, SPARSE(ignore_class=-1), [-1.0, 2.0], {}),
         (3, Halved(), [4, 5], {}),
+        (1, Unlabelled(), [-1, 1], {}),
         (3, lambda y, p: keras.ops.mean(p), [0.5, 9], {}),
         (1, "binary_crossentropy", [0.25, 1], {}),
+        # Probabilities, as they are computed.
+        (1, "binary_crossentropy", [1 - 0.9 - 0.1, 1.0000001], {}),
         # Rows that do not count may hold anything.
         (1, "binary_crossentropy", [-1, 1], WEIGHTED),
         # No classes, but values between others: Keras' own use of it in autoencoders.
@@ -102,9 +116,58 @@ def test_each_output_has_its_own(named: bool) -> None:
         both = [np.array(kind), np.array([-1.5, 9])]
         return dict(zip("kp", both, strict=True)) if named else both
 
-    checked(model, labels([2, 0]))
-    with pytest.raises(ModelError, match="holds 3, and the output has 3 classes"):
-        checked(model, labels([3, 0]))
+    told = f"the label of output '{'k' if named else 'kind'}' holds 3, and the output has 3 classes"
+    checked(model, labels([2, 0]), ["a", "b"])
+    with pytest.raises(ModelError, match=told):
+        checked(model, labels([3, 0]), ["a", "b"])
+
+
+def test_columns_of_one_output() -> None:
+    losses = ["binary_crossentropy", "sparse_categorical_crossentropy"]
+    for units, loss, labels in zip((1, 4), losses, ([2, 0], [9, 0]), strict=True):
+        with pytest.raises(ModelError, match=r"the label columns 'a', 'b' hold [29]"):
+            checked(dense(units, loss), np.array(labels), ["a", "b"])
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_a_loss_without_weight_may_take_anything(weight: float) -> None:
+    value = keras.Input((3,))
+    outputs = [keras.layers.Dense(1, name="p")(value), keras.layers.Dense(1, name="q")(value)]
+    model = keras.Model(value, outputs)
+    model.compile("sgd", ["binary_crossentropy"] * 2, loss_weights=[weight, 1.0])
+    labels = [np.array([-1.0, 1.0]), np.array([0.0, 1.0])]
+    if not weight:
+        checked(model, labels, ["a", "b"])
+        return
+    with pytest.raises(ModelError, match="the label of output 'p' holds -1"):
+        checked(model, labels, ["a", "b"])
+
+
+def test_losses_of_several_outputs_together() -> None:
+    """Keras gives such a loss the outputs in their structure."""
+
+    def apart(y: Any, p: Any) -> Any:
+        return keras.ops.mean(keras.ops.abs(p["k"] - p["p"]))
+
+    value = keras.Input((3,))
+    made = {name: keras.layers.Dense(1, name=name)(value) for name in "kp"}
+    model = keras.Model(value, made)
+    model.compile("sgd", [apart, {"k": "binary_crossentropy", "p": "mse"}])
+    labels = {"k": np.array([[0.0], [1.0]]), "p": np.array([[-1.5], [9.0]])}
+    checked(model, labels, ["a", "b"])
+    with pytest.raises(ModelError, match="the label of output 'k' holds 2"):
+        checked(model, {**labels, "k": labels["k"] * 2}, ["a", "b"])
+
+
+def test_outputs_of_which_little_is_known() -> None:
+    """What takes no shape to see is still seen."""
+    for outputs in (None, tf.TensorSpec(None)):
+        sparse, two = dense(3, SPARSE()), dense(1, TWO())
+        for model, fits in ((sparse, [0, 9]), (two, [-1, 9])):
+            model.compute_loss(y=np.zeros(2), y_pred=np.full((2, 3 if model is sparse else 1), 0.5))
+            LabelCheck(model, outputs, ["y"], weighted=False)(np.array(fits))
+        with pytest.raises(ModelError, match="'y' holds fractions such as 2.5"):
+            LabelCheck(sparse, outputs, ["y"], weighted=False)(np.array([0, 2.5]))
 
 
 def test_no_rows_and_time_steps() -> None:

@@ -15,10 +15,12 @@ import optuna
 import pytest
 
 from horovod_spark_runner import (
+    Allreduce,
     EnvironmentProblem,
     InvalidInputError,
     ModelError,
     RunDirectoryError,
+    TopK,
 )
 from horovod_spark_runner.commands import tune as command
 from horovod_spark_runner.settings.sync import LocalSGD
@@ -34,7 +36,7 @@ from horovod_spark_runner.tune.result import trial_line
 from horovod_spark_runner.tune.samplers import check_sampler, make_pruner, sampler_for
 from horovod_spark_runner.tune.space import Space, check_space, describe_space, suggest
 from horovod_spark_runner.tune.study import Study
-from horovod_spark_runner.tune.trial import check_own, final_value, has_begun
+from horovod_spark_runner.tune.trial import check_own, final_value
 from horovod_spark_runner.tune.trial_request import check_names, checked_params
 
 SPACE = {"lr": loguniform(1e-4, 1.0), "units": choice(8, "many", None), "depth": integer(1, 3)}
@@ -226,7 +228,7 @@ def test_a_sampler_that_does_not_know_the_space_is_named(tmp_path: Path) -> None
     _, study = open_study(tmp_path, sampler=grid)
     with pytest.raises(InvalidInputError, match=r"cannot choose from the space: .* units, is not"):
         ask(study, SPACE)
-    assert "cannot choose" in study.trials()[0].user_attrs["error"]
+    assert study.trials() == []
 
 
 def test_what_a_function_gives_is_kept_as_json() -> None:
@@ -234,6 +236,11 @@ def test_what_a_function_gives_is_kept_as_json() -> None:
     kept = checked_params(given, {})
     assert kept == {"lr": 0.5, "units": 4, "class_weight": {"0": 1.0, "1": 2.0}}
     assert json.loads(json.dumps(kept)) == kept
+    top_k = {"way": "top_k", "ratio": 0.01}
+    for one in (top_k, TopK(ratio=0.01)):
+        chosen = checked_params({"compression": one}, {})
+        assert json.loads(json.dumps(chosen)) == chosen
+        assert Allreduce(**chosen) == Allreduce(compression=top_k)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="batch_size .of the space. must be a whole number"):
         checked_params({"batch_size": 20.5}, {})
     with pytest.raises(InvalidInputError, match="'run_dir' in the space is the name of a setting"):
@@ -270,7 +277,7 @@ def test_a_function_may_prune_and_must_give_what_can_be_kept(tmp_path: Path) -> 
             study.ask(partial(give, {"layers": value}))
     with pytest.raises(InvalidInputError, match="must return a dictionary"):
         study.ask(lambda trial: suggest(lambda _: [1], trial))  # type: ignore[arg-type,return-value]
-    assert [one.state.name for one in study.trials()] == ["PRUNED", *["FAIL"] * 4]
+    assert [one.state.name for one in study.trials()] == ["PRUNED"]
 
 
 def test_a_function_that_fails_is_named_and_its_trial_does_not_count(tmp_path: Path) -> None:
@@ -284,7 +291,41 @@ def test_a_function_that_fails_is_named_and_its_trial_does_not_count(tmp_path: P
     failed = study.ask(lambda trial: suggest(SPACE, trial))
     assert failed is not None
     study.fail(failed[0], "its own fault")
-    assert [has_begun(one) for one in study.trials()] == [False, True, True]
+    assert [(one.number, one.state.name) for one in study.trials()] == [
+        (1, "COMPLETE"),
+        (2, "FAIL"),
+    ]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_refused_call_leaves_the_draws_as_they_are(tmp_path: Path, sampler: str) -> None:
+    def refuse(trial: optuna.Trial) -> dict[str, Any]:
+        SPACE["lr"].suggest(trial, "lr")
+        raise InvalidInputError("batch_size must be a whole number")
+
+    def leave(trial: optuna.Trial) -> dict[str, Any]:
+        raise SystemExit  # as a driver that ends while it draws
+
+    expected = draw(open_study(tmp_path / "a", sampler=sampler)[1], 1.0, 2.0, 3.0)
+    directory, study = open_study(tmp_path / "b", sampler=sampler)
+    found = draw(study, 1.0)
+    for wrong, error in ((refuse, InvalidInputError), (leave, SystemExit)):
+        with pytest.raises(error):
+            study.ask(wrong)
+    found += draw(study, 2.0, 3.0)
+    assert found == expected
+    shown = command.read_study(directory, now=0.0)
+    assert [line.trial for line in shown.trials] == [0, 3, 4]
+    assert [line.state for line in shown.trials] == ["finished"] * 3
+
+
+def test_a_trial_that_was_left_before_it_had_parameters_draws_its_own(tmp_path: Path) -> None:
+    expected = draw(open_study(tmp_path / "a")[1], 1.0, 2.0)
+    _, study = open_study(tmp_path / "b")
+    found = draw(study, 1.0)
+    study._study.ask()  # as a driver that is killed before it has drawn
+    assert study.take_up() == 1
+    assert [*found, *draw(study, 2.0)] == expected
 
 
 def test_a_function_that_chooses_from_other_ranges_is_another_search(tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ class BatchBinding:
         model, spec = self._model, self._spec
         self._labels = bind_outputs(model, spec.outputs, spec.train, outputs)
         if needs_labels(model):
-            weighted = spec.weight is not None
+            of_classes = spec.fit.class_weight or {}
+            weighted = spec.weight is not None or 0 in of_classes.values()
             columns = spec.outputs.columns
             self._check_labels = LabelCheck(model, outputs, columns, weighted=weighted)
 
@@ -85,21 +86,29 @@ class BatchBinding:
             raise
 
     def data(self, arrays: Arrays) -> Any:
-        """Return what the model's ``train_step`` and ``test_step`` take.
+        """Return what the model's ``test_step`` takes.
 
         Raises:
             ModelError: there are labels that the model's loss cannot be meant for.
         """
+        # One of its own may make other labels of them.
+        return self._data(arrays, check=type(self._model).test_step is keras.Model.test_step)
+
+    def _data(self, arrays: Arrays, *, check: bool) -> Any:
         x, y = self._inputs(arrays), self._labels(arrays)
-        if self._check_labels is not None:
+        if check and self._check_labels is not None:
             self._check_labels(y)
         weight = None if self._spec.weight is None else arrays[self._spec.weight]
         values = keras.utils.pack_x_y_sample_weight(x, y, weight)
         return tf.nest.map_structure(as_tensor, values)
 
     def training_data(self, arrays: Arrays) -> Nest:
-        """Return `data`, with the weights of classes."""
-        data = self.data(arrays)
+        """Return what the model's ``train_step`` takes, with the weights of classes.
+
+        Raises:
+            ModelError: there are labels that the model's loss cannot be meant for.
+        """
+        data = self._data(arrays, check=True)
         if self._spec.fit.class_weight is None:
             return data
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)

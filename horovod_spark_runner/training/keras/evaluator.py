@@ -83,7 +83,8 @@ class KerasEvaluator:
             outputs = call_outputs(self._model, _tensors(self._inputs(features)))
             manifest = Manifest("", (), targets.columns, (), "")
             self._labels = bind_outputs(self._model, targets.outputs, manifest, outputs)
-            if self._compiled and needs_labels(self._model):
+            own_step = type(self._model).test_step is not keras.Model.test_step
+            if self._compiled and needs_labels(self._model) and not own_step:
                 names, weighted = targets.outputs.columns, self._weight is not None
                 self._check_labels = LabelCheck(self._model, outputs, names, weighted=weighted)
             if question.metrics is not None:

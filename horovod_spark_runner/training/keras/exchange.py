@@ -257,7 +257,9 @@ class GradientExchange:
 
     def _agree_to_apply(self, applying: bool) -> None:
         """Check, where Python decides it, that all ranks apply gradients now or none does."""
+        begun = self.stopwatch.begin([])
         (count,) = sum_over_ranks([tf.constant(float(applying))], self.scope.name("applying"))
+        self.stopwatch.end(begun, [count])
         if int(count) not in (0, self._part.size) or bool(int(count)) != applying:
             raise ModelError(
                 f"the train_step of model {self._model.name!r} applied gradients on {int(count)} "
