@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from horovod_spark_runner import ModelError, PowerSGD, Threshold, TopK
-from horovod_spark_runner.training.keras.collectives import TensorCollectives
+from horovod_spark_runner.training.keras.collectives import Part, TensorCollectives
 from horovod_spark_runner.training.keras.exchange import GradientExchange
 from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
 from horovod_spark_runner.training.sync.compressed import CompressedSynchroniser
@@ -134,3 +134,16 @@ def test_no_gradients_are_none() -> None:
     model = Taught(lambda model, gradients: model.first.apply([], []))
     GradientExchange(model, noting).step(tf.constant(WORDS), NOTHING)
     assert noting.places == ["0.0"]
+
+
+def test_gradients_of_another_trace_of_a_step_are_not_mistaken() -> None:
+    sync = CompressedSynchroniser("bf16", TensorCollectives(), MpiWire())
+
+    @tf.function
+    def reduced(*gradients: Any) -> Any:
+        return sync.gradients(gradients, Part(1), "gradients", "0.0")[0]
+
+    some = [tf.ones((2, 3)), tf.zeros(4)]
+    for given in (some, some[::-1], some):
+        for ours, gradient in zip(reduced(*given), given, strict=True):
+            np.testing.assert_array_equal(ours, gradient)

@@ -94,7 +94,9 @@ class CompressedSynchroniser(AllreduceSynchroniser):
             own = np.concatenate([array.reshape(-1) for array in arrays[:count]])
             self._whole += bytes_of_sum(own.nbytes, self._wire.size)
             total = self._codec.total(own, place, self._wire, self._step)
-            parts = zip(place.split(total), arrays[:count], strict=True)
+            # Not as the place has it, which another trace of the step may have seen last.
+            ends = np.cumsum([array.size for array in arrays[:count]])[:-1]
+            parts = zip(np.split(total, ends), arrays[:count], strict=True)
             summed = [part.reshape(array.shape) for part, array in parts]
         for array in arrays[count:]:
             self._whole += bytes_of_sum(array.nbytes, self._wire.size)

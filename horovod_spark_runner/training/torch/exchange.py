@@ -300,7 +300,8 @@ class GradientExchange:
 
     def _reduce(self, parameters: Sequence[nn.Parameter], place: str, *, ask: bool) -> _Sent:
         name = f"gradients.{place}"
-        if self._size == 1:  # there is nobody to ask
+        # There is nobody to ask; but what is kept of gradients needs all of them in every step.
+        if self._size == 1 and not self.lasting:
             gradients, _ = self._synchroniser.gradients(
                 [parameter.grad for parameter in parameters], self._part, name, place
             )

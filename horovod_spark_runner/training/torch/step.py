@@ -275,11 +275,27 @@ class Steps:
                 self.exchange.of(each)
 
     def _before_own(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._check_closure(args[1] if len(args) > 1 else kwargs.get("closure"))
         if self._gradients.stepping(optimizer):
             self._agree_to_step(self._number_of(optimizer))
             self.exchange.of(optimizer)
         self._ready(optimizer)
         self._clip(optimizer)
+
+    def _check_closure(self, closure: object) -> None:
+        """Check that gradients are there before an optimizer steps, where they are to be changed.
+
+        Raises:
+            ModelError: the step is to compute them itself.
+        """
+        clips = self._model.clip_norm is not None or self._model.clip_value is not None
+        if closure is not None and (self._size > 1 or self.exchange.lasting or clips):
+            raise ModelError(
+                "an optimizer's step() is given a closure, which computes gradients after those of "
+                "all ranks were exchanged and clipped: call backward() before step(), without a "
+                "closure. An optimizer that needs one (LBFGS) trains on one rank, without "
+                "clip_norm, clip_value and compression"
+            )
 
     def _ready(self, optimizer: Optimizer) -> None:
         """Do what is to be done with the gradients of all ranks, before they are clipped."""
