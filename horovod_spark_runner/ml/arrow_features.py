@@ -94,7 +94,10 @@ def _in_lists(array: pa.Array) -> pa.Array:
         return pa.list_(kind_of(kind.value_type)) if nested else kind
 
     wanted = kind_of(array.type)
-    return array if array.type == wanted else array.cast(wanted)
+    if array.type == wanted:
+        return array
+    # A copy: where arrays of a fixed size are null, there are values nevertheless.
+    return array.cast(wanted).take(pa.array(np.arange(len(array))))
 
 
 def _flat(array: pa.Array, shape: tuple[int, ...]) -> pa.Array:

@@ -28,8 +28,11 @@ from horovod_spark_runner import (
     RunDirectoryError,
     RunFailedError,
 )
+from horovod_spark_runner.commands import tune as command
 from horovod_spark_runner.commands.cli import main
+from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.tune import TuneResult, choice, integer, loguniform, tune
+from horovod_spark_runner.tune.directory import StudyDirectory
 
 from ..jobs import descriptions
 from . import tune_cases
@@ -171,6 +174,20 @@ def test_what_is_left_of_a_study_is_refused(
     for resume in ("auto", "never"):
         with pytest.raises(RunDirectoryError, match=lost if resume == "auto" else "holds"):
             search(rows, build, max_trials=4, study_dir=left, resume=resume)
+
+
+def test_what_lies_where_a_trial_goes_ends_the_search(
+    whole: tuple[TuneResult, Path, Path], rows: Any, tmp_path: Path
+) -> None:
+    """As after a journal that was put back: no trial fails of it."""
+    left = tmp_path / "left"
+    shutil.copytree(whole[1], left)
+    shutil.copytree(left / "trials" / "trial-00000", left / "trials" / "trial-00004")
+    for _ in range(2):
+        with pytest.raises(RunDirectoryError, match=r"trial-00004 holds .* it is of another sear"):
+            search(rows, build, max_trials=6, study_dir=left)
+        shown = command.read_study(StudyDirectory(Location(left)), now=0.0)
+        assert [line.state for line in shown.trials] == [*["finished"] * 4, "interrupted"]
 
 
 def test_other_rows_are_refused(whole: tuple[TuneResult, Path, Path], rows: Any) -> None:

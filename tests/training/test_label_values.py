@@ -10,9 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import ModelError
+from horovod_spark_runner.settings.training import FitOptions
+from horovod_spark_runner.training.keras.batches import BatchBinding
 from horovod_spark_runner.training.keras.label_values import LabelCheck
 from horovod_spark_runner.training.keras.outputs import call_outputs
+
+from ..runs import spec_of
 
 WEIGHTED = {"weighted": True}
 
@@ -157,6 +162,43 @@ def test_losses_of_several_outputs_together() -> None:
     checked(model, labels, ["a", "b"])
     with pytest.raises(ModelError, match="the label of output 'k' holds 2"):
         checked(model, {**labels, "k": labels["k"] * 2}, ["a", "b"])
+
+
+class OwnTest(keras.Sequential):
+    """Tests by labels of its own: here -1 is as good as 0."""
+
+    def test_step(self, data: Any) -> Any:
+        x, y = data
+        return super().test_step((x, keras.ops.maximum(y, 0)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights", "training", "testing"),
+    [
+        (keras.Sequential, None, False, False),
+        (keras.Sequential, {0: 1.0, 1: 5.0}, False, False),
+        # Rows of classes without weight may hold anything.
+        (keras.Sequential, {-1: 0.0}, True, True),
+        (OwnTest, None, False, True),
+    ],
+)
+def test_labels_that_do_not_count_or_are_made_others(
+    kind: Any, weights: dict[int, float] | None, training: bool, testing: bool
+) -> None:
+    model = kind([keras.Input((3,)), keras.layers.Dense(1, "sigmoid")])
+    model.compile("sgd", "binary_crossentropy")
+    fit = FitOptions(batch_size=2, class_weight=weights)
+    batches = BatchBinding(model, spec_of([Column("x", "float32", (3,))], fit=fit))
+    batches.bind_labels(call_outputs(model, None))
+    arrays = {"x": np.zeros((2, 3), np.float32), "y": np.array([0, 1], np.float32)}
+    model.test_step(batches.data(arrays))  # Keras knows the loss now
+    arrays["y"] -= 1
+    for taken, take in ((training, batches.training_data), (testing, batches.data)):
+        if taken:
+            take(arrays)
+        else:
+            with pytest.raises(ModelError, match="the label column 'y' holds -1"):
+                take(arrays)
 
 
 def test_outputs_of_which_little_is_known() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import DataError, InvalidInputError
+from horovod_spark_runner.ml.arrow_features import feature_array
 from horovod_spark_runner.ml.naming import added_columns, check_added
 from horovod_spark_runner.ml.rows import describe_fault, valid_rows, with_nulls
 from horovod_spark_runner.settings.prediction import PredictionSettings
@@ -34,6 +35,30 @@ def test_lists_of_fixed_size() -> None:
     found = valid_rows(array, PAIR)
     assert found is not None
     assert found.tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize("begin", [0, 1, 2])
+@pytest.mark.parametrize("number", [pa.float32(), pa.float64()])
+def test_lists_of_fixed_size_from_a_file(number: pa.DataType, begin: int) -> None:
+    """Behind its nulls, such a list has values."""
+    given = [None, [1, 2], None, [3, None], [5, 6]]
+    valid = np.array([False, True, False, False, True])[begin:]
+    kept = [one for one, right in zip(given[begin:], valid, strict=True) if right]
+    flat = pa.array(given, pa.list_(number, 2))
+    array = feature_array(flat.slice(begin), PAIR)
+    np.testing.assert_array_equal(valid_rows(array, PAIR), valid)
+    assert array.filter(pa.array(valid)).to_pylist() == kept
+    pairs = [None if one is None else [one] for one in given]
+    nested = pa.array(pairs, pa.list_(pa.list_(number, 2), 1))
+    column = Column("x", "float32", (1, 2))
+    array = feature_array(nested.slice(begin), column)
+    np.testing.assert_array_equal(valid_rows(array, column), valid)
+    assert array.filter(pa.array(valid)).to_pylist() == kept
+    # Null within, and not as a whole.
+    nested = pa.array([[one] for one in given], pa.list_(pa.list_(number, 2), 1)).slice(begin)
+    array = feature_array(nested, column)
+    np.testing.assert_array_equal(valid_rows(array, column), valid)
+    assert array.filter(pa.array(valid)).to_pylist() == kept
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def network(rows: Rows, stage: Network) -> None:
         rows.keep(valid)
         valid = None
     whole = _model(stage)
-    _check_finite(rows, stage, whole)
+    _check_finite(rows, stage, whole, valid)
     # What is not scored is replaced: it may be nothing that the network takes.
     asked = graph.both(rows.live, valid)
     assert asked is not None
@@ -120,8 +120,15 @@ def _model(stage: Network) -> Any:
         return onnx.load_model_from_string(archive.read(MODEL_FILE))
 
 
-def _check_finite(rows: Rows, stage: Network, whole: Any) -> None:
-    """Tell rows with values that the network's file makes no numbers of."""
+def _check_finite(rows: Rows, stage: Network, whole: Any, valid: str | None) -> None:
+    """Tell rows with values that the network's file makes no numbers of.
+
+    Args:
+        rows: the rows.
+        stage: the network.
+        whole: its file.
+        valid: which rows it predicts on, others get null; ``None`` if it is all that are left.
+    """
     known = {one.key: one.value for one in whole.metadata_props}
     kinds = json.loads(known[METADATA])[NON_FINITE]["blank"]
     for name, dtype in zip(stage.inputs, stage.dtypes, strict=True):
@@ -133,7 +140,7 @@ def _check_finite(rows: Rows, stage: Network, whole: Any) -> None:
         data = column.data if column.dtype == dtype else graph.cast(column.data, dtype)
         dimensions = 0 if column.size is None else 1
         right = without(graph, data, np.dtype(dtype), dimensions, kinds)
-        rows.check(f"column {name!r}", graph.either_not(right, column.valid), NOT_FINITE)
+        rows.check(f"column {name!r}", graph.either_not(right, valid), NOT_FINITE)
 
 
 def _merge(rows: Rows, stage: Network, whole: Any, given: list[str]) -> list[tuple[str, str, int]]:
