@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +86,8 @@ def plan_training(
         ranks: numbers of ranks to tell of; 1 is added. By default powers of two up to 4,096.
         ranks_per_host: ranks that a host holds; by default as many as the fullest one held.
         cores_per_host: cores of a host; by default as found, or what limits the container.
-        sample_rows: of larger DataFrames, rows to measure with, about (100,000).
+        sample_rows: of larger DataFrames, rows to measure with, about (100,000). Parquet files
+            that are read where they lie are taken whole.
         noise_scale: also train two ranks or more for some seconds to tell the gradient noise scale
             (false): the global batch far above which more rows hardly save steps. It is that of
             the beginning of the training, and grows later.
@@ -120,9 +120,8 @@ def plan_training(
             f"plan_dir {directory.location} is the directory of a run; give another folder, or "
             "plan from the run: horovod-spark-runner plan RUN"
         )
-    frame = frame_of(df)
     request = TrainingRequest(
-        frame=frame,
+        frame=df,
         model=model_fn,
         feature_cols=feature_cols,
         label_cols=label_cols,
@@ -151,12 +150,9 @@ def plan_training(
             "noise_scale=True compares the gradients of several ranks, but there is 1; give "
             "num_workers=2, or more slots"
         )
-    with described(session_of(frame), "Horovod: counting rows to plan a training with"):
-        rows = frame.count()
-    if rows > wanted_rows:
-        sample = replace(request, frame=frame.sample(wanted_rows / rows, seed=0))
-        checked = replace(checked, request=sample)
-    measured = measure(checked, sizes, _SECONDS, rows, noise=noise_scale)
+    with described(session_of(df), "Horovod: counting rows to plan a training with"):
+        rows = frame_of(df).count()
+    measured = measure(checked, sizes, _SECONDS, rows, wanted_rows, noise=noise_scale)
     plan = plan_of(
         directory.location.name, measured, networks, counts, ranks_per_host, cores_per_host
     )

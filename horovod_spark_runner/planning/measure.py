@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..data.prepare.datasets import session_of
+from ..data.prepare.datasets import Prepared, session_of
 from ..errors import DataError
 from ..frameworks import TORCH
 from ..launch.driver.console import Console
 from ..launch.driver.launch import RunResult
 from ..launch.driver.launcher import chosen_launcher
-from ..run.pipeline import prepare_data, training_spec
+from ..run.pipeline import training_spec
 from ..run.request import CheckedRequest
 from ..settings.launching import LaunchSettings
 from ..settings.table import derive
@@ -25,6 +25,7 @@ from ..training.sync.noise import noise_scale
 from .figures import Question, RankFigures, measure_rank
 from .links import Link, doubling_rounds, fitted_link, ring_seconds, tree_seconds
 from .model import BACKWARD, StepTime, Workload
+from .writing import written_rows
 
 # Bytes from which a sum goes around a ring, whatever the ranks.
 _BY_RING = 1 << 20
@@ -96,16 +97,18 @@ def measure(
     batch_sizes: Sequence[int],
     seconds: float,
     rows: int,
+    sample_rows: int,
     *,
     noise: bool = False,
 ) -> Measurement:
     """Measure a training on the cluster.
 
     Args:
-        checked: the training, on all rows or a sample of them.
+        checked: the training.
         batch_sizes: rows of a rank in a step; that of the training among them.
         seconds: how long a rank is to measure each of them.
         rows: rows of the whole training.
+        sample_rows: of more, so many are to be written, about.
         noise: whether to tell the gradient noise scale.
 
     Raises:
@@ -118,26 +121,27 @@ def measure(
     console = Console(directory.location.name, quiet=not request.stream_logs)
     spark, modules = session_of(request.frame), modules_for(checked.source.engine)
     chosen_launcher().prepare(spark, checked.launching, checked.allotment, modules)
-    with prepare_data(checked, directory.location.join("rows")) as data:
-        materialized = time.monotonic() - began
-        known = data.train.rows
+    with written_rows(checked, directory.location.join("rows"), rows, sample_rows) as written:
+        known = written.data.rows
         _check_enough(checked, known, rows)
-        console.say(f"measuring on {known:,} rows, written in {materialized:.1f} s")
-        spec = training_spec(checked, data, "plan", None, "")
+        console.say(
+            f"measuring on {known:,} rows, ready after {time.monotonic() - began:.1f} s; all take "
+            f"{written.seconds:.1f} s of writing"
+        )
+        spec = training_spec(checked, Prepared(written.data, None, False), "plan", None, "")
         question = Question(spec, batch_sizes, seconds)
         alone = _launch(checked, question, 1, modules)
         every = alone
         if checked.workers > 1:
             every = _launch(checked, replace(question, noise=noise), None, modules)
-    written = 0.0 if data.reused else materialized * max(1.0, rows / known)
     return combined(
         spec,
         alone,
         every,
         rows=rows,
         known=known,
-        kept=data.train.size * rows / known <= request.data.window_bytes,
-        materialize=written,
+        kept=written.data.size * rows / known <= request.data.window_bytes,
+        materialize=written.seconds,
         began=began,
     )
 

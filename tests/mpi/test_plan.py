@@ -72,22 +72,29 @@ def test_a_plan_is_measured_on_the_slots(
     assert not list((tmp_path / "plan" / "rows").iterdir())
 
 
-def test_a_plan_of_pytorch(digits_df: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_of_pytorch_on_files(
+    digits_df: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which a training reads where they lie, so that nothing is written, nor sampled."""
     pytest.importorskip("torch")
     from tests.torch.models import digits_model as torch_model
 
     monkeypatch.setattr(call, "_SECONDS", 0.2)
+    digits_df.write.parquet(str(tmp_path / "digits"))
     plan = plan_training(
-        digits_df,
+        tmp_path / "digits",
         torch_model,
         feature_cols=["image"],
         label_cols=["digit"],
         num_workers=2,
         batch_sizes=[],
+        sample_rows=1000,
         plan_dir=tmp_path / "plan",
         stream_logs=False,
     )
     work = plan.measurement.workload
+    assert (work.materialize, plan.measurement.measured_rows, work.rows) == (0.0, 1797, 1797)
+    assert not (tmp_path / "plan" / "rows").exists()
     assert work.kept
     assert set(work.steps) == {32}
     assert 0 <= work.overlap <= 1

@@ -17,6 +17,7 @@ from horovod_spark_runner.planning.figures import RankFigures, StepFigures
 from horovod_spark_runner.planning.links import doubling_rounds, link_of, ring_seconds
 from horovod_spark_runner.planning.measure import Launched, Measurement, combined
 from horovod_spark_runner.planning.model import Cluster, StepTime, predict
+from horovod_spark_runner.planning.writing import seconds_of_all
 from tests.unit.test_plan import FAST, measurement, workload
 
 GRADIENTS = 10_000_000
@@ -66,10 +67,11 @@ def told(
     exchange: float | None = None,
     engine: str = KERAS,
     hosts: int = 1,
+    horovod: float = 0.0,
     **given: Any,
 ) -> Measurement:
     """Return what a rank of 0.1 s a step tells, and ranks on a known link that take ``shared``."""
-    sums = sums_on(link, ranks)
+    sums = sums_on(link, ranks, horovod)
     shown = sums[GRADIENTS] if exchange is None else exchange
     rank = figures(shared + shown, shown, sums, doubling_rounds(ranks) * link.latency, **given)
     spec: Any = SimpleNamespace(engine=engine, fit=SimpleNamespace(batch_size=BATCH, epochs=10))
@@ -133,6 +135,13 @@ def test_measured_ranks_are_predicted_as_they_were(
     assert found.step_seconds == pytest.approx(shared + shown, rel=0.03)
 
 
+def test_what_hides_is_bounded_by_the_step_it_hid_in() -> None:
+    """Two thirds of the 0.25 s that a step of several ranks computes, not of one rank's 0.1 s."""
+    link = Link(20e-6, 1e9)
+    found = told(link, 8, shared=0.25, exchange=0.02, engine=TORCH, horovod=0.15).workload
+    assert found.overhead == pytest.approx(0.15, rel=0.02)
+
+
 def test_more_ranks_on_crowded_cores_are_slower() -> None:
     """The exchange was measured with four ranks on each core."""
     link = Link(20e-6, 1e9)
@@ -157,6 +166,23 @@ def test_what_hides_on_a_fast_link_is_no_bound_on_a_slow_one() -> None:
     assert slower.latency + slower.transfer == pytest.approx(exchange - 0.1 * 2 / 3, rel=0.01)
 
 
+def test_writing_all_rows_is_told_by_what_grows_with_them() -> None:
+    """Ten seconds of looking, 15 once in a session, 2 of any job, 20 µs a row."""
+    per_row = 20e-6
+    found = seconds_of_all(
+        100_000_000,
+        10.0,
+        15 + 2 + 25_000 * per_row,
+        2 + 25_000 * per_row,
+        2 + 100_000 * per_row,
+        few=25_000,
+        known=100_000,
+    )
+    assert found == pytest.approx(10 + 15 + 2 + 100_000_000 * per_row)
+    # Noise makes no row write itself.
+    assert seconds_of_all(1000, 1.0, 3.0, 2.0, 1.5, few=25, known=100) == 4.0
+
+
 def test_rounds_end_with_the_epoch() -> None:
     """64 ranks of 8 steps an epoch meet every 8 steps, however many are between meetings."""
     work = workload(
@@ -166,6 +192,7 @@ def test_rounds_end_with_the_epoch() -> None:
     cluster = Cluster(1, 4, link_of("100mbit"))
     found = advise("slow", work, cluster, [1, 256])
     assert found.every == 8, "steps of an epoch"
+    assert found.local is not None
     assert found.local == predict(work, cluster, 256, 8)
     assert predict(work, cluster, 256, 512).step_seconds == found.local.step_seconds
     # Of 100 steps, rounds of 64 have two meetings.

@@ -207,6 +207,16 @@ def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location)
     return direct or materialize(frame_of(data), request, folder).manifest
 
 
+def lies_ready(data: Any, roles: Roles, options: DataOptions) -> bool:
+    """Tell whether all rows can be read where they lie, and nothing is written.
+
+    Raises:
+        DataError: they are Parquet files whose values cannot be read.
+    """
+    request = _request(roles, options, reuse=True)
+    return _is_place(data) and open_parquet(Location(data), request) is not None
+
+
 def _request(roles: Roles, options: DataOptions, *, reuse: bool) -> DataRequest:
     return DataRequest(
         roles, options.shapes, options.materializer, options.dtypes, options.allow_nan, reuse
