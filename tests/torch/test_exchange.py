@@ -22,7 +22,6 @@ from horovod_spark_runner.training.torch.step import Steps
 from tests.torch.models import digits_net
 from tests.torch.test_equals_one_process import recorded
 
-
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
 
