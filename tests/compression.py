@@ -31,6 +31,11 @@ class Reference:
             for rest, own in zip(self.residuals, terms, strict=True)
         ]
 
+    def regroup(self, ranks: int) -> None:
+        """Go on with other ranks, of which the first has what all had not sent."""
+        total = [sum(parts) for parts in zip(*self.residuals, strict=True)]
+        self.residuals = [total] + [[np.zeros_like(t) for t in total] for _ in range(ranks - 1)]
+
     def step(self, terms: Terms) -> list[np.ndarray]:
         raise NotImplementedError
 

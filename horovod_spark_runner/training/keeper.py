@@ -95,10 +95,16 @@ class Keeper:
             saved = split_states(info.rank_states, files[RANKS_FILE])
             size = self._world.Get_size()
             states = [state_for(saved, rank, size) for rank in range(size)]
-        found, own = self._world.bcast(info), self._world.scatter(states)
+        found, own = self._world.bcast(info), self._of_any_size().scatter(states)
         assert found is not None
         self._variables.build_optimizers(found.model.get("trained_by", ()))
         return found, own
+
+    def _of_any_size(self) -> MPI.Comm:
+        """Return the communicator for objects that may have 2 GiB and more, all ranks' together."""
+        from mpi4py.util import pkl5
+
+        return pkl5.Intracomm(self._world)
 
     def _read(self, newest: int) -> tuple[Location, CheckpointInfo, dict[str, Arrays]]:
         found = newest_readable(
@@ -192,7 +198,7 @@ class Keeper:
             rank=self._rank,
             in_epoch=progress.epoch_step > 0,
         )
-        states = self._world.gather(own)
+        states = self._of_any_size().gather(own)
         self._last = time.monotonic()
         if states is None:
             return

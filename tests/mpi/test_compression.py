@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +77,22 @@ def train(frame: Any, place: Path, compression: Any, **given: Any) -> Any:
     return trainings.train(frame, place, **{**arguments, **given})
 
 
-def plain_weights(run: Path, ranks: int, reference: Reference) -> list[np.ndarray]:
-    """Train with plain Keras, on what the ranks of a run saw and what a paper makes of it."""
+def plain_weights(run: Path, worlds: Sequence[int], reference: Reference) -> list[np.ndarray]:
+    """Train with plain Keras, on what the ranks of a run saw and what a paper makes of it.
+
+    Args:
+        run: the run's directory.
+        worlds: the number of ranks in each epoch.
+        reference: what the paper makes of it.
+    """
     import keras
     import tensorflow as tf
 
     manifest = Manifest.from_json(next(run.glob("data/data-*/manifest.json")).read_text())
     model = make_model()
-    for epoch in range(EPOCHS):
+    for epoch, ranks in enumerate(worlds):
+        if epoch and ranks != worlds[epoch - 1]:
+            reference.regroup(ranks)
         plan = plan_epoch(
             [(group.rows, group.size) for group in manifest.row_groups],
             global_batch=GLOBAL_BATCH,
@@ -151,7 +159,7 @@ def test_ranks_train_what_the_papers_say(
 ) -> None:
     batch = GLOBAL_BATCH // ranks
     run = train(frame, tmp_path, way, num_workers=ranks, batch_size=batch)
-    expected = plain_weights(tmp_path, ranks, reference())
+    expected = plain_weights(tmp_path, [ranks] * EPOCHS, reference())
     for ours, theirs in zip(run.getModel().get_weights(), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
 
@@ -245,11 +253,16 @@ def test_a_run_that_was_killed_ends_as_it_would_have(frame: Any, tmp_path: Path,
 
 def test_a_run_goes_on_with_other_ranks_and_another_compression(frame: Any, tmp_path: Path) -> None:
     way = TopK(ratio=0.02)
-    train(frame, tmp_path, way, epochs=1, num_workers=3, batch_size=8)
-    train(frame, tmp_path, way, epochs=2, num_workers=2)
-    # What was not sent so far goes on as another compression's, and on a single rank.
-    train(frame, tmp_path, PowerSGD(), epochs=3, num_workers=2)
-    again = train(frame, tmp_path, way, epochs=4, num_workers=1, batch_size=24)
+    worlds = [3, 2, 1]
+    for epoch, ranks in enumerate(worlds, start=1):
+        given = {"num_workers": ranks, "batch_size": GLOBAL_BATCH // ranks}
+        run = train(frame, tmp_path, way, epochs=epoch, **given)
+    # A single rank sends all that three and two have left.
+    shares = [0.02] * (2 * STEPS) + [1.0] * STEPS
+    expected = plain_weights(tmp_path, worlds, GradientCompression(shares))
+    for ours, theirs in zip(run.getModel().get_weights(), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
+    again = train(frame, tmp_path, PowerSGD(), epochs=4)
     losses = [logs["loss"] for logs in again.summary.history]
     assert losses == sorted(losses, reverse=True)
     assert len(losses) == 4
@@ -311,12 +324,14 @@ def test_what_cannot_be_compressed_is_refused(
 
 LEARNED = {
     "bf16": Allreduce(compression="bf16"),
-    "top_k": Allreduce(compression=TopK(ratio=0.02, warmup_steps=40)),
+    "top_k": Allreduce(compression=TopK(ratio=0.05, warmup_steps=40)),
     "momentum": Allreduce(compression=TopK(ratio=0.02, warmup_steps=40, momentum=0.9)),
-    "threshold": Allreduce(compression=Threshold(start=1e-3, warmup_steps=40)),
+    "threshold": Allreduce(
+        compression=Threshold(start=0.02, target_sparsity=(0.02, 0.1), warmup_steps=40)
+    ),
     "power_sgd": Allreduce(compression=PowerSGD(rank=2, warmup_steps=40)),
     "local_sgd": LocalSGD(every=8, warmup_steps=20),
-    "diloco": DiLoCo(every=10, warmup_steps=20),
+    "diloco": DiLoCo(every=10, warmup_steps=20, outer_momentum=0.7),
 }
 
 
@@ -351,10 +366,6 @@ def plainly_learned(learned: Callable[[Any], float]) -> float:
     return learned(Allreduce())
 
 
-# What is behind after so few steps, as docs/synchronising.md says; half a point elsewhere.
-BEHIND = {"top_k": 0.02, "threshold": 0.025, "diloco": 0.02}
-
-
 @pytest.mark.parametrize("name", LEARNED)
 def test_digits_are_learned_as_well(
     learned: Callable[[Any], float], plainly_learned: float, name: str
@@ -362,4 +373,4 @@ def test_digits_are_learned_as_well(
     found = learned(LEARNED[name])
     print(f"{found:.4f}, plain {plainly_learned:.4f}")
     assert plainly_learned > 0.94
-    assert found > plainly_learned - BEHIND.get(name, 0.005)
+    assert found > plainly_learned - 0.005

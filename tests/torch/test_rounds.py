@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from horovod_spark_runner import DataOptions, DiLoCo, LocalSGD
+from horovod_spark_runner import DataOptions, DiLoCo, LocalSGD, TorchModel
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.data.read.sharding import plan_epoch
@@ -66,6 +66,24 @@ def two_modules(run: Path, every: int, outer: tuple[float, float] | None) -> np.
                 )
             rows = [0, 0]
     return before
+
+
+def test_batches_are_counted_where_ranks_have_no_rows(digits_df: Any, tmp_path: Path) -> None:
+    def model() -> TorchModel:
+        torch.manual_seed(3)
+        image = nn.Unflatten(1, (1, 8, 8)), nn.BatchNorm2d(1), nn.Flatten()
+        module = nn.Sequential(*image, nn.Linear(64, 10))
+        return TorchModel(module, nn.CrossEntropyLoss(), torch.optim.Adam)
+
+    trained = train(
+        digits_df.filter(f"id < {ROWS}"),
+        tmp_path,
+        model_fn=model,
+        batch_size=GLOBAL_BATCH // 2,
+        epochs=EPOCHS,
+        sync=LocalSGD(every=3),
+    )
+    assert trained.getModel().state_dict()["1.num_batches_tracked"] == EPOCHS * STEPS
 
 
 @pytest.mark.parametrize(

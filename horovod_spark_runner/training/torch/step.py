@@ -292,9 +292,8 @@ class Steps:
         if closure is not None and (self._size > 1 or self.exchange.lasting or clips):
             raise ModelError(
                 "an optimizer's step() is given a closure, which computes gradients after those of "
-                "all ranks were exchanged and clipped: call backward() before step(), without a "
-                "closure. An optimizer that needs one (LBFGS) trains on one rank, without "
-                "clip_norm, clip_value and compression"
+                "all ranks were exchanged and clipped: call backward() before step(), and step() "
+                "without a closure"
             )
 
     def _ready(self, optimizer: Optimizer) -> None:

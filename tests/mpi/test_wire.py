@@ -1,0 +1,80 @@
+"""What compressed gradients travel by: MPI, in messages of one piece and of many."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner import HorovodRunner
+from horovod_spark_runner.training.sync.synchroniser import bytes_of_sum
+
+LONG = 133
+
+
+def arrays(rank: int) -> dict[str, Any]:
+    """Return what a rank sends: matrices in both orders, and flat arrays of lengths of its own."""
+    stream = np.random.default_rng(rank)
+    matrix = stream.integers(-9, 9, (7, 19)).astype(np.float32)
+    lengths = [17, 0, LONG]
+    return {
+        "rows": matrix,
+        "columns": np.asfortranarray(matrix),
+        "number": np.array(3.0 + rank),
+        "flat": stream.standard_normal(lengths[rank]),
+        "none": np.empty(0, np.uint16),
+        "parts": [stream.integers(0, 99, length).astype(np.uint16) for length in (LONG, 0, 17)],
+    }
+
+
+def exchange(limit: int) -> tuple[dict[str, Any], float]:
+    from horovod_spark_runner.training.sync import wire
+
+    wire._MOST_ELEMENTS = wire._MOST_BYTES = limit
+    mpi = wire.MpiWire()
+    own = arrays(mpi.rank)
+    sums = {name: mpi.sum(own[name]) for name in ("rows", "columns", "number")}
+    gathered = {name: mpi.gather(own[name]) for name in ("flat", "none")}
+    return {**sums, **gathered, "parts": mpi.swap(own["parts"])}, mpi.sent
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+@pytest.mark.parametrize("limit", [1 << 28, 16])
+def test_what_is_sent_arrives_whole_in_one_piece_or_many(spark: Any, limit: int) -> None:
+    run = HorovodRunner(3).run(exchange, limit)
+    sent = [arrays(rank) for rank in range(3)]
+    for rank, (found, count) in enumerate(run.results):
+        for name in ("rows", "columns", "number"):
+            np.testing.assert_array_equal(found[name], sum(own[name] for own in sent))
+        for name in ("flat", "none"):
+            for ours, own in zip(found[name], sent, strict=True):
+                np.testing.assert_array_equal(ours, own[name])
+                assert ours.dtype == own[name].dtype
+        for ours, own in zip(found["parts"], sent, strict=True):
+            np.testing.assert_array_equal(ours, own["parts"][rank])
+        own = sent[rank]
+        summed = sum(bytes_of_sum(own[name].nbytes, 3) for name in ("rows", "columns", "number"))
+        gathered = sum(2 * (own[name].nbytes + 8) for name in ("flat", "none"))
+        swapped = sum(part.nbytes for to, part in enumerate(own["parts"]) if to != rank)
+        assert count == pytest.approx(summed + gathered + swapped)
+
+
+def test_an_mpi_of_one_thread_is_refused(tmp_path: Path) -> None:
+    code = (
+        "from horovod_spark_runner.training.sync.wire import MpiWire\n"
+        "from horovod_spark_runner import EnvironmentProblem\n"
+        "try: MpiWire()\n"
+        "except EnvironmentProblem as error: print(error)\n"
+    )
+    # A rank without mpirun leaves a folder behind.
+    env = {**os.environ, "MPI4PY_RC_THREAD_LEVEL": "serialized", "TMPDIR": str(tmp_path)}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    assert "is not MPI_THREAD_MULTIPLE); leave MPI4PY_RC_THREAD_LEVEL" in run.stdout
