@@ -141,6 +141,11 @@ class Manifest:
         return sum(group.rows for group in self.row_groups)
 
     @property
+    def size(self) -> int:
+        """The bytes that all rows take in memory."""
+        return sum(group.size for group in self.row_groups)
+
+    @property
     def fingerprint(self) -> str:
         """Identity of the data: contents and columns, not where or when it was written."""
         columns = [asdict(column) for column in self.columns]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..data.manifest import Column
 from ..data.prepare.columns import sources_of_features
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, ModelError
 from ..frameworks import KERAS, model_of
 from ..ml.features import check_fits, feature_names
 from ..ml.inference import SPARK_DTYPES, is_scalar, spark_type
@@ -57,6 +57,8 @@ def network(fitted: Fitted, format: str) -> Network:
     engine = engine_named(recipe.engine)
     try:
         engine.check_export(format, arguments, tuple(recipe.transforms), recipe.columns)
+    except ModelError:  # a column's fault, which it names
+        raise
     except InvalidInputError as error:
         advice = "" if format == ONNX else f"; give network={ONNX!r}"
         raise fitted.refused(

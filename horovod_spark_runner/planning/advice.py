@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..report.numbers import duration, number, share
-from .model import Cluster, Prediction, Workload, predict
+from .model import Cluster, Prediction, Workload, epoch_steps, predict
 
 # What distributing has to save of the time of one rank to be worth it.
 WORTH = 0.1
@@ -29,13 +29,15 @@ class NetworkPlan:
         cluster: hosts of this kind.
         predictions: one for each number of ranks, in order, by allreduce; of those for which the
             rows fill a step.
-        best: the least number of ranks that is as good as the fastest, to a tenth.
+        best: the least number of ranks that is as good as the fastest, to a tenth; of those that
+            pay, if any does.
         alone: seconds of one process that needs no launch and whose rows are there.
         break_even: the least number of ranks, above 1, that is faster than ``alone``; ``None``
             if none is.
         break_even_epochs: epochs from which the best number of ranks is faster; ``None`` if never.
         every: least steps between exchanges with which LocalSGD, on the best number of ranks,
-            exchanges in a twentieth of a step; 1 where it would bring less than a tenth.
+            exchanges in a twentieth of a step, or, if none up to an epoch's does, the most; 1 where
+            it would bring less than a tenth.
         local: the prediction for it; ``None`` where ``every`` is 1.
     """
 
@@ -52,7 +54,7 @@ class NetworkPlan:
     @property
     def pays(self) -> bool:
         """Whether to distribute the training: it saves a tenth of the time of one process."""
-        return self.best.ranks > 1 and self.best.total_seconds <= (1 - WORTH) * self.alone
+        return _pays(self.best, self.alone)
 
     @property
     def verdict(self) -> str:
@@ -86,6 +88,11 @@ class NetworkPlan:
         )
 
 
+def _pays(one: Prediction, alone: float) -> bool:
+    """Tell whether ranks save enough of the seconds of one process."""
+    return one.ranks > 1 and one.total_seconds <= (1 - WORTH) * alone
+
+
 def _later(epochs: float | None) -> str:
     if epochs is None:
         return ", so that no number of epochs makes it pay"
@@ -108,8 +115,10 @@ def advise(name: str, work: Workload, cluster: Cluster, ranks: Sequence[int]) ->
     predictions = tuple(predict(work, cluster, count) for count in filled)
     single = predictions[0]
     alone = work.build + single.training_seconds
-    fastest = min(one.total_seconds for one in predictions)
-    best = next(one for one in predictions if one.total_seconds <= (1 + _AS_GOOD) * fastest)
+    # Where the fastest just pays, what is almost as good may not.
+    chosen = [one for one in predictions if _pays(one, alone)] or predictions
+    fastest = min(one.total_seconds for one in chosen)
+    best = next(one for one in chosen if one.total_seconds <= (1 + _AS_GOOD) * fastest)
     nearest = min(predictions, key=lambda one: one.epoch_seconds)
     faster = [one.ranks for one in predictions if one.ranks > 1 and one.total_seconds < alone]
     saved = single.epoch_seconds - nearest.epoch_seconds
@@ -132,7 +141,11 @@ def _rounds(work: Workload, cluster: Cluster, plain: Prediction) -> Prediction |
     """Return the prediction for LocalSGD, if it brings enough."""
     if plain.ranks < 2:
         return None
-    found = [predict(work, cluster, plain.ranks, every) for every in _EVERY]
+    # Ranks meet at every epoch's end, too: longer rounds than an epoch there are none.
+    steps = epoch_steps(work, plain.ranks)
+    found = [predict(work, cluster, plain.ranks, every) for every in _EVERY if every <= steps]
+    if not found:
+        return None
     chosen = next(
         (one for one in found if one.latency + one.transfer <= _LITTLE * one.step_seconds),
         found[-1],

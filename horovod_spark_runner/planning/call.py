@@ -112,9 +112,7 @@ def plan_training(
     named_links(networks)
     check_flag("noise_scale", noise_scale)
     wanted_rows = check_count("sample_rows", sample_rows)
-    for name, given in (("ranks_per_host", ranks_per_host), ("cores_per_host", cores_per_host)):
-        if given is not None:
-            check_count(name, given)
+    _check_hosts(ranks_per_host, cores_per_host)
     place = plan_dir or default_place(session_of(df), "plan_dir", "plans")
     directory = RunDirectory(str(place))
     if directory.config.exists():
@@ -148,16 +146,16 @@ def plan_training(
     )
     sizes = _batch_sizes(batch_sizes, request.fit.batch_size)
     checked = check_request(request)
-    with described(session_of(frame), "Horovod: counting rows to plan a training with"):
-        rows = frame.count()
-    if rows > wanted_rows:
-        sample = replace(request, frame=frame.sample(wanted_rows / rows, seed=0))
-        checked = replace(checked, request=sample)
     if noise_scale and checked.workers < 2:
         raise InvalidInputError(
             "noise_scale=True compares the gradients of several ranks, but there is 1; give "
             "num_workers=2, or more slots"
         )
+    with described(session_of(frame), "Horovod: counting rows to plan a training with"):
+        rows = frame.count()
+    if rows > wanted_rows:
+        sample = replace(request, frame=frame.sample(wanted_rows / rows, seed=0))
+        checked = replace(checked, request=sample)
     measured = measure(checked, sizes, _SECONDS, rows, noise=noise_scale)
     plan = plan_of(
         directory.location.name, measured, networks, counts, ranks_per_host, cores_per_host
@@ -180,6 +178,7 @@ def plan_of(
     Raises:
         InvalidInputError: a network or a number cannot be right.
     """
+    _check_hosts(ranks_per_host, cores_per_host)
     own = [] if measured.between is None else [(MEASURED, measured.between)]
     here, cores = ranks_per_host or measured.ranks_per_host, cores_per_host or measured.cores
     counts = sorted({1, *_counts("ranks", ranks)})
@@ -188,6 +187,12 @@ def plan_of(
         for called, link in (*own, *named_links(networks))
     )
     return TrainingPlan(name, measured, plans)
+
+
+def _check_hosts(ranks_per_host: int | None, cores_per_host: int | None) -> None:
+    for name, given in (("ranks_per_host", ranks_per_host), ("cores_per_host", cores_per_host)):
+        if given is not None:
+            check_count(name, given)
 
 
 def named_links(networks: Sequence[str | Link]) -> list[tuple[str, Link]]:

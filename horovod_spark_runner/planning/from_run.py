@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, brief
+from ..frameworks import TORCH
+from ..report.numbers import duration
 from ..report.runs.facts import RunFacts, read_facts
-from ..rundir.checkpoint import newest_checkpoint
+from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint
 from ..rundir.directory import RunDirectory
-from ..training.accounting import Kind, mean_seconds
+from ..training.accounting import WHOLE, Kind, mean_seconds
 from ..training.state import Described
+from ..training.sync.synchroniser import bytes_of_sum
 from .links import ETHERNET_LATENCY, Link, ring_seconds
 from .measure import Measurement
 from .model import StepTime, Workload
@@ -29,8 +32,9 @@ def measured_by_run(directory: RunDirectory, now: float) -> Measurement:
 
     Its accounts tell computing from exchanging, and the rows, the batch and the hosts are known.
     What one number of ranks does not tell is taken as: an exchange within a host takes what it
-    took, whatever the number of ranks; of one between hosts, the latency is 50 microseconds a
-    message; a host has as many cores as it had ranks.
+    took, whatever the number of ranks, and hides behind nothing; of one between hosts, the latency
+    is 50 microseconds a message; a host has as many cores as it had ranks; one rank alone would
+    exchange all weights.
 
     Args:
         directory: of a run with two whole epochs, or more.
@@ -41,13 +45,21 @@ def measured_by_run(directory: RunDirectory, now: float) -> Measurement:
         RunDirectoryError: its metrics or checkpoints are damaged.
     """
     facts = read_facts(directory, now)
-    accounts = [account for account in facts.accounts[1:] if account is not None]
+    # In an epoch that a call began with, it built the model, and may have trained a part only.
+    accounts = [a for a in facts.accounts if a is not None and Kind.BUILD not in a["seconds"]]
     call, fit = facts.last_call, facts.settings.get("fit", {})
     rows, batch = facts.settings.get("rows"), fit.get("batch_size")
-    if not accounts or not call.get("placement") or not rows or not batch:
+    missing = {
+        "what its last call came to": not call.get("placement"),
+        "its rows and batch size": not rows or not batch,
+        f"the time of an epoch after the first of a call (it has {len(facts.epochs)} whole epochs "
+        "in all)": not accounts,
+    }
+    if any(missing.values()):
         raise InvalidInputError(
-            f"{directory.location} does not tell enough for a plan: it takes a run that has "
-            f"finished, of two epochs or more; this one has {len(facts.epochs)} whole epochs. "
+            f"{directory.location} does not tell enough for a plan, which takes a run that has "
+            "finished, of two epochs or more. Not recorded: "
+            f"{', '.join(what for what, is_missing in missing.items() if is_missing)}. "
             "plan_training measures instead"
         )
     ranks = len(call["placement"])
@@ -61,6 +73,12 @@ def measured_by_run(directory: RunDirectory, now: float) -> Measurement:
         raise InvalidInputError(
             f"{directory.location} was not trained by Allreduce with {ranks} ranks after its first "
             "epoch, which a plan could rest on; plan_training measures instead"
+        )
+    compression = facts.settings["sync"].get("compression", "none")
+    if compression != "none":
+        raise InvalidInputError(
+            f"{directory.location} was trained by Allreduce(compression={brief(compression)}), "
+            "whose exchanges do not tell what others would take; plan_training measures instead"
         )
     return _measurement(directory, facts, accounts, int(rows), int(batch))
 
@@ -86,12 +104,12 @@ def _measurement(
     exchange = statistics.median(
         min(account["seconds"].get(Kind.EXCHANGE, [0.0])) / steps for account in accounts
     )
-    size = _weight_bytes(directory)
+    info = _newest(directory)
+    size = _weight_bytes(info)
+    gradients = _gradient_bytes(accounts, ranks, steps) or size
     between = None
     if len(hosts) > 1:
-        bytes_alone = max(1e-9, exchange - ring_seconds(ranks, 0, Link(ETHERNET_LATENCY, 1e15)))
-        moved = 2 * (ranks - 1) / ranks * size
-        between = Link(ETHERNET_LATENCY, max(1.0, moved / bytes_alone))
+        between = _between(directory, info.engine, ranks, gradients, exchange)
     seconds = call.get("seconds", {})
     launch = sum(seconds.get(name, 0.0) for name in ("check", "tasks", "rendezvous", "start"))
     own = mean_seconds(call.get("accounts"))
@@ -100,13 +118,18 @@ def _measurement(
         epochs=int(fit.get("epochs", 1)),
         batch_size=batch,
         steps={batch: {here: StepTime(computing, computing, 0.0)}},
-        gradient_bytes=size,
+        gradient_bytes=gradients,
         model_bytes=size,
         # What was waited for is known; where nothing was, the reader is in nobody's way.
-        reader_rows=batch / (computing + exchange + waited) if waited > 0.02 * computing else 1e12,
+        reader_rows={
+            here: batch / (computing + exchange + waited) if waited > 0.02 * computing else 1e12
+        },
         reader_cpu_seconds=0.0,
         overhead=0.0 if between is not None else exchange,
         overlap=0.0,
+        crowding=1.0,
+        # What accounts tell of waiting is the mean of all epochs already.
+        kept=False,
         inside=None if between is not None else _AT_ONCE,
         launch={here: launch + seconds.get("results", 0.0)},
         materialize=seconds.get("materialize", 0.0),
@@ -121,18 +144,53 @@ def _measurement(
         sums={},
         measured_rows=rows,
         seconds=0.0,
-        source=f"{facts.place}, {len(accounts)} epochs after the first",
+        source=f"{facts.place}, whole epochs: {len(accounts)}",
     )
 
 
-def _weight_bytes(directory: RunDirectory) -> int:
-    """Return the bytes of the model's weights, as the newest checkpoint tells them."""
+def _between(
+    directory: RunDirectory, engine: str, ranks: int, gradients: int, exchange: float
+) -> Link:
+    """Return the link between hosts that an exchange tells.
+
+    Raises:
+        InvalidInputError: it tells none.
+    """
+    latency = ring_seconds(ranks, 0, Link(ETHERNET_LATENCY, 1e15))
+    if engine == TORCH:
+        why = "what PyTorch hid of its exchanges behind the backward pass is not recorded"
+    elif exchange <= latency:
+        why = (
+            f"its exchanges took {duration(exchange)}, less than {2 * (ranks - 1):,} messages of "
+            f"{duration(ETHERNET_LATENCY)}"
+        )
+    else:
+        return Link(ETHERNET_LATENCY, 2 * (ranks - 1) / ranks * gradients / (exchange - latency))
+    raise InvalidInputError(
+        f"{directory.location} tells no bandwidth between its hosts: {why}; plan_training measures "
+        "it"
+    )
+
+
+def _gradient_bytes(accounts: Sequence[Mapping[str, Any]], ranks: int, steps: int) -> int | None:
+    """Return what a step exchanged; ``None`` where accounts do not tell."""
+    # Of all ranks together, each sends as a ring does.
+    told = [account[WHOLE] for account in accounts if account.get(WHOLE)]
+    return round(statistics.median(told) / bytes_of_sum(ranks, ranks) / steps) if told else None
+
+
+def _newest(directory: RunDirectory) -> CheckpointInfo:
     found = newest_checkpoint(directory, directory.run_id(), lambda line: None)
     if found is None:
         raise InvalidInputError(
             f"{directory.location} has no checkpoint, which would tell how large the model is"
         )
-    weights = [Described(*one) for one in found[1].variables]
+    return found[1]
+
+
+def _weight_bytes(info: CheckpointInfo) -> int:
+    """Return the bytes of the model's weights."""
+    weights = [Described(*one) for one in info.variables]
     # NumPy has no such type of its own.
     return sum(
         math.prod(one.shape) * (2 if one.dtype == "bfloat16" else np.dtype(one.dtype).itemsize)

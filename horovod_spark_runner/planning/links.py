@@ -15,6 +15,8 @@ from ..errors import InvalidInputError, brief
 PAYLOAD = 0.94
 # Seconds of a small message between two hosts over TCP, where only a speed is given.
 ETHERNET_LATENCY = 50e-6
+# What of a sum its messages' latency can be, so that something is left for the bytes.
+_OF_A_SUM = 0.9
 _SPEED = re.compile(r"(\d+(?:\.\d+)?)\s*(mbit|gbit)(?:/s)?", re.IGNORECASE)
 
 
@@ -94,27 +96,30 @@ def tree_seconds(ranks: int, link: Link) -> float:
     return 2 * math.ceil(math.log2(ranks)) * link.latency if ranks > 1 else 0.0
 
 
-def fitted_link(seconds: Mapping[int, float], ranks: int) -> Link:
-    """Return the link on which `ring_seconds` comes nearest to what was measured.
+def doubling_rounds(ranks: int) -> int:
+    """Return the messages, one after the other, in which MPI adds up one number of each rank.
+
+    Open MPI sums what is too small for a ring by recursive doubling. Where the ranks are no power
+    of two, those beyond one hand their number over first, and get the sum last.
+    """
+    whole = ranks.bit_length() - 1
+    return whole if ranks == 1 << whole else whole + 2
+
+
+def fitted_link(seconds: Mapping[int, float], ranks: int, latency: float) -> Link:
+    """Return the link of that latency on which `ring_seconds` comes nearest to what was measured.
 
     Small and large messages count alike: errors are weighed by what the message has taken.
 
     Args:
-        seconds: what sums took, by bytes; of two sizes at least.
-        ranks: how many ranks took part.
-
-    Raises:
-        ValueError: that is not enough to tell.
+        seconds: what sums took, by bytes; of such as go around a ring.
+        ranks: how many took part, 2 at least.
+        latency: seconds of an empty message. Nine tenths of the shortest sum at most count for it:
+            where ranks share cores, a single small message may take longer than one of many.
     """
-    if ranks < 2 or len(seconds) < 2:
-        raise ValueError(f"{len(seconds)} sizes on {ranks} ranks tell no latency and bandwidth")
     size, took = np.array(sorted(seconds.items()), np.float64).T
-    steps = 2 * (ranks - 1)
-    columns = np.stack([np.full_like(size, steps), steps * size / ranks], axis=1) / took[:, None]
-    (latency, per_byte), *_ = np.linalg.lstsq(columns, np.ones_like(took), rcond=None)
-    # Noise may let a small message seem to be the slower one.
-    smallest, largest = float(took[0]) / steps, float(took[-1]) / steps
-    latency = min(max(float(latency), 0.0), smallest)
-    if per_byte <= 0:
-        per_byte = largest / float(size[-1] / ranks)
-    return Link(latency, 1.0 / float(per_byte))
+    rounds = 2 * (ranks - 1)
+    latency = min(latency, _OF_A_SUM * float(took.min()) / rounds)
+    column = rounds * size / ranks / took
+    per_byte = float(column @ (1 - rounds * latency / took) / (column @ column))
+    return Link(latency, 1.0 / per_byte)

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..data.prepare.datasets import session_of
+from ..errors import DataError
+from ..frameworks import TORCH
 from ..launch.driver.console import Console
 from ..launch.driver.launch import RunResult
 from ..launch.driver.launcher import chosen_launcher
@@ -21,11 +23,11 @@ from ..training.entry import modules_for
 from ..training.spec import TrainingSpec
 from ..training.sync.noise import noise_scale
 from .figures import Question, RankFigures, measure_rank
-from .links import Link, fitted_link, ring_seconds, tree_seconds
-from .model import StepTime, Workload
+from .links import Link, doubling_rounds, fitted_link, ring_seconds, tree_seconds
+from .model import BACKWARD, StepTime, Workload
 
-# The exchange may hide behind the backward pass, which is no more of a step than this.
-_MOST_OVERLAP = 2 / 3
+# Bytes from which a sum goes around a ring, whatever the ranks.
+_BY_RING = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,10 @@ class Measurement:
         workers: ranks that were launched at once.
         between: the link between hosts; ``None`` if all ranks were on one.
         sums: seconds of sums over all ranks, by bytes.
-        measured_rows: rows that were written and read.
+        measured_rows: rows that were there to be read.
         seconds: what measuring took.
         source: the run that told it all; empty where it was measured.
+        noise_asked: whether the gradient noise scale was asked for.
         noise_scale: the gradient noise scale in rows; ``None`` where it was not asked for, or the
             mean gradient cannot be told from noise.
     """
@@ -75,6 +78,7 @@ class Measurement:
     measured_rows: int
     seconds: float
     source: str = ""
+    noise_asked: bool = False
     noise_scale: float | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -105,8 +109,10 @@ def measure(
         noise: whether to tell the gradient noise scale.
 
     Raises:
+        DataError: the rows do not fill a step of all ranks.
         HorovodSparkError: as `run_training` does.
     """
+    _check_enough(checked, rows, rows)
     began = time.monotonic()
     request, directory = checked.request, checked.directory
     console = Console(directory.location.name, quiet=not request.stream_logs)
@@ -115,6 +121,7 @@ def measure(
     with prepare_data(checked, directory.location.join("rows")) as data:
         materialized = time.monotonic() - began
         known = data.train.rows
+        _check_enough(checked, known, rows)
         console.say(f"measuring on {known:,} rows, written in {materialized:.1f} s")
         spec = training_spec(checked, data, "plan", None, "")
         question = Question(spec, batch_sizes, seconds)
@@ -123,7 +130,33 @@ def measure(
         if checked.workers > 1:
             every = _launch(checked, replace(question, noise=noise), None, modules)
     written = 0.0 if data.reused else materialized * max(1.0, rows / known)
-    return combined(spec, alone, every, rows=rows, known=known, materialize=written, began=began)
+    return combined(
+        spec,
+        alone,
+        every,
+        rows=rows,
+        known=known,
+        kept=data.train.size * rows / known <= request.data.window_bytes,
+        materialize=written,
+        began=began,
+    )
+
+
+def _check_enough(checked: CheckedRequest, known: int, rows: int) -> None:
+    """Check that rows fill a step of all ranks.
+
+    Args:
+        checked: the training.
+        known: rows to measure with.
+        rows: rows of the training.
+    """
+    batch, ranks = checked.fit.batch_size, checked.workers
+    if known < batch * ranks:
+        raise DataError(
+            f"a step of {ranks:,} ranks takes {batch * ranks:,} rows, {batch:,} of each, but there "
+            f"are {known:,} to measure with; give a smaller batch_size, a smaller num_workers"
+            + (", or a larger sample_rows" if known < rows else "")
+        )
 
 
 def _launch(
@@ -155,6 +188,7 @@ def combined(
     *,
     rows: int,
     known: int,
+    kept: bool,
     materialize: float,
     began: float,
 ) -> Measurement:
@@ -165,11 +199,12 @@ def combined(
         alone: of one rank.
         every: of all ranks; the same as ``alone`` where one is all.
         rows: rows of the training.
-        known: rows that were written.
+        known: rows that were measured with.
+        kept: whether a rank keeps the rows it has read.
         materialize: seconds of writing all rows.
         began: when measuring began, on the monotonic clock.
     """
-    ranks, here = len(every.ranks), every.here
+    ranks, here, batch = len(every.ranks), every.here, spec.fit.batch_size
     one, all_of = alone.ranks[0], every.ranks
     sums = {size: _mean([rank.sums[size] for rank in all_of]) for size in all_of[0].sums}
     link, waiting = (None, 0.0) if ranks == 1 else _link(sums, all_of, ranks)
@@ -181,28 +216,29 @@ def combined(
             steps[size][here] = _shared(size, one, all_of, sums)
     gradients = one.gradient_bytes
     overhead, overlap = waiting, 0.0
-    if link is not None and spec.fit.batch_size in all_of[0].steps:
-        told = [rank.steps[spec.fit.batch_size].exchange for rank in all_of]
+    if link is not None:
         ring = ring_seconds(ranks, gradients, link) + tree_seconds(ranks, link)
-        if all(exchange is not None for exchange in told):
-            # The last rank to come waits for nobody.
-            shown = min(exchange for exchange in told if exchange is not None)
-            computing = steps[spec.fit.batch_size][1].seconds
-            hidden = max(0.0, ring + waiting - shown)
-            overlap = min(_MOST_OVERLAP, hidden / computing) if _hides(spec) else 0.0
-            overhead = max(0.0, shown + overlap * computing - ring)
+        told = [rank.steps[batch].exchange for rank in all_of]
+        # The last rank to come waits for nobody.
+        shown = [exchange for exchange in told if exchange is not None]
+        if len(shown) == ranks:
+            computing = steps[batch].get(here, steps[batch][1]).seconds
+            overhead, overlap = _hidden(min(shown), ring, waiting, computing, hides=_hides(spec))
+    cores = min(rank.cores for rank in all_of)
     on_one_host = len(set(every.hosts)) == 1
     workload = Workload(
         rows=rows,
         epochs=spec.fit.epochs,
-        batch_size=spec.fit.batch_size,
+        batch_size=batch,
         steps=steps,
         gradient_bytes=gradients,
         model_bytes=one.model_bytes,
-        reader_rows=_mean([rank.reader_rows for rank in all_of]),
+        reader_rows={1: one.reader_rows, here: _mean([rank.reader_rows for rank in all_of])},
         reader_cpu_seconds=one.reader_cpu_seconds,
         overhead=overhead,
         overlap=overlap,
+        crowding=max(1.0, here / cores),
+        kept=kept,
         inside=link if on_one_host else None,
         launch={1: alone.seconds, here: every.seconds},
         materialize=materialize,
@@ -210,22 +246,43 @@ def combined(
     )
     return Measurement(
         workload=workload,
-        cores=min(rank.cores for rank in all_of),
+        cores=cores,
         ranks_per_host=here,
         workers=ranks,
         between=None if on_one_host else link,
         sums=sums,
         measured_rows=known,
         seconds=time.monotonic() - began,
+        noise_asked=all_of[0].noise is not None,
         noise_scale=None
         if all_of[0].noise is None
-        else noise_scale(*all_of[0].noise, spec.fit.batch_size, ranks),
+        else noise_scale(*all_of[0].noise, batch, ranks),
     )
 
 
 def _hides(spec: TrainingSpec) -> bool:
     """Tell whether the engine sends gradients while the backward pass goes on."""
-    return spec.engine.endswith(".torch.engine")
+    return spec.engine == TORCH
+
+
+def _hidden(
+    shown: float, ring: float, waiting: float, computing: float, *, hides: bool
+) -> tuple[float, float]:
+    """Return what an exchange takes besides its messages, and which part of it hides.
+
+    Args:
+        shown: seconds of it that a step was seen to wait for.
+        ring: seconds of its messages.
+        waiting: seconds that a sum takes besides its messages.
+        computing: seconds of the step's computing.
+        hides: whether it can hide at all.
+    """
+    whole = ring + waiting
+    if not hides or whole <= shown:
+        return max(0.0, shown - ring), 0.0
+    # No more than the backward pass can have hidden it.
+    whole = max(ring, min(whole, shown + BACKWARD * computing))
+    return whole - ring, 1 - shown / whole
 
 
 def _link(sums: Mapping[int, float], ranks: Sequence[RankFigures], size: int) -> tuple[Link, float]:
@@ -233,8 +290,8 @@ def _link(sums: Mapping[int, float], ranks: Sequence[RankFigures], size: int) ->
     latency = _mean([rank.latency for rank in ranks])
     # What a sum of nothing takes through Horovod, and not through MPI alone.
     waiting = max(0.0, min(sums.values()) - latency)
-    fitted = fitted_link({n: max(took - waiting, latency) for n, took in sums.items()}, size)
-    return Link(latency / (2 * (size - 1)), fitted.bandwidth), waiting
+    large = {n: max(took - waiting, latency) for n, took in sums.items() if n >= _BY_RING}
+    return fitted_link(large, size, latency / doubling_rounds(size)), waiting
 
 
 def _shared(

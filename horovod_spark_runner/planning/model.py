@@ -18,6 +18,9 @@ import numpy as np
 
 from .links import Link, ring_seconds, slowed, slower, tree_seconds
 
+# The exchange may hide behind the backward pass, which is no more of a step's computing than this.
+BACKWARD = 2 / 3
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -45,11 +48,15 @@ class Workload:
         steps: by batch size, and by ranks on a host that computed at once.
         gradient_bytes: what a step exchanges.
         model_bytes: what ranks exchange where they take the mean of their models.
-        reader_rows: rows per second that a rank reads, while it does nothing else.
+        reader_rows: rows per second that a rank reads, while it does nothing else, by ranks on a
+            host that read at once.
         reader_cpu_seconds: processor time of reading a row.
         overhead: seconds that an exchange takes besides its messages: packing, and Horovod's
             waiting for the next cycle.
-        overlap: which part of a step's computing the exchange can hide behind.
+        overlap: which part of an exchange hides behind the backward pass, as long as that lasts.
+        crowding: ranks for each core of a host when link and overhead, and the reader with most
+            ranks, were measured; 1 if each had a core or more.
+        kept: whether the rows fit ``window_bytes``, so that a rank reads none of them twice.
         inside: the link between ranks of a host; ``None`` if there was one rank only.
         launch: seconds from the call to the beginning of the ranks' work and back, by ranks on a
             host.
@@ -63,10 +70,12 @@ class Workload:
     steps: Mapping[int, Mapping[int, StepTime]]
     gradient_bytes: int
     model_bytes: int
-    reader_rows: float
+    reader_rows: Mapping[int, float]
     reader_cpu_seconds: float
     overhead: float
     overlap: float
+    crowding: float
+    kept: bool
     inside: Link | None
     launch: Mapping[int, float]
     materialize: float
@@ -101,7 +110,7 @@ class Prediction:
         waiting: for the slowest rank, whose step is longer by chance.
         latency: of the exchange that is not hidden: messages, however small, and their overhead.
         transfer: of the exchange that is not hidden: bytes.
-        reading: what steps wait for the reader.
+        reading: what steps wait for the reader, the mean of all epochs.
         samples_per_second: of all ranks.
         efficiency: of the rate of one rank, times their number.
         epoch_seconds: of the steps of an epoch.
@@ -153,13 +162,14 @@ def predict(work: Workload, cluster: Cluster, ranks: int, every: int = 1) -> Pre
         work: what was measured.
         cluster: what the ranks are to run on.
         ranks: how many.
-        every: steps between exchanges; above 1, the models' means are exchanged.
+        every: steps between exchanges; above 1, the models' means are exchanged, and at the end of
+            an epoch, too.
     """
     parts = _parts(work, cluster, ranks, every)
     step = sum(parts.values())
     alone = sum(_parts(work, cluster, 1, 1).values())
     rate = ranks * work.batch_size / step
-    epoch = math.ceil(work.rows / (ranks * work.batch_size)) * step
+    epoch = epoch_steps(work, ranks) * step
     here = min(ranks, cluster.ranks_per_host)
     held = between_measured(work.launch, here) + work.build + work.epochs * epoch
     return Prediction(
@@ -176,6 +186,11 @@ def predict(work: Workload, cluster: Cluster, ranks: int, every: int = 1) -> Pre
     )
 
 
+def epoch_steps(work: Workload, ranks: int) -> int:
+    """Return the steps of an epoch."""
+    return math.ceil(work.rows / (ranks * work.batch_size))
+
+
 def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str, float]:
     """Return what a step consists of."""
     here = min(ranks, cluster.ranks_per_host)
@@ -184,37 +199,70 @@ def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str
     reading_cpu = work.batch_size * work.reader_cpu_seconds
     asked = here * (shared.cpu_seconds + reading_cpu)
     busy = max(shared.seconds, asked / cluster.cores_per_host)
-    crowding = max(1.0, here / cluster.cores_per_host)
+    # What was measured with crowded cores is slow already; it is not known how fast it else is.
+    crowding = max(1.0, here / cluster.cores_per_host / work.crowding)
+    steps = epoch_steps(work, ranks)
+    between_meetings = steps / math.ceil(steps / every)
     latency, transfer = _exchange(work, cluster, ranks, every, crowding)
-    hidden = work.overlap * busy if every == 1 else 0.0
-    shown = max(0.0, latency + transfer - hidden)
+    latency, transfer = latency / between_meetings, transfer / between_meetings
+    hidden = hidden_seconds(work.overlap, latency + transfer, busy) if every == 1 else 0.0
+    shown = latency + transfer - hidden
     left = shown / (latency + transfer) if shown else 0.0
     spread = shared.spread * busy / shared.seconds if shared.seconds else 0.0
     # Over several steps, what is longer by chance is partly made up for.
-    waiting = spread * expected_maximum(ranks) / math.sqrt(every)
+    waiting = spread * expected_maximum(ranks) / math.sqrt(between_meetings)
     step = busy + waiting + left * (latency + transfer)
-    reading = max(0.0, crowding * work.batch_size / work.reader_rows - step)
+    reads = crowding * work.batch_size / between_measured(work.reader_rows, here)
     return {
         "compute": min(free.seconds, busy),
         "cores": max(0.0, busy - free.seconds),
         "waiting": waiting,
         "latency": left * latency,
         "transfer": left * transfer,
-        "reading": reading,
+        "reading": waited_for_reader(reads, step, ranks, work.epochs, kept=work.kept),
     }
+
+
+def hidden_seconds(overlap: float, exchange: float, computing: float) -> float:
+    """Return what of an exchange hides behind computing; see `Workload`."""
+    return min(overlap * exchange, BACKWARD * computing)
+
+
+def waited_for_reader(reads: float, step: float, ranks: int, epochs: int, *, kept: bool) -> float:
+    """Return the seconds that a step waits for the reader, the mean of all epochs.
+
+    Rows that are kept are read from storage once by each rank. In every epoch it is dealt others,
+    by chance: of those of a second epoch on N ranks it has read an N-th already.
+
+    Args:
+        reads: seconds of reading the rows of a step from storage.
+        step: seconds of all else.
+        ranks: how many deal the rows out.
+        epochs: how many there are to be.
+        kept: whether rows are kept.
+    """
+    if not kept:
+        return max(0.0, reads - step)
+    waited = 0.0
+    for _ in range(epochs):
+        if reads <= step:
+            break
+        waited += reads - step
+        reads *= 1 - 1 / ranks
+    return waited / epochs
 
 
 def _exchange(
     work: Workload, cluster: Cluster, ranks: int, every: int, crowding: float
 ) -> tuple[float, float]:
-    """Return the seconds that a step's part of an exchange takes for latency and for bytes."""
+    """Return the seconds that an exchange takes for latency and for bytes."""
     if ranks < 2:
         return 0.0, 0.0
     inside = slowed(work.inside or cluster.between, crowding)
     link = inside if ranks <= cluster.ranks_per_host else slower(cluster.between, inside)
     size = work.gradient_bytes if every == 1 else work.model_bytes
     fixed = ring_seconds(ranks, 0, link) + tree_seconds(ranks, link) + work.overhead * crowding
-    return fixed / every, (ring_seconds(ranks, size, link) - ring_seconds(ranks, 0, link)) / every
+    return fixed, ring_seconds(ranks, size, link) - ring_seconds(ranks, 0, link)
 
 
 def step_time(work: Workload, here: int, batch_size: int | None = None) -> StepTime:

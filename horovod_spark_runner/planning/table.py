@@ -47,7 +47,7 @@ def measured_lines(measured: Measurement) -> list[str]:
         + ", ".join(
             f"{duration(steps[here].seconds)} with {here} on a host" for here in sorted(steps)
         )
-        + f"; {duration(steps[min(steps)].cpu_seconds)} of {measured.cores} cores",
+        + ("" if measured.source else _processor(steps[min(steps)].cpu_seconds, measured.cores)),
     ]
     others = [count for count in sorted(work.steps) if count != work.batch_size]
     if others:
@@ -60,21 +60,31 @@ def measured_lines(measured: Measurement) -> list[str]:
     lines.append(f"exchanged: {size(work.gradient_bytes)} of gradients")
     link = work.inside or measured.between
     if measured.source:
-        lines.append(f"each exchange within a host: {duration(work.overhead)}")
+        if measured.between is not None:
+            lines.append(f"link between hosts: {link_text(measured.between)}")
+        elif measured.workers > 1:
+            lines.append(f"each exchange within a host: {duration(work.overhead)}")
     elif link is not None:
         where = "within a host" if measured.between is None else "between hosts"
         lines.append(
             f"link {where}: {link_text(link)}, and {duration(work.overhead)} for each exchange"
         )
     if not measured.source:
-        lines.append(f"reader: {number(work.reader_rows)} rows/s of a rank")
+        read = (
+            f"{number(work.reader_rows[here])} with {here}" for here in sorted(work.reader_rows)
+        )
+        lines.append(f"reader: rows/s of a rank, {', '.join(read)} on a host")
     lines.append(
         f"before the first epoch: {duration(max(work.launch.values()))} of launching, "
         f"{duration(work.build)} of building, {duration(work.materialize)} of writing the rows"
     )
-    if measured.noise_scale is not None:
+    if measured.noise_asked:
         lines.append(_noise(measured.noise_scale, work.batch_size))
     return lines
+
+
+def _processor(seconds: float, cores: int) -> str:
+    return f"; {duration(seconds)} of processor time, on {cores} cores"
 
 
 def link_text(link: Link) -> str:
@@ -91,8 +101,13 @@ def network_title(network: NetworkPlan) -> str:
     )
 
 
-def _noise(noise_scale: float, batch_size: int) -> str:
+def _noise(noise_scale: float | None, batch_size: int) -> str:
     """Return what the gradient noise scale says."""
+    if noise_scale is None:
+        return (
+            "gradient noise scale: not found, since the mean gradient of these steps cannot be "
+            "told from noise; more ranks or a larger batch_size tell it"
+        )
     ranks = max(1, round(noise_scale / batch_size))
     return (
         f"gradient noise scale: {number(noise_scale, 2)} rows; above about {ranks:,} ranks, larger "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from ..data.manifest import Column
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, ModelError
 from ..frameworks import model_of
 from ..training.engine import SAVED_MODEL, engine_named
 from ..training.spec import Binding, ModelSource
@@ -33,6 +33,8 @@ def check_saved_model(
     engine = engine_named(source.engine)
     try:
         engine.check_export(SAVED_MODEL, inputs.columns, transformed, columns)
+    except ModelError:  # a column's fault, which it names
+        raise
     except InvalidInputError as error:
         raise InvalidInputError(
             "CheckpointOptions(saved_model=True) is for Keras models, but a "

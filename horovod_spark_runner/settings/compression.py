@@ -15,6 +15,8 @@ from .table import Settings, from_table, made_of, required, setting
 Narrow = Literal["none", "fp16", "bf16"]
 # What names the way in a dictionary of its settings.
 WAY = "way"
+# Thresholds that may move, and are still numbers of float32.
+_SMALLEST, _LARGEST = 1e-30, 1e30
 
 
 def _check_momentum(name: str, value: object) -> float:
@@ -29,6 +31,15 @@ def _check_share(name: str, value: object) -> float:
     if share > 1:
         raise InvalidInputError(f"{name} must be above 0 and at most 1, got {brief(value)}")
     return share
+
+
+def _check_threshold(name: str, value: object) -> float:
+    threshold = number_above_zero().check(name, value)
+    if not _SMALLEST <= threshold <= _LARGEST:
+        raise InvalidInputError(
+            f"{name} must be from {_SMALLEST:g} to {_LARGEST:g}, got {brief(value)}"
+        )
+    return threshold
 
 
 def _check_range(name: str, value: object) -> tuple[float, float]:
@@ -46,6 +57,9 @@ def _check_range(name: str, value: object) -> tuple[float, float]:
 
 MOMENTUM: Kind[float] = Kind("number from 0 to below 1", _check_momentum, "toFloat", float)
 _SHARE: Kind[float] = Kind("number above 0, at most 1", _check_share, "toFloat", float)
+_THRESHOLD: Kind[float] = Kind(
+    f"number from {_SMALLEST:g} to {_LARGEST:g}", _check_threshold, "toFloat", float
+)
 _RANGE: Kind[tuple[float, float]] = Kind("pair of numbers above 0, at most 1", _check_range)
 
 
@@ -87,10 +101,10 @@ class Threshold(Residual):
 
     The others take the threshold for the value. What is left is kept and added to the next step's
     gradients. The threshold moves by 3.5 % a step while the share that is sent is out of its
-    range, as Deeplearning4j's adaptive one does.
+    range, as Deeplearning4j's adaptive one does, and not below a millionth of ``start``.
     """
 
-    start: float = setting(1e-4, number_above_zero(), "threshold to begin with (0.0001).")
+    start: float = setting(1e-4, _THRESHOLD, "threshold to begin with (0.0001).")
     target_sparsity: tuple[float, float] = setting(
         (1e-4, 1e-2),
         _RANGE,
@@ -139,7 +153,7 @@ def _check_compression(name: str, value: object) -> Compression:
 def _from_fields(name: str, given: Mapping[str, Any]) -> Any:
     """Return the compression that a dictionary says."""
     way = given.get(WAY)
-    if way not in COMPRESSIONS:
+    if not isinstance(way, str) or way not in COMPRESSIONS:
         raise InvalidInputError(
             f"{name}[{WAY!r}] must be one of {', '.join(map(repr, COMPRESSIONS))}, got {brief(way)}"
         )

@@ -128,7 +128,7 @@ def class_of_way(name: str, given: Mapping[str, Any]) -> type[Sync]:
         InvalidInputError: there is no such way.
     """
     way = given.get(WAY, "allreduce")
-    if way not in WAYS:
+    if not isinstance(way, str) or way not in WAYS:
         raise InvalidInputError(
             f"{name}[{WAY!r}] must be one of {', '.join(map(repr, WAYS))}, got {brief(way)}"
         )

@@ -183,7 +183,6 @@ class Training:
         while not self._progress.is_finished(self._spec.fit.epochs):
             logs = self._run_epoch(begun=resumed_in_epoch)
             resumed_in_epoch = False
-            self._traces.at(self._progress.step)
             if self._preempted:
                 self._keeper.finish()
                 return self._report()
@@ -291,7 +290,7 @@ class Training:
         """Run one step; return its logs, and whether the ranks have agreed to leave the epoch."""
         progress, steps = self._progress, self._epochs.steps
         self._keeper.poll()
-        self._traces.at(progress.step)
+        self._traces.before(progress.step)
         self._rate.before_step(progress.epoch + step.number / steps)
         begins, ends, end = execution(step.number, steps, self._trainee.steps_per_execution)
         if begins and self._hooks.watch_begin:
@@ -318,6 +317,7 @@ class Training:
             met = self._sync.after_step(self._variables, progress.step, step.batch.rows)
             requests = self._agreement.after_step(asked, met)
             self._clock.to(Kind.CALLBACKS)
+        self._traces.after(progress.step)
         if not self._checked:
             self._check_first(logs, met)
         if ends_watched:

@@ -27,6 +27,7 @@ def said_engine(model: object) -> str | None:
     by their annotation. A module of PyTorch's own is for that engine, which tells how it is to be
     given.
     """
+    model = _unwrapped(model)
     if any(_name(cls) == _TORCH_MODULE for cls in _classes(model)):
         return TORCH
     function = _function(model)
@@ -59,14 +60,19 @@ def _annotated(function: FunctionType) -> object:
     return next((each for each in _named(function, [text]) if isinstance(each, type)), None)
 
 
+def _unwrapped(model: object) -> object:
+    """Return what is called in the end where ``model`` is a ``functools.partial``."""
+    while isinstance(model, functools.partial):
+        model = model.func
+    return model
+
+
 def _classes(model: object) -> Sequence[type]:
     return (model if isinstance(model, type) else type(model)).__mro__
 
 
 def _function(model: object) -> FunctionType | None:
     """Return the function of Python's that runs where ``model`` is called."""
-    while isinstance(model, functools.partial):
-        model = model.func
     if isinstance(model, type) or not callable(model):
         return None
     found = model if isinstance(model, (FunctionType, MethodType)) else type(model).__call__

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Protocol
 
 # How long Horovod's thread may take to write the rest, and how long its file then rests.
 _PATIENCE, _REST = 5.0, 0.2
+# Bytes of the file's end in which its last event ends.
+_TAIL = 4096
 
 
 class Basics(Protocol):
@@ -39,8 +42,7 @@ class Timeline:
         assert self._file is not None
         self._basics.stop_timeline()
         self._await_rest(self._file)
-        text = self._file.read_text().rstrip().rstrip(",")
-        self._file.write_text(text if text.endswith("]") else text + "\n]\n")
+        _close_list(self._file)
 
     def _await_rest(self, file: Path) -> None:
         deadline = time.monotonic() + _PATIENCE
@@ -52,3 +54,15 @@ class Timeline:
             elif size > 0 and time.monotonic() - since >= _REST:
                 return
             time.sleep(0.01)
+
+
+def _close_list(file: Path) -> None:
+    """End the list in a file of any size, if it has no end."""
+    with file.open("r+b") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        begin = stream.seek(max(0, size - _TAIL))
+        tail = stream.read().rstrip().rstrip(b",")
+        if not tail.endswith(b"]"):
+            stream.seek(begin + len(tail))
+            stream.write(b"\n]\n")
+            stream.truncate()

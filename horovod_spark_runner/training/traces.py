@@ -15,6 +15,7 @@ from ..errors import ModelError
 from ..launch.worker.reporting import notify
 from ..rundir.directory import RunDirectory
 from ..rundir.lock import holds
+from ..storage.contents import Contents, FilePart
 from .spec import TrainingSpec
 
 PROFILE = "profile"
@@ -77,25 +78,35 @@ class Traces:
         self._directory, self._token = RunDirectory(spec.run_dir), spec.lock_token
         self._say = say
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._recording: str | None = None
+        self._tried = self._recording = False
         self._profiling = self._profiled = False
 
-    def at(self, step: int) -> None:
-        """Begin and end what is to be recorded.
+    def before(self, step: int) -> None:
+        """Begin what is to be recorded.
 
         Args:
             step: steps of the run that are done; the next one follows.
         """
-        if self._tracer is None:
+        tracer = self._tracer
+        if tracer is None:
             return
-        if self._timeline and self._folder is None:
-            self._recording = f"timeline-{step:08d}.json"
-            self._try(self._begin_timeline)
+        if self._timeline and not self._tried:
+            self._tried = True
+            name = f"timeline-{step:08d}.json"
+            self._recording = self._try(lambda: tracer.start_timeline(self._place / name))
+        if not self._profiled and self._first - 1 <= step < self._last:
+            self._profiled = True
+            # A profile that is not begun is not ended: it may be one that a callback has begun.
+            self._profiling = self._try(tracer.start_profile)
+
+    def after(self, step: int) -> None:
+        """End what is recorded up to here.
+
+        Args:
+            step: steps of the run that are done; anything may follow.
+        """
         if self._profiling and step >= self._last:
             self._end_profile()
-        elif not self._profiled and self._first - 1 <= step < self._last:
-            self._profiling = self._profiled = True
-            self._try(self._tracer.start_profile)
 
     def close(self) -> None:
         """End what is still recorded, and tell of what there was nothing to record of."""
@@ -108,21 +119,18 @@ class Traces:
                 f"profile_steps=({self._first}, {self._last}): this attempt trained none of these "
                 "steps, so nothing was profiled"
             )
-        if self._recording is not None:
+        if self._recording:
+            self._recording = False
             self._try(self._end_timeline)
         if self._folder is not None:
             self._folder.cleanup()
+            self._folder = None
 
     @property
     def _place(self) -> Path:
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="traces-")
+            self._folder = tempfile.TemporaryDirectory(prefix="traces-", ignore_cleanup_errors=True)
         return Path(self._folder.name)
-
-    def _begin_timeline(self) -> None:
-        assert self._tracer is not None
-        assert self._recording is not None
-        self._tracer.start_timeline(self._place / self._recording)
 
     def _end_timeline(self) -> None:
         assert self._tracer is not None
@@ -135,7 +143,7 @@ class Traces:
 
     def _write_profile(self) -> None:
         assert self._tracer is not None
-        with tempfile.TemporaryDirectory(prefix="profile-") as name:
+        with tempfile.TemporaryDirectory(prefix="profile-", ignore_cleanup_errors=True) as name:
             self._tracer.stop_profile(Path(name, PROFILE), f"step-{self._first:08d}")
             self._put(Path(name))
 
@@ -149,9 +157,12 @@ class Traces:
             for part in parents:
                 place = place.join(part)
             place.make_folder()
-            place.join(last).write_bytes(file.read_bytes())
+            # A timeline grows with every step.
+            whole = FilePart(str(file), 0, file.stat().st_size)
+            place.join(last).write_bytes(Contents(whole))
 
-    def _try(self, act: Callable[[], object]) -> None:
+    def _try(self, act: Callable[[], object]) -> bool:
+        """Do something that may fail, and tell whether it has not."""
         try:
             act()
         except Exception as error:
@@ -159,3 +170,5 @@ class Traces:
                 f"a trace could not be recorded for {self._directory.events}: "
                 f"{type(error).__name__}: {error}. The training goes on"
             )
+            return False
+        return True

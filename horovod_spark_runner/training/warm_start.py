@@ -70,8 +70,8 @@ def read_warm_start(
     if skip_mismatch and start.kind == ARRAYS and not start.paths:
         raise ModelError(
             f"initial_weights={str(place)!r} was written by a version that did not record the "
-            "paths of weights, which skip_mismatch=True needs; give its "
-            "model/model.keras or one of its checkpoints"
+            "paths of weights, which skip_mismatch=True needs; give one of its checkpoints, or "
+            f"{', or '.join(one.called for one in formats)}"
         )
     return replace(start, skip_mismatch=skip_mismatch)
 

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner import InvalidInputError, ModelError, TorchModel, plan_training
+from horovod_spark_runner import (
+    DataError,
+    InvalidInputError,
+    ModelError,
+    TorchModel,
+    plan_training,
+)
 from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.planning import call
 from tests.trainings import digits_model, train
@@ -53,7 +59,8 @@ def test_a_plan_is_measured_on_the_slots(
     assert work.inside is not None
     assert work.inside.bandwidth > 1e7
     assert work.overhead > 0
-    assert work.reader_rows > 100
+    assert set(work.reader_rows) == {1, 2}
+    assert min(work.reader_rows.values()) > 100
     assert work.launch[1] > 0
     assert work.materialize > 0
     assert work.build > 0
@@ -81,8 +88,9 @@ def test_a_plan_of_pytorch(digits_df: Any, tmp_path: Path, monkeypatch: pytest.M
         stream_logs=False,
     )
     work = plan.measurement.workload
+    assert work.kept
     assert set(work.steps) == {32}
-    assert 0 <= work.overlap <= 2 / 3
+    assert 0 <= work.overlap <= 1
     assert work.gradient_bytes > 0
 
 
@@ -114,6 +122,17 @@ def test_what_tells_nothing_is_refused(
 ) -> None:
     assert main(["plan", str(tmp_path)]) == 1
     assert "is no run directory" in capsys.readouterr().err
+    few = digits_df.filter("id < 63")
+    with pytest.raises(DataError, match="a step of 2 ranks takes 64 rows, 32 of each, but there"):
+        plan_training(
+            few, digits_model, feature_cols=["image"], label_cols=["digit"], num_workers=2,
+            plan_dir=tmp_path / "few", stream_logs=False,
+        )  # fmt: skip
+    with pytest.raises(DataError, match=r"are \d\d to measure with.*or a larger sample_rows"):
+        plan_training(
+            digits_df, digits_model, feature_cols=["image"], label_cols=["digit"], num_workers=2,
+            sample_rows=45, plan_dir=tmp_path / "sample", stream_logs=False,
+        )  # fmt: skip
     with pytest.raises(ModelError):
         plan_training(
             digits_df, lambda: None, feature_cols=["image"], label_cols=["digit"], num_workers=1,

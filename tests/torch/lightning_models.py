@@ -88,20 +88,91 @@ class Adversaries(lightning.LightningModule):
         of_judge, of_generator = self.optimizers()
         fake = self.pair.generator(batch[:, :8] - batch[:, 8:16])
         loss = nn.functional.binary_cross_entropy_with_logits
-        judged = self.pair.judge(torch.cat([batch, fake.detach()]))
-        wanted = torch.cat([torch.ones(len(batch), 1), torch.zeros(len(batch), 1)])
+        ones, zeros = torch.ones(len(batch), 1), torch.zeros(len(batch), 1)
         of_judge.zero_grad()
-        value = loss(judged, wanted)
+        if batch_idx % 2 == 0:
+            of_generator.zero_grad()
+            # The judge is left alone: what it gets next is added to nothing.
+            inputs = list(self.pair.generator.parameters())
+            self.manual_backward(loss(self.pair.judge(fake), ones), inputs=inputs)
+            of_generator.step()
+            self.lr_schedulers().step()
+        value = loss(self.pair.judge(batch), ones) + loss(self.pair.judge(fake.detach()), zeros)
         self.manual_backward(value)
         of_judge.step()
         self.log("judge", value, on_step=False, on_epoch=True)
-        if batch_idx % 2 == 0:
-            of_generator.zero_grad()
-            self.manual_backward(loss(self.pair.judge(fake), torch.ones(len(batch), 1)))
-            of_generator.step()
-            self.lr_schedulers().step()
 
     def configure_optimizers(self) -> Any:
         judge = torch.optim.Adam(self.pair.judge.parameters(), lr=0.01)
         generator = torch.optim.Adam(self.pair.generator.parameters(), lr=0.01)
         return [judge, generator], [torch.optim.lr_scheduler.ExponentialLR(generator, 0.9)]
+
+
+class Particular(lightning.LightningModule):
+    """Does what Lightning lets a module do besides: frozen parts, buffers, metrics of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.backbone = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Dropout(0.5))
+        self.backbone.requires_grad_(requires_grad=False)
+        self.backbone.eval()
+        self.register_buffer("centre", torch.zeros(16))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def setup(self, stage: str) -> None:
+        made = {"task": "multiclass", "num_classes": 10}
+        self.head = nn.Linear(16, 10)
+        nn.init.constant_(self.head.weight, 0.1)
+        nn.init.zeros_(self.head.bias)
+        self.both = torchmetrics.MetricCollection(
+            {
+                "table": torchmetrics.ConfusionMatrix(**made),
+                "kappa": torchmetrics.CohenKappa(**made),
+            },
+            compute_groups=[["table", "kappa"]],
+        )
+        self.right = torchmetrics.Accuracy(**made)
+
+    def forward(self, image: Tensor) -> Tensor:
+        found: Tensor = self.head(self.backbone(image) - self.centre)
+        return found
+
+    @torch.enable_grad()  # type: ignore[untyped-decorator]
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        image, digit = batch
+        loss = nn.functional.cross_entropy(self(image), digit)
+        with torch.no_grad():
+            self.centre = 0.9 * self.centre + 0.1 * self.backbone(image).mean(0)
+        self.steps += 1
+        self.log("train_loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.backbone[0].requires_grad_(requires_grad=True)
+        self.log("begun", float(self.current_epoch))
+
+    def on_validation_epoch_start(self) -> None:
+        self.right.reset()
+        self.log("val_begun", float(self.current_epoch))
+
+    def on_validation_start(self) -> None:
+        self.log("val_mode", float(any(each.training for each in self.modules())))
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        image, digit = batch
+        output = self(image)
+        self.both.update(output, digit)
+        self.right.update(output, digit)
+        self.log("val_loss", nn.functional.cross_entropy(output, digit))
+
+    def on_validation_epoch_end(self) -> None:
+        found = self.both.compute()
+        self.log_dict({"val_kappa": found["kappa"], "val_rows": found["table"].sum().float()})
+        self.both.reset()
+        self.log("val_again", self.right.compute())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.2, momentum=0.9)

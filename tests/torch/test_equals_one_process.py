@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from horovod_spark_runner import (
     DataOptions,
     ModelError,
     RanksDivergedError,
+    TorchCallback,
     TorchModel,
 )
 from horovod_spark_runner.data.manifest import Manifest
@@ -41,7 +42,12 @@ EPOCHS = 2
 
 
 def recorded(
-    frame: Any, folder: Path, model_fn: Callable[[], TorchModel], world: int, **more: Any
+    frame: Any,
+    folder: Path,
+    model_fn: Callable[[], TorchModel],
+    world: int,
+    callbacks: Sequence[TorchCallback] = (),
+    **more: Any,
 ) -> tuple[list[np.ndarray], Any]:
     """Train on ``world`` ranks; return the weights of each rank after every step."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +59,7 @@ def recorded(
         batch_size=GLOBAL_BATCH // world,
         epochs=EPOCHS,
         data=DataOptions(keep_data=True),
-        callbacks=[Recorder(folder)],
+        callbacks=[*callbacks, Recorder(folder)],
         **more,
     )
     return [np.load(folder / f"rank-{rank}.npy") for rank in range(world)], transformer
@@ -189,6 +195,60 @@ def test_a_gradient_that_comes_in_parts_only_later(frame: Any, tmp_path: Path) -
     said = r"gradient of 'twice.(weight|bias)' came in parts.* use_reentrant=False"
     with pytest.raises(ModelError, match=said):
         recorded(frame, tmp_path, functools.partial(recomputed_model, plain=3), 2)
+
+
+class Thawed(nn.Module):
+    """Its first layer is trained later; a buffer is another tensor after every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(13)
+        self.first, self.last = nn.Linear(64, 16), nn.Linear(16, 10)
+        self.first.requires_grad_(requires_grad=False)
+        self.register_buffer("centre", torch.zeros(64))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(torch.tanh(self.first(image - self.centre)))
+        if self.training:
+            self.centre = 0.9 * self.centre + 0.1 * image.mean(0)
+        return found
+
+
+class Thawing(TorchCallback):
+    def on_train_begin(self, module: nn.Module) -> None:
+        self.module: Any = module
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        self.module.first.requires_grad_(requires_grad=epoch == 1)
+
+
+def thawed() -> TorchModel:
+    from horovod_spark_runner.training.torch import exchange
+
+    exchange.BUCKET_BYTES = 1
+    sgd = functools.partial(torch.optim.SGD, lr=0.3, momentum=0.9)
+    return TorchModel(Thawed(), "CrossEntropyLoss", sgd)
+
+
+def test_layers_that_are_trained_later_and_buffers_that_are_set(
+    digits_df: Any, tmp_path: Path
+) -> None:
+    frame = digits_df.filter(f"id < {4 * GLOBAL_BATCH}")  # equal parts: means of them are the mean
+    weights, transformer = recorded(frame, tmp_path, thawed, 2, callbacks=[Thawing()])
+    module, steps = Thawed(), 0
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.9)
+    for batch in batches(tmp_path / "run"):
+        module.first.requires_grad_(requires_grad=steps >= 4)
+        optimizer.zero_grad()
+        cross_entropy(module, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        for ours in weights:
+            np.testing.assert_allclose(ours[steps], flat_weights(module), rtol=0, atol=2e-5)
+        steps += 1
+    assert steps == EPOCHS * 4
+    assert not torch.equal(module.first.weight, Thawed().first.weight), "it was not trained"
+    centre = transformer.getModel().get_buffer("centre")
+    np.testing.assert_allclose(centre, module.centre, rtol=0, atol=1e-6)
 
 
 def two_heads() -> TorchModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,12 @@ from horovod_spark_runner.training.engine import engine_of
 from horovod_spark_runner.training.torch.lightning.configured import configured
 from horovod_spark_runner.training.torch.lightning.recognise import check_module
 from horovod_spark_runner.training.torch.source import model_source
+from tests.runs import arrays_in
 from tests.torch.models import FaultAt, flat_weights
 from tests.trainings import train
 
 lightning: Any = pytest.importorskip("lightning")
-from tests.torch.lightning_models import Adversaries, Digits  # noqa: E402
+from tests.torch.lightning_models import Adversaries, Digits, Particular  # noqa: E402
 
 GLOBAL_BATCH = 24
 ROWS = 4 * GLOBAL_BATCH + 19
@@ -90,7 +92,9 @@ class Noting(lightning.Callback):
             self.history.append({n: float(v) for n, v in trainer.callback_metrics.items()})
 
 
-def by_lightning(module: Any, batches: Batches, held: Any = None) -> list[dict[str, float]]:
+def by_lightning(
+    module: Any, batches: Batches, held: Any = None, **more: Any
+) -> list[dict[str, float]]:
     """Train by Lightning's own Trainer, in this process; return what it reports."""
     from lightning.pytorch.plugins.environments import LightningEnvironment
 
@@ -105,6 +109,7 @@ def by_lightning(module: Any, batches: Batches, held: Any = None) -> list[dict[s
         enable_model_summary=False,
         num_sanity_val_steps=0,
         callbacks=[noting],
+        **more,
     )
     loader = torch.utils.data.DataLoader(batches, batch_size=None)
     trainer.fit(module, loader, held)
@@ -186,6 +191,48 @@ def test_a_module_that_steps_itself(frame: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(flat_weights(run.getModel()), flat_weights(module), atol=2e-4)
     for ours, theirs in zip(run.summary.history, expected, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_module_does_besides(frame: Any, held: Any, tmp_path: Path) -> None:
+    """Parts that stay in evaluation mode and that are trained later, buffers that it sets."""
+    given: dict[str, Any] = {
+        "model_fn": Particular,
+        "batch_size": GLOBAL_BATCH // 2,
+        "validation": held,
+        "validation_freq": 2,
+        "data": DataOptions(keep_data=True),
+        "checkpoints": CheckpointOptions(best_metric="val_loss"),
+    }
+    # Gone on with in the epoch in which its first layer begins to be trained.
+    faults = Faults((Fault(8, rank=1, kind="kill"),), str(tmp_path / "notes"))
+    kept = tmp_path / "run" / "checkpoints" / "step-00000006"
+    run = train(
+        frame,
+        tmp_path / "run",
+        **{
+            **given,
+            "epochs": EPOCHS,
+            "checkpoints": CheckpointOptions(best_metric="val_loss", every_steps=2),
+            "restarts": RestartOptions(max_restarts=1, backoff_seconds=0.1),
+            "callbacks": [FaultAt(faults, kept)],
+        },
+    )
+    module = Particular()
+    batches = Batches(tmp_path / "run", labels=True)
+    expected = by_lightning(module, batches, loader_of(held), check_val_every_n_epoch=2)
+    weights = dict(module.state_dict())
+    found = arrays_in(tmp_path / "run" / "model" / "weights.npz")
+    for (name, value), ours in zip(weights.items(), found.values(), strict=True):
+        np.testing.assert_allclose(ours, value, atol=2e-5, err_msg=name)
+    started = Particular().backbone[0].weight
+    assert not torch.equal(weights["backbone.0.weight"], started), "it was not trained"
+    for ours, theirs in zip(run.summary.history, expected, strict=True):
+        ours.pop("loss")
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    assert expected[1]["val_mode"] == 0.0
 
 
 SGD = torch.optim.SGD
@@ -274,7 +321,8 @@ def annotated() -> Digits:
 
 
 def test_modules_say_what_trains_them() -> None:
-    for given in (Digits, Digits(), annotated, lambda: Digits(), TorchModel(Digits, clip_norm=1.0)):
+    functions = (annotated, lambda: Digits(), functools.partial(Digits, rate=0.05))
+    for given in (Digits, Digits(), *functions, TorchModel(Digits, clip_norm=1.0)):
         assert engine_of(given) == TORCH
         assert model_source(given).engine == TORCH
     with pytest.raises(ModelError, match="a LightningModule takes no loss"):
@@ -287,6 +335,7 @@ class Careless(Digits):
     def __init__(self, way: str) -> None:
         super().__init__()
         self.way, self.means = way, list[float]()
+        self.automatic_optimization = way != "clip"
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         image, digit = batch
@@ -299,6 +348,12 @@ class Careless(Digits):
             self.trainer.save_checkpoint("here")
         loss = nn.functional.cross_entropy(self(image), digit)
         self.means.append(float(loss.detach()))
+        if self.way == "clip":
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            nn.utils.clip_grad_norm_(self.parameters(), 0.1)
+            optimizer.step()
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -321,6 +376,7 @@ class Careless(Digits):
         ("epoch", "on_train_epoch_end logs 'mean', which is .* each rank's own rows"),
         ("metric", "logs the metric 'right' for every step"),
         ("trainer", r"the module asks for trainer\.save_checkpoint"),
+        ("clip", r"gradients of the optimizer were changed .*; clip in on_before_optimizer_step"),
         ("twice", "'loss' is logged in training and in validation"),
         ("best", "best_metric='val_right' is no metric of this training; it has .*val_loss"),
     ],

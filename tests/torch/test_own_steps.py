@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,11 @@ from horovod_spark_runner import ModelError, TorchModel
 from horovod_spark_runner.training.torch.own_gradients import OwnGradients
 from tests.torch.models import flat_weights
 from tests.torch.test_equals_one_process import batches, recorded
+from tests.trainings import train
 
 GLOBAL_BATCH = 24
+# Seconds that a slow rank is late by, twice in a step.
+LATE = 0.05
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
@@ -163,10 +169,46 @@ def test_what_would_be_done_with_those_of_one_rank_is_refused(
         recorded(frame, tmp_path, lambda: moved(move), ranks)
 
 
+def slow_on_the_second_rank() -> TorchModel:
+    def late() -> None:
+        if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+            time.sleep(LATE)
+
+    def train_step(step: Any) -> dict[str, Any]:
+        (image,), (digit,) = step.inputs, step.labels
+        step.optimizer.zero_grad()
+        late()
+        loss = nn.functional.cross_entropy(step.module(image), digit.long())
+        loss.backward()
+        late()
+        step.optimizer.step()
+        return {"own": loss}
+
+    module = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    return TorchModel(module, train_step=train_step, optimizer=SGD, sync_batch_norm=True)
+
+
+@pytest.mark.mpi
+@pytest.mark.spark
+def test_waiting_for_a_slow_rank_is_no_computing(digits_df: Any, tmp_path: Path) -> None:
+    """Neither in layers that add up over ranks, nor where ranks agree on who steps next."""
+    rows, run = 2 * 12 * 20, tmp_path / "run"
+    train(
+        digits_df.filter(f"id < {rows}"), run, model_fn=slow_on_the_second_rank, batch_size=12,
+        epochs=1,
+    )  # fmt: skip
+    (line,) = (run / "metrics.jsonl").read_text().splitlines()
+    seconds = json.loads(line)["accounting"]["seconds"]
+    slept = 19 * 2 * LATE  # the first step is an account of its own
+    assert seconds["compute"][1] > slept
+    assert seconds["compute"][0] < 0.25 * slept
+    assert seconds["exchange"][0] > 0.9 * slept
+
+
 def test_one_rank_may_clip_as_it_likes() -> None:
     module = nn.Linear(2, 1)
     optimizer = SGD(module.parameters())
-    gradients = OwnGradients({"": optimizer}, 1, kept=False)
+    gradients = OwnGradients({"": optimizer}, 1, kept=False, instead="")
     gradients.begin()
     module(torch.ones(3, 2)).sum().backward()
     nn.utils.clip_grad_value_(module.parameters(), 0.1)
@@ -174,12 +216,80 @@ def test_one_rank_may_clip_as_it_likes() -> None:
     gradients.end()
 
 
+def clamped(parameter: Any) -> None:
+    parameter.grad = parameter.grad.clamp(-0.1, 0.1)
+
+
+def halved(parameter: Any) -> None:
+    parameter.grad.mul_(0.5)
+
+
+@pytest.mark.parametrize("change", [clamped, halved])
+@pytest.mark.parametrize("more", [True, False])
+def test_gradients_that_are_changed_or_replaced_are_found_out(change: Any, more: bool) -> None:
+    """Also where another backward pass adds to them."""
+    module = nn.Linear(2, 1)
+    optimizer = SGD(module.parameters())
+    gradients = OwnGradients({"": optimizer}, 2, kept=False, instead="call synchronize()")
+    gradients.begin()
+    module(torch.ones(3, 2)).sum().backward()
+    change(module.weight)
+    if more:
+        module(torch.ones(3, 2)).sum().backward()
+    message = r"were changed between backward\(\) and step\(\), .*; call synchronize\(\)"
+    with pytest.raises(ModelError, match=message):
+        gradients.stepping(optimizer)
+
+
+def test_what_all_ranks_have_may_be_stepped_with_again() -> None:
+    module = nn.Linear(2, 1)
+    optimizer = SGD(module.parameters())
+    gradients = OwnGradients({"": optimizer}, 2, kept=False, instead="")
+    gradients.begin()
+    module(torch.ones(3, 2)).sum().backward()
+    for parameter in module.parameters():  # cleared in place, and computed anew
+        parameter.grad.zero_()  # type: ignore[union-attr]
+    module(torch.ones(3, 2)).sum().backward()
+    assert gradients.stepping(optimizer)
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)  # as the exchange gives them
+    assert gradients.stepping(optimizer)
+    gradients.end()
+
+
+class InPlace(torch.autograd.Function):
+    """Gives a gradient in memory that another one has had, changed once as a sum of two is."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, memory: np.ndarray) -> torch.Tensor:
+        ctx.memory = memory
+        return weight.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return torch.from_numpy(ctx.memory).add_(1.0), None
+
+
+def test_a_new_gradient_may_lie_where_the_last_one_was() -> None:
+    weight, memory = nn.Parameter(torch.ones(8)), np.zeros(8, np.float32)
+    optimizer = SGD([weight])
+    gradients = OwnGradients({"": optimizer}, 2, kept=True, instead="")
+    for _ in range(2):
+        gradients.begin()
+        optimizer.zero_grad()
+        loss: Any = InPlace.apply(weight, memory)
+        loss.backward()
+        assert gradients.stepping(optimizer)
+        weight.grad = torch.from_numpy(memory)  # as the exchange gives it
+        gradients.end()
+
+
 @pytest.mark.parametrize("to_none", [True, False])
 def test_gradients_that_another_network_leaves_are_cleared_or_refused(to_none: bool) -> None:
     """As a generator has them while only its judge steps."""
     judge, generator = nn.Linear(1, 1), nn.Linear(2, 1)
     optimizers = {"judge": SGD(judge.parameters()), "generator": SGD(generator.parameters())}
-    gradients = OwnGradients(optimizers, 2, kept=False)
+    gradients = OwnGradients(optimizers, 2, kept=False, instead="")
 
     def judged() -> None:
         gradients.begin()

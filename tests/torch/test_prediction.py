@@ -338,6 +338,10 @@ def weighted_model() -> TorchModel:
     return digits_model(loss=loss)
 
 
+def ignoring_model() -> TorchModel:
+    return digits_model(loss=nn.CrossEntropyLoss(ignore_index=3))
+
+
 def test_evaluation_equals_one_process(
     digits_df: Any, digits: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
@@ -374,6 +378,12 @@ def test_evaluation_equals_one_process(
     assert 0 < given["spark:f1"] < 1
     alone = TorchTransformer.from_run(tmp_path)
     assert alone.evaluate(frame, {"share": wrong_share}) == {"share": pytest.approx(1 - right)}
+    # "accuracy" leaves out what the loss does, where code tells the loss.
+    ignoring = TorchTransformer.from_run(tmp_path, model_fn=ignoring_model)
+    counted = kinds != 3
+    expected = (outputs.argmax(1) == kinds)[counted].double().mean().item()
+    for asked, value in ((ignoring, expected), (alone, right)):
+        assert asked.evaluate(frame, metrics=["accuracy"]) == {"accuracy": pytest.approx(value)}
     refused: list[tuple[TorchTransformer, Any, dict[str, Any], str]] = [
         (alone, None, {}, "what the module was trained with is not known"),
         (plain, [spread], {}, "'spread' is no mean over rows: its value depends on"),

@@ -57,6 +57,21 @@ class Span(torchmetrics.Metric):
         return self.most - self.least
 
 
+class Level(torchmetrics.Metric):
+    """The mean over the batches of the largest output in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level: torch.Tensor
+        self.add_state("level", torch.tensor(0.0), dist_reduce_fx="mean")
+
+    def update(self, output: torch.Tensor, label: torch.Tensor) -> None:
+        self.level = self.level + (output.max() - self.level) / self._update_count
+
+    def compute(self) -> torch.Tensor:
+        return self.level
+
+
 # By their reductions: sums, all rows, moments, least and most, means.
 MADE = {
     "Accuracy": functools.partial(torchmetrics.Accuracy, **CLASSES),
@@ -66,6 +81,7 @@ MADE = {
     "PearsonCorrCoef": torchmetrics.PearsonCorrCoef,
     "R2Score": torchmetrics.R2Score,
     "Span": Span,
+    "Level": Level,
     "PeakSignalNoiseRatio": lambda: torchmetrics.image.PeakSignalNoiseRatio(data_range=1.0),
 }
 
@@ -73,23 +89,28 @@ MADE = {
 @pytest.mark.parametrize("name", MADE)
 def test_parts_of_the_rows_are_merged_by_a_metrics_own_reductions(name: str) -> None:
     outputs, labels = some(name, 60)
+    pieces = [(0, 7), (7, 7), (7, 30), (30, 60)]
+    fives = [[slice(at, min(at + 5, end)) for at in range(begin, end, 5)] for begin, end in pieces]
     parts = []
-    for rows in (slice(0, 7), slice(7, 7), slice(7, 30), slice(30, 60)):
+    for rows in fives:
         metrics, sums = Metrics({"it": MADE[name]()}, CPU), Sums(CPU)
-        for begin in range(rows.start, rows.stop, 5):
-            part = slice(begin, min(begin + 5, rows.stop))
+        for part in rows:
             metrics.update(sums, outputs[part], labels[part])
         parts.append(metrics.states.numpy())
     result = Metrics({"it": MADE[name]()}, CPU)
     (joined,) = merged_sums([[part] for part in parts])
     alone = MADE[name]()
-    alone.update(outputs.reshape(-1) if outputs.shape[1] == 1 else outputs, labels)
+    for part in (part for rows in fives for part in rows):
+        alone.update(
+            outputs[part].flatten() if outputs.shape[1] == 1 else outputs[part], labels[part]
+        )
     expected = alone.compute().tolist()
     for given in (parts, [joined]):
         np.testing.assert_allclose(result.computed(given)["it"], expected, rtol=1e-4)
     # What one rank holds for others goes on with rows of its own.
     result.states.assign(np.concatenate(parts[:3]))
-    result.update(Sums(CPU), outputs[30:], labels[30:])
+    for part in fives[3]:
+        result.update(Sums(CPU), outputs[part], labels[part])
     found = result.computed([result.states.numpy()])["it"]
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 

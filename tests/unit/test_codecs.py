@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -23,41 +21,11 @@ from horovod_spark_runner.training.sync.power import matrix_form, orthonormal, p
 from horovod_spark_runner.training.sync.threshold import decode, encode
 from horovod_spark_runner.training.sync.top_k import largest
 from tests.compression import AdaptiveThreshold, GradientCompression, LowRank, Reference, Terms
+from tests.threads import Threads, as_ranks
 
 SHAPES: list[tuple[int, ...]] = [(40, 30), (30,), (3, 3, 8, 10), (1,)]
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
 STEPS = 12
-
-
-class Threads:
-    """Ranks that are threads of this process; see `Wire`."""
-
-    def __init__(self, rank: int, tables: list[Any], barrier: threading.Barrier) -> None:
-        self.rank, self.size, self.sent = rank, len(tables), 0.0
-        self._tables, self._barrier = tables, barrier
-
-    def gather(self, array: np.ndarray) -> list[np.ndarray]:
-        self._tables[self.rank] = array
-        self._barrier.wait(20)
-        found = list(self._tables)
-        self._barrier.wait(20)
-        self.sent += (self.size - 1) * array.nbytes
-        return found
-
-    def sum(self, array: np.ndarray) -> np.ndarray:
-        total: np.ndarray = np.sum(self.gather(array), axis=0, dtype=array.dtype)
-        return total
-
-    def swap(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        given: list[Any] = self.gather(np.array([*parts, None], object))
-        return [each[self.rank] for each in given]
-
-
-def as_ranks(size: int, act: Callable[[Threads], Any]) -> list[Any]:
-    """Return what ``act`` returns on each rank."""
-    tables, barrier = [None] * size, threading.Barrier(size)
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(act, [Threads(rank, tables, barrier) for rank in range(size)]))
 
 
 def terms_of(step: int, ranks: int) -> Terms:
@@ -213,6 +181,68 @@ def test_what_is_no_number_is_not_hidden(way: Any) -> None:
         return codec_of(way).total(own, places[wire.rank], wire, 0)
 
     assert all(np.isnan(total[5]) for total in as_ranks(2, act))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    "way",
+    [
+        TopK(ratio=0.05),
+        TopK(ratio=0.05, momentum=0.9),
+        TopK(ratio=0.6, momentum=0.9),
+        Threshold(start=0.5),
+        PowerSGD(),
+    ],
+    ids=str,
+)
+def test_what_is_no_number_is_not_kept(way: Any, wrong: float, ranks: int) -> None:
+    codec, places = codec_of(way), [Place("0.0", SHAPES) for _ in range(ranks)]
+
+    def act(wire: Threads) -> list[bool]:
+        finite = []
+        for step in range(4):
+            own = flat(terms_of(step, ranks)[wire.rank])
+            if step == 1 and wire.rank == ranks - 1:
+                own[:1230:2] = wrong
+            with np.errstate(invalid="ignore"):
+                total = codec.total(own, places[wire.rank], wire, step)
+            finite.append(bool(np.isfinite(total).all()))
+        return finite
+
+    assert as_ranks(ranks, act) == [[True, False, True, True]] * ranks
+    for place in places:
+        kept = [*place.own.values(), *place.shared.values()]
+        assert all(np.isfinite(array).all() for array in kept)
+
+
+def test_a_rank_without_what_is_no_number_keeps_what_it_has() -> None:
+    codec, places = codec_of(PowerSGD()), [Place("0.0", SHAPES) for _ in range(2)]
+
+    def act(wire: Threads) -> np.ndarray:
+        before = places[wire.rank].kept("residual", np.zeros(SIZE, np.float32))
+        own = flat(terms_of(0, 2)[wire.rank])
+        sent = np.full_like(own, np.nan) if wire.rank else own
+        codec.total(sent, places[wire.rank], wire, 0)
+        return before + own
+
+    held = as_ranks(2, act)
+    np.testing.assert_array_equal(places[0].own["residual"], held[0])
+    assert not places[1].own["residual"].any()
+
+
+def test_a_threshold_does_not_fall_to_nothing() -> None:
+    codec, places = codec_of(Threshold(start=0.5)), [Place("0.0", [(3,)]) for _ in range(2)]
+
+    def act(wire: Threads) -> np.ndarray:
+        nothing = np.zeros(3, np.float32)
+        for step in range(3000):
+            assert not codec.total(nothing, places[wire.rank], wire, step).any()
+        own = np.array([0.1, -0.1, 0], np.float32)
+        return codec.total(own, places[wire.rank], wire, 3000)
+
+    for total in as_ranks(2, act):
+        np.testing.assert_allclose(total, [1e-6, -1e-6, 0], rtol=0.04)
 
 
 def test_half_precision_is_summed_in_single() -> None:

@@ -120,6 +120,19 @@ def test_a_way_of_synchronising_as_a_dictionary(given: dict[str, Any], expected:
             {"way": "gossip"},
             r"sync\['way'\] must be one of 'allreduce', 'local_sgd', 'dil",
         ),
+        ({"way": ["diloco"]}, r"sync\['way'\] must be one of .*, got \['diloco'\]"),
+        (
+            {"compression": {"way": ["top_k"]}},
+            r"compression\['way'\] must be one of 'top_k', .*, got \['top_k'\]",
+        ),
+        (
+            {"compression": {"way": "threshold", "start": 1e39}},
+            r"start must be from 1e-30 to 1e\+30, got 1e\+39",
+        ),
+        (
+            {"compression": {"way": "threshold", "start": 1e-46}},
+            "start must be from 1e-30 to",
+        ),
         ({"every": 3}, "does not say which way it is of; give 'way', one of 'local_sgd', 'diloco'"),
         ({"evry": 3}, "sync has no setting 'evry'; there are compression"),
         (

@@ -33,11 +33,11 @@ def checkpoint(engine: str) -> CheckpointInfo:
     return CheckpointInfo(1, 1, [{}], "f", [["model/00000", "kernel", [3, 3], "float32"]], engine)
 
 
-def leave_model(place: Path, engine: str) -> Path:
+def leave_model(place: Path, engine: str, *paths: str) -> Path:
     """Leave a run directory with a finished model."""
     writer = ModelWriter(RunDirectory(str(place)))
     writer.write(WEIGHTS_FILE, dump_arrays({"00000": KERNEL}))
-    writer.finish(Signature(Binding(["features"]), (), None, engine, ("kernel",)))
+    writer.finish(Signature(Binding(["features"]), (), None, engine, paths))
     return place
 
 
@@ -53,7 +53,11 @@ def leave_checkpoint(place: Path, engine: str) -> Path:
     return leave_run(place, engine) / "checkpoints" / "step-00000001"
 
 
-LEAVERS = (leave_model, leave_run, leave_checkpoint)
+def leave_model_of_today(place: Path, engine: str) -> Path:
+    return leave_model(place, engine, "kernel")
+
+
+LEAVERS = (leave_model_of_today, leave_run, leave_checkpoint)
 
 
 @pytest.mark.parametrize("leave", LEAVERS)
@@ -95,6 +99,19 @@ def test_a_format_of_another_engine_is_refused(
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match=rf"is no run directory .* {taken}.* a {OF[engine]} can"):
         found(tmp_path / name, engine)
+
+
+@pytest.mark.parametrize(
+    ("engine", "instead"),
+    [
+        (KERAS, "a .keras or .weights.h5 file, or a SavedModel"),
+        (TORCH, "a .pt or .pth file of a state_dict, or a .pt2 file of torch.export"),
+    ],
+)
+def test_a_model_without_paths_has_none_to_go_by(engine: str, instead: str, tmp_path: Path) -> None:
+    given = InitialWeights(leave_model(tmp_path, engine), skip_mismatch=True)
+    with pytest.raises(ModelError, match=f"give one of its checkpoints, or {re.escape(instead)}$"):
+        read_warm_start(given, engine, engine_named(engine).weights_formats)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class PieceReader:
         self._current: tuple[int, pa.Table] | None = None
         # Whole row groups, by number.
         self._kept: dict[int, Arrays] = {}
-        self._keep = sum(group.size for group in manifest.row_groups) <= keep_bytes
+        self._keep = manifest.size <= keep_bytes
 
     def announce(self, pieces: Iterable[Piece]) -> None:
         """Say which pieces will be asked for next, in this order, in place of what was said before.

@@ -73,7 +73,7 @@ class BuiltModel:
         optimizer = self.model.optimizer
         if eager and optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
-        self.optimizers = find_optimizers(self.model, self.exchange.applied)
+        self.optimizers = find_optimizers(self.model, self.exchange.known)
         check_optimizers(self.optimizers)
         if isinstance(spec.sync, Allreduce):
             check_compression(self.optimizers, spec.sync.compression)

@@ -148,11 +148,11 @@ class TensorCollectives:
             result.append(tf.cast(found, tensor.dtype))
         return result
 
-    def nbytes(self, tensors: Sequence[tf.Tensor]) -> float | tf.Tensor:
-        """Return how many bytes of tensors are added up; a tensor where only the step knows."""
-        return sum(_elements(tensor) * _summed_as(tensor).size for tensor in tensors)
+    def nbytes(self, tensors: Sequence[tf.Tensor]) -> int:
+        """Return how many bytes of tensors are added up."""
+        return sum(tensor.shape.num_elements() * _summed_as(tensor).size for tensor in tensors)
 
-    def count(self, sent: float | tf.Tensor, whole: float | tf.Tensor) -> None:
+    def count(self, sent: float, whole: float) -> None:
         """Note bytes that are sent wherever this place in a step is reached."""
         self._counted.assign_add([sent, whole])
 
@@ -187,11 +187,6 @@ class TensorTally:
         """Return the sums of all steps so far."""
         found: list[float] = self._sums.numpy().tolist()
         return found
-
-
-def _elements(tensor: tf.Tensor) -> float | tf.Tensor:
-    known = tensor.shape.num_elements()
-    return tf.cast(tf.size(tensor), tf.float64) if known is None else float(known)
 
 
 def _summed_as(tensor: tf.Tensor) -> tf.DType:

@@ -24,6 +24,7 @@ from .collectives import Part, sum_over_ranks
 from .losses import alone, parts_of_a_whole
 from .metrics import StepMetrics
 from .model import has_own_steps
+from .optimizers import find_optimizers
 from .protocols import Nest
 from .scope import Scope, classes_with, in_condition, replaced
 from .stopwatch import Stopwatch
@@ -50,8 +51,9 @@ class GradientExchange:
         self._logs_wanted = tf.Variable(share_logs, trainable=False)
         self._logs_wanted_now = share_logs
         self.share_logs = share_logs
-        # The optimizers that the step was seen to use, in this order.
-        self.applied: list[keras.optimizers.Optimizer] = []
+        # The model's optimizers, and after them those that only its step was seen to use. Where
+        # optimizers alternate, a run that goes on may see another one first than it had.
+        self.known = find_optimizers(model)
         # How often each of them was, within a step, by its number.
         self._applications: dict[int, int] = {}
         # The names of what its steps log, before nested logs are taken apart.
@@ -155,19 +157,18 @@ class GradientExchange:
         """Return the gradients of the global batch; ``None`` entries stay.
 
         Args:
-            gradients: this rank's.
+            gradients: this rank's, dense.
             place: what they are for; see `Synchroniser.gradients`.
 
         Raises:
             ModelError: it depends on a tensor whether they are applied, so that ranks could part.
         """
         self._check_unconditional()
-        dense = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
         # What the ranks ask of each other goes along, where its sum can be used outside.
         along = [self._control] if self.scope.outermost else []
-        begun = self.stopwatch.begin(dense)
+        begun = self.stopwatch.begin(gradients)
         reduced, summed = self._synchroniser.gradients(
-            dense, self._part, self.scope.name("gradients"), place, along
+            gradients, self._part, self.scope.name("gradients"), place, along
         )
         self.stopwatch.end(begun, [*reduced, *summed])
         if summed:
@@ -210,13 +211,16 @@ class GradientExchange:
         def apply(
             optimizer: keras.optimizers.Optimizer,
             grads: Sequence[tf.Tensor],
-            trainable_variables: Sequence[keras.Variable] | None = None,
+            trainable_variables: Iterable[keras.Variable] | None = None,
         ) -> object:
             if self._inside:  # an optimizer that wraps others, or calls its base class
                 return original(optimizer, grads, trainable_variables)
+            if trainable_variables is not None:
+                trainable_variables = list(trainable_variables)
             self._inside = True
             try:
-                reduced = self.reduce(list(grads), self._place_of(optimizer))
+                dense = _dense(grads, trainable_variables or optimizer._trainable_variables)
+                reduced = self.reduce(dense, self._place_of(optimizer))
                 with alone():
                     return original(optimizer, reduced, trainable_variables)
             finally:
@@ -226,9 +230,9 @@ class GradientExchange:
 
     def _place_of(self, optimizer: keras.optimizers.Optimizer) -> str:
         """Return a name for what an optimizer applies now: which one, for which time in a step."""
-        number = next((n for n, o in enumerate(self.applied) if o is optimizer), len(self.applied))
-        if number == len(self.applied):
-            self.applied.append(optimizer)
+        number = next((n for n, o in enumerate(self.known) if o is optimizer), len(self.known))
+        if number == len(self.known):
+            self.known.append(optimizer)
         time = self._applications[number] = self._applications.get(number, -1) + 1
         return f"{number}.{time}"
 
@@ -253,13 +257,35 @@ class GradientExchange:
 
     def _agree_to_apply(self, applying: bool) -> None:
         """Check, where Python decides it, that all ranks apply gradients now or none does."""
+        begun = self.stopwatch.begin([])
         (count,) = sum_over_ranks([tf.constant(float(applying))], self.scope.name("applying"))
+        self.stopwatch.end(begun, [count])
         if int(count) not in (0, self._part.size) or bool(int(count)) != applying:
             raise ModelError(
                 f"the train_step of model {self._model.name!r} applied gradients on {int(count)} "
                 f"of {self._part.size} ranks; apply them in every step (multiply them by 0 where "
                 "they are not to count)"
             )
+
+
+def _dense(
+    gradients: Iterable[tf.Tensor | None], variables: Sequence[keras.Variable]
+) -> list[tf.Tensor | None]:
+    """Return gradients as tensors of known shapes.
+
+    That of a gradient of rows of a table, or of what the user's own operations make, may be known
+    in the step only; what it is for has one.
+    """
+    given = list(gradients)
+    if given and len(given) != len(variables):
+        raise ModelError(
+            f"an optimizer is given {len(given)} gradients for {len(variables)} variables; give "
+            "apply() one for each, and the variables as well where it is not built"
+        )
+    return [
+        None if one is None else tf.ensure_shape(tf.convert_to_tensor(one), variable.shape)
+        for one, variable in zip(given, variables, strict=False)
+    ]
 
 
 class _Statistics:

@@ -53,11 +53,16 @@ class Codec(Protocol):
     """One compression; all ranks call the same in the same order.
 
     Attributes:
-        lasting: whether what a rank has not sent is sent in later steps.
+        keeps: what it keeps in a `Place` from step to step, as names in checkpoints begin (see
+            `names_of`).
+        sends_places: whether it says where entries are, by numbers of 32 bits.
     """
 
     @property
-    def lasting(self) -> bool: ...
+    def keeps(self) -> tuple[str, ...]: ...
+
+    @property
+    def sends_places(self) -> bool: ...
 
     def total(self, own: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
         """Return what stands for the sum over all ranks, the same on each to the bit.

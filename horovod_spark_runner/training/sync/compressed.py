@@ -39,10 +39,11 @@ class CompressedSynchroniser(AllreduceSynchroniser):
     def __init__(self, compression: Compression, collectives: Collectives, wire: Wire) -> None:
         super().__init__("none", collectives)
         self._codec = codec_of(compression)
-        self.lasting = self._codec.lasting
+        self.lasting = bool(self._codec.keeps)
         self._wire = wire
         self._step = 0
         self._places: dict[str, Place] = {}
+        # What a checkpoint has of places that are not known yet.
         self._kept: dict[str, np.ndarray] = {}
         self._whole = 0.0
 
@@ -68,14 +69,14 @@ class CompressedSynchroniser(AllreduceSynchroniser):
         return result, summed[len(own) :]
 
     def _note(self, name: str, shapes: Sequence[Shape]) -> None:
-        """Make a place, or check that it is still what it was."""
+        """Make a place, or check that it is still what it was, if anything is kept for it."""
         known = self._places.get(name)
-        if known is None:
+        if known is None or not self.lasting:
             known = self._places[name] = Place(name, list(shapes))
-            if sum(known.sizes) >= _MOST_ENTRIES:
+            if self._codec.sends_places and sum(known.sizes) >= _MOST_ENTRIES:
                 raise ModelError(
                     f"an optimizer has {sum(known.sizes):,} weights; compressions that send places "
-                    f"know {_MOST_ENTRIES:,}. Use Allreduce(compression='bf16')"
+                    f"know {_MOST_ENTRIES:,}. Use Allreduce(compression='bf16') or PowerSGD(…)"
                 )
             self._fill(known)
         elif list(known.shapes) != list(shapes):
@@ -93,7 +94,9 @@ class CompressedSynchroniser(AllreduceSynchroniser):
             own = np.concatenate([array.reshape(-1) for array in arrays[:count]])
             self._whole += bytes_of_sum(own.nbytes, self._wire.size)
             total = self._codec.total(own, place, self._wire, self._step)
-            parts = zip(place.split(total), arrays[:count], strict=True)
+            # Not as the place has it, which another trace of the step may have seen last.
+            ends = np.cumsum([array.size for array in arrays[:count]])[:-1]
+            parts = zip(np.split(total, ends), arrays[:count], strict=True)
             summed = [part.reshape(array.shape) for part, array in parts]
         for array in arrays[count:]:
             self._whole += bytes_of_sum(array.nbytes, self._wire.size)
@@ -105,21 +108,23 @@ class CompressedSynchroniser(AllreduceSynchroniser):
         return Traffic(plain.sent + self._wire.sent, plain.whole + self._whole)
 
     def capture(self, rank: int) -> dict[str, np.ndarray]:
-        found = {n: a for place in self._places.values() for n, a in names_of(place).items()}
+        known = [names_of(place) for place in self._places.values()]
+        found = {n: a for names in (self._kept, *known) for n, a in names.items()}
         return {n: a.copy() for n, a in found.items() if rank == 0 or not n.startswith("shared/")}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._kept = dict(arrays)
+        # What this compression does not keep, it would not bring up to date either.
+        kept = tuple(f"{name}/" for name in self._codec.keeps)
+        self._kept = {name: array for name, array in arrays.items() if name.startswith(kept)}
         for place in self._places.values():
             self._fill(place)
 
     def _fill(self, place: Place) -> None:
         """Give a place what a checkpoint has kept of it."""
-        for name, array in self._kept.items():
-            kind, _, rest = name.partition("/")
-            if not rest.endswith(f"/{place.name}"):
-                continue
-            key = rest.removesuffix(f"/{place.name}")
+        end = f"/{place.name}"
+        for name in [name for name in self._kept if name.endswith(end)]:
+            array = self._kept.pop(name)
+            kind, _, key = name.removesuffix(end).partition("/")
             if kind == "shared":
                 place.shared[key] = np.array(array)
                 continue

@@ -16,7 +16,8 @@ from .wire import Wire
 class HalfCodec:
     """See `Codec`; what rounding takes is forgotten."""
 
-    lasting = False
+    keeps: tuple[str, ...] = ()
+    sends_places = False
 
     def total(self, own: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
         if wire.size == 1:

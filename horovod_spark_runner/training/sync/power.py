@@ -15,6 +15,8 @@ from ...settings.compression import PowerSGD
 from .codec import RESIDUAL, Place, Shape, whole
 from .wire import Wire
 
+# The second factor of each matrix, with which the next step begins.
+_FACTOR = "factor"
 # What is left of a column by those before it counts as nothing below this part of it.
 _NOTHING = 1e-6
 
@@ -26,7 +28,8 @@ class PowerCodec:
         options: how thin the factors are.
     """
 
-    lasting = True
+    keeps = (f"sum/{RESIDUAL}", f"shared/{_FACTOR}")
+    sends_places = False
 
     def __init__(self, options: PowerSGD) -> None:
         self._options = options
@@ -45,6 +48,10 @@ class PowerCodec:
         for n in thin:
             first[n] = matrices[n] @ bases[n]
         summed = _sum(first, wire)
+        if not _finite(summed):  # the same on all ranks
+            # What was sent is lost, as without compression, and what is no number is not kept.
+            place.own[RESIDUAL] = held if _finite(first) else np.zeros_like(held)
+            return np.full_like(held, np.nan)
         left = {n: orthonormal(summed[n]) for n in thin}
         rights = {n: matrices[n].T @ left[n] for n in thin}
         sums = dict(zip(thin, _sum([rights[n] for n in thin], wire), strict=True))
@@ -64,13 +71,18 @@ class PowerCodec:
         basis: np.ndarray = stream.standard_normal(shape).astype(matrix.dtype)
         before = place.shared.get(_name(number))
         if before is not None and before.shape == shape:
-            # One that has shown nothing would show nothing for ever.
-            basis = np.where(before.any(axis=0), before, basis).astype(matrix.dtype)
+            # One that has shown nothing, or no numbers, would do so for ever.
+            usable = before.any(axis=0) & np.isfinite(before).all(axis=0)
+            basis = np.where(usable, before, basis).astype(matrix.dtype)
         return orthonormal(basis)
 
 
 def _name(number: int) -> str:
-    return f"factor/{number:05d}"
+    return f"{_FACTOR}/{number:05d}"
+
+
+def _finite(arrays: Sequence[np.ndarray]) -> bool:
+    return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
 def _sum(arrays: Sequence[np.ndarray], wire: Wire) -> list[np.ndarray]:

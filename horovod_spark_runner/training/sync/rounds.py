@@ -30,7 +30,8 @@ Arrays = dict[str, np.ndarray]
 class RoundsSynchroniser:
     """Ranks hold the same weights after every so many steps, and at every epoch's end.
 
-    Whole numbers are not exchanged: those of an optimizer count steps, and ranks make equally many.
+    Whole numbers (batches seen, say) may stand still on ranks without rows, which take them from
+    ranks that had some in every step.
 
     Args:
         options: when ranks meet, and what is done then.
@@ -46,26 +47,27 @@ class RoundsSynchroniser:
         averaging = isinstance(options, LocalSGD) and options.average_optimizer
         self._groups = (_MODEL, "optimizer") if averaging else (_MODEL,)
         self.alike = Alike.EVERYTHING if averaging else Alike.WEIGHTS
-        # The values when ranks met last, and what each has done since.
+        # The values a round began with, and what this rank has done since.
         self._met: Arrays = {}
-        self._rows = self._steps = 0
+        self._rows = self._steps = self._idle = 0
         self._velocity: Arrays = {}
         # Bytes that were sent, what allreduce would have sent, and of that in each step.
         self._sent = self._whole = self._gradients = 0.0
 
     def begin(self, variables: Variables) -> None:
-        self._met = self._read(variables)
-        self._rows = self._steps = 0
+        self._variables = variables
+        self._rows = self._steps = self._idle = 0
         named = variables.named
         nbytes = sum(
             value.nbytes
-            for name, value in self._met.items()
+            for name, value in self._read(variables).items()
             if name.startswith(_MODEL) and variables.is_trained(named[name])
         )
         self._gradients = bytes_of_sum(nbytes, self._collectives.size)
 
     def before_step(self, step: int) -> None:
-        """All steps between meetings are alike."""
+        if not self._steps:  # callbacks may have set weights since ranks met
+            self._met = self._read(self._variables)
 
     def gradients(
         self,
@@ -83,6 +85,7 @@ class RoundsSynchroniser:
     def after_step(self, variables: Variables, step: int, rows: int) -> bool:
         self._rows += rows
         self._steps += 1
+        self._idle += not rows
         self._whole += self._gradients
         warm = step > self._options.warmup_steps
         if warm and step % self._options.every:
@@ -95,7 +98,8 @@ class RoundsSynchroniser:
             self._take_mean(variables, outer=True)
 
     def _take_mean(self, variables: Variables, *, outer: bool) -> None:
-        now = self._read(variables)
+        read = self._read(variables)
+        now = {name: value for name, value in read.items() if value.dtype.kind == "f"}
         # An optimizer may have made variables since.
         met = {name: self._met.get(name, np.zeros_like(value)) for name, value in now.items()}
         rows = np.array([self._rows], np.float64)
@@ -110,8 +114,25 @@ class RoundsSynchroniser:
                 change = self._outer(self._options, name, change)
             value = (before + change).astype(np.asarray(variables.view(named[name])).dtype)
             named[name].assign(value)
-            self._met[name] = value.astype(before.dtype)
-        self._rows = self._steps = 0
+        self._count(variables, {n: value for n, value in read.items() if n not in now})
+        self._rows = self._steps = self._idle = 0
+
+    def _count(self, variables: Variables, now: Arrays) -> None:
+        """Let whole numbers change as on ranks that had rows in every step; one always has."""
+        if not now:
+            return
+        busy = np.array([not self._idle], np.int64)
+        met = {name: self._met[name].astype(np.int64) for name in now}
+        changes = [np.asarray(value.astype(np.int64) - met[name]) for name, value in now.items()]
+        terms = [change if not self._idle else np.zeros_like(change) for change in changes]
+        nbytes = sum(term.nbytes for term in terms) + busy.nbytes
+        self._sent += bytes_of_sum(nbytes, self._collectives.size)
+        *sums, ranks = map(np.asarray, self._collectives.sum([*terms, busy], "round.counts"))
+        if not self._idle:
+            return  # should busy ranks differ, that is found where models are compared
+        for (name, value), summed in zip(now.items(), sums, strict=True):
+            counted = met[name] + summed // ranks[0]
+            variables.named[name].assign(counted.astype(value.dtype))
 
     def _outer(self, options: DiLoCo, name: str, change: np.ndarray) -> np.ndarray:
         """Return the step of SGD with Nesterov momentum along ``change``."""
@@ -123,7 +144,7 @@ class RoundsSynchroniser:
         return step
 
     def _read(self, variables: Variables) -> Arrays:
-        """Return copies of what is exchanged, of at least single precision."""
+        """Return copies of what is exchanged; real numbers of at least single precision."""
         values: Arrays = {}
         for name, variable in variables.named.items():
             if not name.startswith(self._groups) or variables.is_rate(variable):
@@ -131,6 +152,8 @@ class RoundsSynchroniser:
             value = np.asarray(variables.view(variable))
             if _is_floating(value.dtype):
                 values[name] = value.astype(np.result_type(np.float32, _numeric(value.dtype)))
+            elif value.dtype.kind in "iub":
+                values[name] = value.copy()
         return values
 
     def traffic(self) -> Traffic:

@@ -107,11 +107,11 @@ class Collectives(Protocol):
         """
         ...
 
-    def nbytes(self, tensors: Sequence[Tensor]) -> Any:
-        """Return how many bytes of tensors `sum` adds up: a number, or a tensor in the step."""
+    def nbytes(self, tensors: Sequence[Tensor]) -> int:
+        """Return how many bytes of tensors `sum` adds up."""
         ...
 
-    def count(self, sent: Any, whole: Any) -> None:
+    def count(self, sent: float, whole: float) -> None:
         """Note bytes that are sent wherever this place in a step is reached; see `Traffic`."""
         ...
 
@@ -193,7 +193,8 @@ class Synchroniser(Protocol):
         """Return what the optimizer is given, and the sums over the ranks of what goes along.
 
         Args:
-            gradients: this rank's, of a mean over its own rows; ``None`` entries stay.
+            gradients: this rank's, of a mean over its own rows, of shapes that are known where the
+                step is traced; ``None`` entries stay.
             share: this rank's part of the rows.
             name: for collectives; the same on all ranks, different for every call within a step.
             place: what the gradients are for (an optimizer, or some of its variables), the same on

@@ -11,6 +11,9 @@ from .wire import Wire
 _THRESHOLD = "threshold"
 # By which the threshold moves in a step: to the half in twenty.
 _DECAY = 0.5 ** (1 / 20)
+# The part of what it began with that the threshold does not fall below: where gradients are 0 for
+# long, it would end as 0.
+_LEAST = 1e-6
 # How a message says its entries: by places, by two bits for each, or that one is no number.
 _PLACES, _BITS, _NOT_FINITE = range(3)
 _NEGATIVE = np.uint32(1 << 31)
@@ -23,7 +26,8 @@ class ThresholdCodec:
         options: the threshold to begin with, and how it moves.
     """
 
-    lasting = True
+    keeps = (f"sum/{RESIDUAL}", f"shared/{_THRESHOLD}")
+    sends_places = True
 
     def __init__(self, options: Threshold) -> None:
         self._options = options
@@ -59,7 +63,7 @@ def adapted(options: Threshold, threshold: float, share: float) -> float:
     low, high = options.target_sparsity
     if share > high:
         return threshold / _DECAY
-    return threshold * _DECAY if share < low else threshold
+    return max(threshold * _DECAY, options.start * _LEAST) if share < low else threshold
 
 
 def encode(positive: np.ndarray, negative: np.ndarray, *, finite: bool) -> np.ndarray:

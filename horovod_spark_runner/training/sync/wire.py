@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from mpi4py import MPI
 
+from ...errors import EnvironmentProblem
 from .synchroniser import bytes_of_sum
 
 # Of one MPI call, whose counts and offsets have 31 bits.
@@ -49,16 +50,27 @@ class Wire(Protocol):
 
 
 class MpiWire:
-    """See `Wire`; on a communicator of its own, as other threads may use others meanwhile."""
+    """See `Wire`; on a communicator of its own, as other threads may use others meanwhile.
+
+    Raises:
+        EnvironmentProblem: MPI was begun in a way in which they may not.
+    """
 
     def __init__(self) -> None:
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise EnvironmentProblem(
+                "compressed gradients travel by MPI beside Horovod's own thread, but this rank's "
+                "MPI allows one thread at a time (its thread level is not MPI_THREAD_MULTIPLE); "
+                "leave MPI4PY_RC_THREAD_LEVEL and HOROVOD_MPI_THREADS_DISABLE unset, take an Open "
+                "MPI that was built with threads, or use sync=Allreduce(), LocalSGD(…) or DiLoCo(…)"
+            )
         self._world = MPI.COMM_WORLD.Dup()
         self.size = self._world.Get_size()
         self.rank = self._world.Get_rank()
         self.sent = 0.0
 
     def sum(self, array: np.ndarray) -> np.ndarray:
-        total = np.array(array)
+        total = np.array(array, order="C")  # whose flat form is no copy
         flat = total.reshape(-1)
         for begin in range(0, flat.size, _MOST_ELEMENTS):
             self._world.Allreduce(MPI.IN_PLACE, flat[begin : begin + _MOST_ELEMENTS])

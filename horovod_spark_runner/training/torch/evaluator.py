@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ from .feeding import Feed, check_columns, to_tensor
 from .lightning.recognise import is_lightning
 from .loading import computing_in, make_predicting, own_device, to_numpy
 from .losses import SUM, Losses, target_of
-from .metrics import Metrics, Sums, add_terms, total_loss
+from .metrics import ACCURACY, Metrics, Sums, add_terms, total_loss
 from .outputs import leaves
 from .torch_model import TorchModel
 
@@ -62,7 +64,8 @@ class TorchEvaluator:
                     "metrics of PyTorch models do not weigh rows, as sample_weight_col "
                     "asks; give sample_weight_col=False, or metrics of Spark's, 'spark:…'"
                 )
-            self._metrics.append(_known(question.metrics, self._called.device))
+            loss = _loss_of(recipe) if _asks_accuracy(question.metrics) else None
+            self._metrics.append(_known(question.metrics, self._called.device, loss))
         names = [*self._loss_names, *(name for one in self._metrics for name in one.names)]
         every = [*names, *(name for one in self._metrics for name in one.of_objects)]
         twice = sorted({name for name in every if every.count(name) > 1})
@@ -222,9 +225,25 @@ def _trained_by(recipe: Recipe) -> TorchModel:
     return build(source)[0]
 
 
-def _known(given: object, device: torch.device) -> Metrics:
+def _loss_of(recipe: Recipe) -> object:
+    """Return the loss that a model was trained with, which tells classes; ``None`` if not known."""
+    source = recipe.own.source
+    if source is None or source.function is None:
+        return None
+    with contextlib.suppress(ModelError):  # it gives a module alone
+        return build(source)[0].loss
+    return None
+
+
+def _asks_accuracy(metrics: object) -> bool:
+    """Tell whether accuracy is among metrics, given with names or without."""
+    listed = metrics.values() if isinstance(metrics, Mapping) else cast("list[object]", metrics)
+    return any(isinstance(one, str) and one == ACCURACY for one in listed)
+
+
+def _known(given: object, device: torch.device, loss: object) -> Metrics:
     try:
-        return Metrics(given, device)  # type: ignore[arg-type]
+        return Metrics(given, device, loss)  # type: ignore[arg-type]
     except ModelError as error:  # there, a metric is a part of the model
         raise InvalidInputError(str(error)) from error
 

@@ -58,9 +58,18 @@ class GradientExchange:
         self._own_count = self._total_count = 0.0
         self._calls = [0] * len(optimizers)
         self._optimizers = optimizers
-        trained = [p for p in parameters_of(optimizers[0]) if p.requires_grad]
-        self._buckets = buckets_of(trained)
+        self._given = [parameters_of(optimizer) for optimizer in optimizers]
+        # Those that may be trained later have buckets of their own, which are sent from then on.
+        first = self._given[0]
+        self._buckets = [
+            *buckets_of([p for p in first if p.requires_grad]),
+            *buckets_of([p for p in first if not p.requires_grad and _can_be_trained(p)]),
+        ]
         self._bucket_of = {id(p): n for n, bucket in enumerate(self._buckets) for p in bucket}
+        # What has ever required a gradient, and the buckets with some of it, in their order.
+        self._trained: set[int] = set()
+        self._active: list[int] = []
+        self._overlapping = False
         self._names: dict[int, str] = {}
         self._waiting = [0] * len(self._buckets)
         self._came: set[int] = set()
@@ -84,7 +93,8 @@ class GradientExchange:
         return self._seconds if self._device.type == "cpu" else None
 
     @contextlib.contextmanager
-    def _waiting_for_sums(self) -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
+        """Be waiting for sums, or for what else all ranks tell each other within a step."""
         began = time.perf_counter()
         try:
             yield
@@ -98,13 +108,46 @@ class GradientExchange:
             module: what is trained.
         """
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
-        if self._size > 1 and len(self._buckets) > 1:
+        self._overlapping = self._size > 1
+
+    def _take_up(self) -> None:
+        """Take up what is to be trained from now on, which all ranks let be trained alike.
+
+        Raises:
+            ModelError: an optimizer has been given other parameters.
+        """
+        for optimizer, given in zip(self._optimizers, self._given, strict=True):
+            now = parameters_of(optimizer)
+            if len(now) != len(given) or any(p is not q for p, q in zip(now, given, strict=True)):
+                raise ModelError(
+                    f"optimizer {type(optimizer).__name__} has {len(now)} parameters now, and had "
+                    f"{len(given)}, or others, when the training began: their gradients would not "
+                    "be exchanged. Give it all parameters in the beginning; those that do not "
+                    "require gradients are left alone until requires_grad_(True)"
+                )
+        new = [
+            p
+            for given in self._given
+            for p in given
+            if p.requires_grad and id(p) not in self._trained
+        ]
+        if not new:
+            return
+        self._trained |= {id(parameter) for parameter in new}
+        self._active = [
+            number
+            for number, bucket in enumerate(self._buckets)
+            if any(id(parameter) in self._trained for parameter in bucket)
+        ]
+        if not self._overlapping:
+            return
+        self._in_parts = None
+        for parameter in new:
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._arrived
+            )
+        if self._thread is None and len(self._active) > 1:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradients")
-            for bucket in self._buckets:
-                for parameter in bucket:
-                    parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                        self._arrived
-                    )
 
     @contextlib.contextmanager
     def step(self, fraction: float | None, asked: Sequence[bool]) -> Iterator[None]:
@@ -120,7 +163,7 @@ class GradientExchange:
         self._own_count = self._total_count = 0.0
         yield
         if self._counts is None and self._together:
-            with self._waiting_for_sums():
+            with self.waiting():
                 self._note(TensorCollectives().sum([self._control()], "control")[0])
 
     def count(self, own: float) -> None:
@@ -162,9 +205,11 @@ class GradientExchange:
         """Be within the backward pass, whose gradients may leave before it has ended.
 
         Raises:
-            ModelError: to a gradient that had left something was added.
+            ModelError: to a gradient that had left something was added, or an optimizer has been
+                given other parameters than it had.
         """
-        self._waiting = [len(bucket) for bucket in self._buckets]
+        self._take_up()
+        self._waiting = [sum(p.requires_grad for p in bucket) for bucket in self._buckets]
         self._came, self._sent = set(), []
         self._watching = self._thread is not None
         try:
@@ -183,17 +228,17 @@ class GradientExchange:
 
     def exchange(self) -> None:
         """Give all parameters the gradients of the global batch, after the backward pass."""
-        with self._waiting_for_sums():
+        with self.waiting():
             self._exchange_rest()
 
     def _exchange_rest(self) -> None:
         if self._thread is None:
-            for number in range(len(self._buckets)):
+            for number in self._active:
                 self._take(number, self._send(number))
             return
-        while len(self._sent) < len(self._buckets):
+        while len(self._sent) < len(self._active):
             self._submit()
-        for number, sent in enumerate(self._sent):
+        for number, sent in zip(self._active, self._sent, strict=True):
             self._take(number, sent.result())
 
     def _arrived(self, parameter: nn.Parameter) -> None:
@@ -203,22 +248,27 @@ class GradientExchange:
         number = self._bucket_of[key]
         if key in self._came:
             self._in_parts = True
-            if number < len(self._sent):
+            if number in self._active[: len(self._sent)]:
                 self._late = self._names[key]
             return
         self._came.add(key)
         self._waiting[number] -= 1
         if self._in_parts is not False:
             return
-        while len(self._sent) < len(self._buckets) and not self._waiting[len(self._sent)]:
+        while len(self._sent) < len(self._active) and not self._waiting[self._next]:
             self._submit()
+
+    @property
+    def _next(self) -> int:
+        """The number of the bucket that leaves next."""
+        return self._active[len(self._sent)]
 
     def _submit(self) -> None:
         assert self._thread is not None
-        self._sent.append(self._thread.submit(self._send, len(self._sent)))
+        self._sent.append(self._thread.submit(self._send, self._next))
 
     def _send(self, number: int) -> _Sent:
-        last = number == len(self._buckets) - 1
+        last = number == self._active[-1]
         return self._reduce(self._buckets[number], str(number), ask=last)
 
     def _take(self, number: int, sent: _Sent) -> None:
@@ -227,25 +277,31 @@ class GradientExchange:
     # -- a step of the user's own --------------------------------------------------------------
 
     def of(self, optimizer: Optimizer) -> None:
-        """Give an optimizer's parameters the gradients of the global batch, before it steps."""
-        parameters = [p for p in parameters_of(optimizer) if p.requires_grad]
+        """Give an optimizer's parameters the gradients of the global batch, before it steps.
+
+        Raises:
+            ModelError: an optimizer has been given other parameters than it had.
+        """
+        self._take_up()
+        parameters = [p for p in parameters_of(optimizer) if id(p) in self._trained]
         number = next(n for n, each in enumerate(self._optimizers) if each is optimizer)
         # Which optimizer, for which time in a step.
         place = f"{number}.{self._calls[number]}"
         self._calls[number] += 1
-        with self._waiting_for_sums():
+        with self.waiting():
             self._assign(parameters, *self._reduce(parameters, place, ask=self._counts is None))
 
     # -- both ----------------------------------------------------------------------------------
 
     def changes(self, changes: Sequence[Tensor]) -> list[Tensor]:
         """Return by what statistics change, given by what they have changed on this rank."""
-        with self._waiting_for_sums():
+        with self.waiting():
             return self._synchroniser.changes(changes, self._part, "statistics")
 
     def _reduce(self, parameters: Sequence[nn.Parameter], place: str, *, ask: bool) -> _Sent:
         name = f"gradients.{place}"
-        if self._size == 1:  # there is nobody to ask
+        # There is nobody to ask; but what is kept of gradients needs all of them in every step.
+        if self._size == 1 and not self.lasting:
             gradients, _ = self._synchroniser.gradients(
                 [parameter.grad for parameter in parameters], self._part, name, place
             )
@@ -288,6 +344,10 @@ class GradientExchange:
 
     def _note(self, control: Tensor) -> None:
         *self._counts, self._total_count = control.tolist()
+
+
+def _can_be_trained(parameter: nn.Parameter) -> bool:
+    return parameter.is_floating_point() or parameter.is_complex()
 
 
 def buckets_of(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:

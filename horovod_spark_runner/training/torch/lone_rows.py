@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...errors import ModelError
 from ..spec import TrainingSpec
 from .batches import Batches
+from .lightning.recognise import is_lightning
 
 
 def check_lone_rows(module: nn.Module, batches: Batches, spec: TrainingSpec, size: int) -> None:
@@ -31,7 +32,9 @@ def check_lone_rows(module: nn.Module, batches: Batches, spec: TrainingSpec, siz
         return
     if not any(isinstance(layer, _BatchNorm) for layer in module.modules()):
         return
-    tried = copy.deepcopy(module).train()
+    tried = copy.deepcopy(module)
+    if not is_lightning(module):  # whose parts stay in the mode that they are in
+        tried.train()
     state = torch.get_rng_state()
     try:
         with torch.no_grad():

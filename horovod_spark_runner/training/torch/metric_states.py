@@ -8,6 +8,7 @@ result is computed. torchmetrics itself is never imported here.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ class MetricStates:
         self._metrics = metrics
         # What ranks have seen that are no longer there.
         self._others = np.zeros(0, np.uint8)
+        self._calling = 0
 
     def __bool__(self) -> bool:
         return bool(self._metrics)
@@ -80,7 +82,33 @@ class MetricStates:
         """Begin anew."""
         self._others = np.zeros(0, np.uint8)
         for metric in self._metrics:
-            metric.reset()
+            _clear(metric)
+
+    def follow(self) -> None:
+        """Let a metric that somebody resets forget what others have seen, too."""
+        for number, metric in enumerate(self._metrics):
+            called = functools.partial(self._called, metric)
+            object.__setattr__(metric, "forward", called)
+            object.__setattr__(metric, "reset", functools.partial(self._reset, number))
+
+    def leave(self) -> None:
+        """Leave the metrics as they were before `follow`."""
+        for metric in self._metrics:
+            for name in ("forward", "reset"):
+                vars(metric).pop(name, None)
+
+    def _called(self, metric: Any, *given: Any, **named: Any) -> Any:
+        self._calling += 1  # a metric that is called resets itself to compute for the batch
+        try:
+            return type(metric).forward(metric, *given, **named)
+        finally:
+            self._calling -= 1
+
+    def _reset(self, number: int) -> None:
+        if self._calling:
+            _clear(self._metrics[number])
+        else:
+            self.forget(number)
 
     @contextlib.contextmanager
     def merged(self, parts: Sequence[np.ndarray]) -> Iterator[None]:
@@ -99,13 +127,13 @@ class MetricStates:
                 zip(self._metrics, kept, strict=True)
             ):
                 if seen[number] and not metric._update_count:
-                    self._forget(number)
+                    self.forget(number)
                 else:
                     _give(metric, state, updates)
 
-    def _forget(self, number: int) -> None:
-        """Let a metric that was reset begin anew for all that this rank holds."""
-        self._metrics[number].reset()
+    def forget(self, number: int) -> None:
+        """Let a metric begin anew, also for what this rank holds of others."""
+        _clear(self._metrics[number])
         records = list(_records(self._others))
         for record in records:
             record[f"{number:05d}/{_UPDATES}"] = np.array(0)
@@ -133,6 +161,10 @@ def _records(joined: np.ndarray) -> Iterator[Arrays]:
         length = int(np.ascontiguousarray(joined[begin:after]).view(_LENGTH)[0])
         begin = after + length
         yield load_arrays(joined[after:begin].tobytes())
+
+
+def _clear(metric: Any) -> None:
+    type(metric).reset(metric)
 
 
 def _held(metric: Any) -> tuple[dict[str, Any], int]:
@@ -169,7 +201,7 @@ def _merge(metric: Any, parts: Sequence[Arrays]) -> None:
     """Give a metric the state of all parts that have seen rows."""
     _check_same(metric, parts)
     seen = [part for part in parts if int(part[_UPDATES])]
-    metric.reset()
+    _clear(metric)
     if not seen:
         return
     updates = [int(part[_UPDATES]) for part in seen]

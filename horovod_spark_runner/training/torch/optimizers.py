@@ -53,8 +53,9 @@ def check_optimizers(made: Mapping[str, Any], module: nn.Module) -> None:
 def _made(given: Any, module: nn.Module) -> Any:
     if isinstance(given, Optimizer):
         return given
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if not trained:
+    # Also those that do not require a gradient yet, which optimizers leave alone until then.
+    parameters = list(module.parameters())
+    if not any(parameter.requires_grad for parameter in parameters):
         raise ModelError(f"{type(module).__name__} has no parameter that requires a gradient")
     if isinstance(given, str):
         found = getattr(torch.optim, given, None)
@@ -65,13 +66,13 @@ def _made(given: Any, module: nn.Module) -> Any:
                 f"{', '.join(sorted(n for n in known if n not in ('Optimizer', 'LBFGS')))}"
             )
         by_name: Any = found  # each class has a constructor of its own
-        return by_name(trained)
+        return by_name(parameters)
     if not callable(given):
         raise ModelError(
             "optimizer must be the name of a class of torch.optim, a function that makes one of "
             f"parameters, or an optimizer, got {brief(given)}"
         )
-    return given(trained)
+    return given(parameters)
 
 
 def _check(optimizer: Any, what: str, own: set[int]) -> None:

@@ -6,6 +6,7 @@ asks for it. What is done to them before would act on those of one rank.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 from ...errors import ModelError
 from .variables import parameters_of
 
-# Which tensor it is, and how often it was changed in place.
+# Where a gradient's values lie, and how often it was changed in place.
 _State = tuple[int, int]
 
 
@@ -25,31 +26,45 @@ class OwnGradients:
         optimizers: the optimizers, by name.
         ranks: number of ranks that make a step together.
         kept: whether gradients stay from one step to the next until the user clears them.
+        instead: what to do in place of changing gradients of one rank, for messages.
     """
 
-    def __init__(self, optimizers: Mapping[str, Optimizer], ranks: int, *, kept: bool) -> None:
+    def __init__(
+        self, optimizers: Mapping[str, Optimizer], ranks: int, *, kept: bool, instead: str
+    ) -> None:
         self._optimizers = optimizers
         self._ranks = ranks
         self._kept = kept
+        self._instead = instead
         self._owner: dict[int, Optimizer] = {}
         # After the last backward pass; when the step before ended; what was added to the latter.
         self._last: dict[int, _State] = {}
         self._left: dict[int, _State] = {}
         self._added: set[int] = set()
+        # Those that were changed between two backward passes.
+        self._changed: set[int] = set()
         self._stepped: set[int] = set()
         self._exchanged: set[int] = set()
         self._late: set[int] = set()
-        for optimizer in optimizers.values():
+        self._watch()
+
+    def _watch(self) -> None:
+        """Follow the gradients of all parameters that have some, also of those that begin to."""
+        for optimizer in self._optimizers.values():
             for parameter in parameters_of(optimizer):
+                if not parameter.requires_grad or id(parameter) in self._owner:
+                    continue
                 self._owner[id(parameter)] = optimizer
-                if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                        self._arrived
-                    )
+                coming = functools.partial(self._coming, parameter)
+                parameter.register_hook(coming)  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    self._arrived
+                )
 
     def begin(self) -> None:
         """Begin a step: gradients that an optimizer has stepped with are gone."""
-        for noted in (self._last, self._added, self._exchanged, self._late):
+        self._watch()
+        for noted in (self._last, self._added, self._changed, self._exchanged, self._late):
             noted.clear()
         for optimizer in self._optimizers.values():
             if not self._kept and not self._holds(optimizer):
@@ -112,20 +127,27 @@ class OwnGradients:
     def _holds(self, optimizer: Optimizer) -> bool:
         return any(id(parameter) in self._left for parameter in parameters_of(optimizer))
 
-    def _arrived(self, parameter: nn.Parameter) -> None:
+    def _coming(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Take note of what the backward pass is about to add to."""
         key = id(parameter)
-        assert parameter.grad is not None
-        now = _state_of(parameter.grad)
-        left = self._left.pop(key, None)
-        # Adding to a gradient changes it once; clearing it in place before is a change more.
-        if left is not None and now == (left[0], left[1] + 1):
-            self._added.add(key)
-        elif key in self._added and (known := self._last.get(key)) != (now[0], now[1] - 1):
-            assert known is not None
+        left, known = self._left.pop(key, None), self._last.get(key)
+        held = None if parameter.grad is None else _state_of(parameter.grad)
+        if held is not None and held in (left, known):
+            if held == left:
+                self._added.add(key)
+        elif parameter.grad is None or not parameter.grad.any():
             self._added.discard(key)
-        self._last[key] = now
-        if id(self._owner[key]) in self._exchanged:
-            self._late.add(id(self._owner[key]))
+            self._changed.discard(key)
+        elif left is not None:
+            self._added.add(key)
+        elif known is not None:
+            self._changed.add(key)
+
+    def _arrived(self, parameter: nn.Parameter) -> None:
+        self._last[id(parameter)] = _state_of(parameter.grad)
+        owner = id(self._owner[id(parameter)])
+        if owner in self._exchanged:
+            self._late.add(owner)
 
     def _check_late(self, optimizer: Optimizer) -> None:
         if id(optimizer) in self._late:
@@ -135,20 +157,17 @@ class OwnGradients:
             )
 
     def _check_changed(self, optimizer: Optimizer) -> None:
-        """Check that no gradient was changed in place since it came."""
-        if self._ranks == 1:
-            return
+        """Check that no gradient was changed, or replaced, since it came; it leaves now."""
         for parameter in parameters_of(optimizer):
-            known = self._last.get(id(parameter))
-            if parameter.grad is None or known is None:
-                continue
-            now = _state_of(parameter.grad)
-            if now[0] == known[0] and now[1] != known[1]:
+            key, gradient = id(parameter), parameter.grad
+            known = self._last.pop(key, None)
+            changed = known is not None and gradient is not None and _state_of(gradient) != known
+            if self._ranks > 1 and (changed or key in self._changed):
                 raise ModelError(
                     f"gradients of {self._named(optimizer)} were changed between backward() and "
-                    "step(), when they were those of one rank; call step.synchronize() after the "
-                    "last backward(), which makes them those of all ranks, and then change them"
+                    f"step(), when they were those of one rank; {self._instead}"
                 )
+            self._changed.discard(key)
 
     def _named(self, optimizer: Optimizer) -> str:
         name = next(name for name, one in self._optimizers.items() if one is optimizer)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ...errors import ModelError
 from ..epochs import Step
 from .exchange import GradientExchange
-from .variables import as_array, set_tensor, weights_of
+from .variables import as_array, kept_buffers, set_tensor
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,31 +33,55 @@ class Statistics:
     def __init__(self, module: nn.Module, exchange: GradientExchange, world: MPI.Comm) -> None:
         self._exchange = exchange
         self._world = world
-        parameters = {id(parameter) for parameter in module.parameters()}
         # By what they are called where they are kept: constants that are not need not be sent.
-        held = {
-            name: buffer
-            for (name, buffer), (_, whole) in zip(
-                weights_of(module).items(), module.state_dict(keep_vars=True).items(), strict=True
-            )
-            if id(whole) not in parameters
-        }
-        self._moments = [b for b in held.values() if b.dtype.is_floating_point]
-        self._counters = [b for b in held.values() if not b.dtype.is_floating_point]
+        self._places = kept_buffers(module)
+        self._buffers: dict[str, Tensor] = {}
+        for name, (holder, key) in self._places.items():
+            if holder[key] is not None:
+                self._buffers[name] = holder[key]
+        held = list(self._buffers.values())
+        self._moments = [b for b in held if b.dtype.is_floating_point]
+        self._counters = [b for b in held if not b.dtype.is_floating_point]
 
     @contextlib.contextmanager
     def averaged(self, step: Step) -> Iterator[None]:
-        """Be within a step, after which the buffers are the same on all ranks."""
+        """Be within a step, after which the buffers are the same on all ranks.
+
+        Raises:
+            ModelError: a buffer is set to what cannot be kept in its place.
+        """
         if self._exchange.size == 1:
             yield
+            self._take_set()
             return
-        before = [moment.clone() for moment in self._moments]
+        before = [moment.detach().clone() for moment in self._moments]
         yield
+        self._take_set()
         if before:
             own = [moment - value for moment, value in zip(self._moments, before, strict=True)]
             self._assign(before, self._exchange.changes(own))
         if step.rows < self._world.Get_size():
             self._share_counters(step)
+
+    def _take_set(self) -> None:
+        """Take the values of buffers that were set to other tensors over into their own."""
+        given: dict[str, Tensor] = {}
+        for name, (holder, key) in self._places.items():
+            found, own = holder.get(key), self._buffers.get(name)
+            if found is own:
+                continue
+            if found is None or own is None or _form(found) != _form(own):
+                raise ModelError(
+                    f"buffer {name!r} was {_form(own)} when the training began, and a step has set "
+                    f"it to {_form(found)}: checkpoints and other ranks could not keep it. "
+                    "Register it with the shape and type that it will have, or with "
+                    "persistent=False if it need not be kept"
+                )
+            given[name] = found.detach().clone()  # it may be the tensor of another buffer
+        with torch.no_grad():
+            for name, value in given.items():
+                holder, key = self._places[name]
+                holder[key] = self._buffers[name].copy_(value)
 
     def _assign(self, before: list[Tensor], changes: list[Tensor]) -> None:
         with torch.no_grad():
@@ -74,3 +99,10 @@ class Statistics:
         if not step.batch.rows:
             for counter, value in zip(self._counters, shared, strict=True):
                 set_tensor(counter, value)
+
+
+def _form(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "None"
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return f"{kind} of shape {tuple(tensor.shape)} on {tensor.device}"

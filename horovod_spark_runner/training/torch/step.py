@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 class Steps:
     """Trains and evaluates on batches.
 
+    A subclass is for modules that say themselves how they are trained.
+
     Args:
         model: what is trained.
         module: its module.
@@ -45,6 +47,13 @@ class Steps:
         world: communicator of all ranks.
         device: where tensors are.
     """
+
+    # What steps with optimizers, and how it changes gradients of all ranks, for messages.
+    stepping = "train_step"
+    changing = (
+        "call step.synchronize() after the last backward(), which makes them those of all ranks, "
+        "and then change them"
+    )
 
     def __init__(
         self,
@@ -77,7 +86,7 @@ class Steps:
                 "rank step by itself; give sync=Allreduce()"
             )
         if model.sync_batch_norm and self._size > 1:
-            synchronise_norms(module, lambda: self.exchange.fraction)
+            synchronise_norms(module, lambda: self.exchange.fraction, self.exchange.waiting)
         self._connect()
 
     def _connect(self) -> None:
@@ -93,7 +102,9 @@ class Steps:
         Args:
             kept: whether gradients stay until the user clears them.
         """
-        self._gradients = OwnGradients(self._optimizers, self._size, kept=kept)
+        self._gradients = OwnGradients(
+            self._optimizers, self._size, kept=kept, instead=self.changing
+        )
         for optimizer in self._optimizers.values():
             optimizer.register_step_pre_hook(self._before_own)
 
@@ -186,7 +197,8 @@ class Steps:
             self.exchange.count(counts[0])
             return terms[0].summed / rows if rows else None
         if self._size > 1 and LABELS in [term.kind for term in terms]:
-            counts = self._world.allreduce(np.array(counts)).tolist()
+            with self.exchange.waiting():
+                counts = self._world.allreduce(np.array(counts)).tolist()
         if not rows:
             return None
         parts = [
@@ -263,11 +275,27 @@ class Steps:
                 self.exchange.of(each)
 
     def _before_own(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._check_closure(args[1] if len(args) > 1 else kwargs.get("closure"))
         if self._gradients.stepping(optimizer):
             self._agree_to_step(self._number_of(optimizer))
             self.exchange.of(optimizer)
         self._ready(optimizer)
         self._clip(optimizer)
+
+    def _check_closure(self, closure: object) -> None:
+        """Check that gradients are there before an optimizer steps, where they are to be changed.
+
+        Raises:
+            ModelError: the step is to compute them itself.
+        """
+        clips = self._model.clip_norm is not None or self._model.clip_value is not None
+        if closure is not None and (self._size > 1 or self.exchange.lasting or clips):
+            raise ModelError(
+                "an optimizer's step() is given a closure, which computes gradients after those of "
+                "all ranks were exchanged and clipped: call backward() before step(), without a "
+                "closure. An optimizer that needs one (LBFGS) trains on one rank, without "
+                "clip_norm, clip_value and compression"
+            )
 
     def _ready(self, optimizer: Optimizer) -> None:
         """Do what is to be done with the gradients of all ranks, before they are clipped."""
@@ -276,16 +304,17 @@ class Steps:
         """Check that all ranks are about to step with the same optimizer, or none is (-1)."""
         if self._size == 1:
             return
-        numbers = self._world.allgather(number)
+        with self.exchange.waiting():
+            numbers = self._world.allgather(number)
         if len(set(numbers)) > 1:
             names = [*self._optimizers, "none"]
             shown = ", ".join(
                 f"rank {rank} {names[each]!r}" for rank, each in enumerate(numbers[:8])
             )
             raise ModelError(
-                "train_step let the ranks step with other optimizers, or not as often: next are "
-                f"{shown}. Call step() of each optimizer equally often in every step (multiply a "
-                "loss by 0 where it is not to count)"
+                f"{self.stepping} let the ranks step with other optimizers, or not as often: next "
+                f"are {shown}. Call step() of each optimizer equally often in every step (multiply "
+                "a loss by 0 where it is not to count)"
             )
 
     # -- both ----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,13 +14,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...errors import ModelError
 from .collectives import TensorCollectives
 
+# Within such a context, this rank waits for the others.
+Waiting = Callable[[], AbstractContextManager[None]]
 
-def synchronise_norms(module: nn.Module, fraction: Callable[[], float]) -> None:
+
+def synchronise_norms(module: nn.Module, fraction: Callable[[], float], waiting: Waiting) -> None:
     """Let all layers of batch normalisation take the moments of all ranks' rows while training.
 
     Args:
         module: the module.
         fraction: returns this rank's part of the rows of the step.
+        waiting: notes how long sums are waited for.
 
     Raises:
         ModelError: there is no such layer.
@@ -30,7 +35,7 @@ def synchronise_norms(module: nn.Module, fraction: Callable[[], float]) -> None:
     for number, layer in enumerate(layers):
         # The layer stays what it is; only its call in a training is another one.
         layer.forward = functools.partial(  # type: ignore[method-assign]
-            _forward, layer, layer.forward, f"norm.{number}", fraction
+            _forward, layer, layer.forward, f"norm.{number}", fraction, waiting
         )
 
 
@@ -39,6 +44,7 @@ def _forward(
     original: Callable[[Tensor], Tensor],
     name: str,
     fraction: Callable[[], float],
+    waiting: Waiting,
     values: Tensor,
 ) -> Tensor:
     if not layer.training:
@@ -50,11 +56,11 @@ def _forward(
     wide = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
     rows = torch.full_like(wide.new_empty(1), there * wide.numel() / max(1, wide.shape[1]))
     first = torch.cat([wide.sum(dims) * there, rows])
-    sums = _sum_of_ranks(first, f"{name}.mean", own)
+    sums = _sum_of_ranks(first, f"{name}.mean", own, waiting)
     count = sums[-1].detach()
     mean = sums[:-1] / count
     centred = wide - mean.view(shape)
-    squares = _sum_of_ranks(centred.square().sum(dims) * there, f"{name}.variance", own)
+    squares = _sum_of_ranks(centred.square().sum(dims) * there, f"{name}.variance", own, waiting)
     variance = squares / count
     result = centred * torch.rsqrt(variance + layer.eps).view(shape)
     if layer.affine:
@@ -76,8 +82,8 @@ def _remember(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
     layer.running_var.lerp_(variance.to(layer.running_var.dtype), factor)
 
 
-def _sum_of_ranks(value: Tensor, name: str, own: float) -> Tensor:
-    summed: Tensor = _SumOfRanks.apply(value, name, own)  # type: ignore[no-untyped-call]
+def _sum_of_ranks(value: Tensor, name: str, own: float, waiting: Waiting) -> Tensor:
+    summed: Tensor = _SumOfRanks.apply(value, name, own, waiting)  # type: ignore[no-untyped-call]
     return summed
 
 
@@ -89,11 +95,13 @@ class _SumOfRanks(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, name: str, own: float) -> Tensor:
-        ctx.name, ctx.own = name, own
-        return TensorCollectives().sum([value], name)[0]
+    def forward(ctx: Any, value: Tensor, name: str, own: float, waiting: Waiting) -> Tensor:
+        ctx.name, ctx.own, ctx.waiting = name, own, waiting
+        with waiting():
+            return TensorCollectives().sum([value], name)[0]
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        (total,) = TensorCollectives().sum([upstream * ctx.own], f"{ctx.name}.gradient")
-        return total / ctx.own if ctx.own else torch.zeros_like(total), None, None
+        with ctx.waiting():
+            (total,) = TensorCollectives().sum([upstream * ctx.own], f"{ctx.name}.gradient")
+        return total / ctx.own if ctx.own else torch.zeros_like(total), None, None, None

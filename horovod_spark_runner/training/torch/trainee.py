@@ -49,7 +49,7 @@ from .schedulers import Planned, Schedulers, planned_schedulers
 from .step import Steps
 from .torch_model import TorchModel
 from .tracing import TorchTracer
-from .variables import TorchVariables
+from .variables import TorchVariables, trained_in
 
 
 class TorchTrainee(Trainee):
@@ -117,6 +117,7 @@ class TorchTrainee(Trainee):
         )
         self.variables = TorchVariables(self.module, every)
         self._begun = [settings_of(optimizer) for optimizer in every]
+        self._begun_trained = trained_in(self.module)
         self._last_rates: list[float] = []
 
     def _configured(self) -> tuple[dict[str, Optimizer], dict[str, Planned]]:
@@ -202,6 +203,7 @@ class TorchTrainee(Trainee):
             "now": [settings_of(optimizer) for optimizer in self._optimizers.values()],
             "schedulers": self._schedulers.capture(),
             "results": self._sums.names,
+            "trained": dict(trained_in(self.module).items() - self._begun_trained.items()),
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
@@ -209,6 +211,8 @@ class TorchTrainee(Trainee):
         for optimizer, begun, now in zip(every, state["begun"], state["now"], strict=True):
             restore_settings(optimizer, begun, now)
         self._schedulers.restore(state["schedulers"])
+        for name, trained in state["trained"].items():
+            self.module.get_parameter(name).requires_grad_(trained)
         # Within an epoch the sums that follow are those of these names, in their order.
         self._sums.names = []
         self._sums.declare([*state["results"], *self._loss_names, *self._metrics.names])
@@ -275,13 +279,14 @@ class TorchTrainee(Trainee):
 @contextlib.contextmanager
 def random_kept() -> Iterator[None]:
     """Leave the random generators as they are."""
-    state = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state[0])
-        random.setstate(state[1])
-        np.random.set_state(state[2])
+    state = random.getstate(), np.random.get_state()
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(gpus):
+        try:
+            yield
+        finally:
+            random.setstate(state[0])
+            np.random.set_state(state[1])
 
 
 class _GeneratorState:

@@ -90,6 +90,22 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
     return {name: t.detach() for name, t in module.state_dict(keep_vars=True).items()}
 
 
+def kept_buffers(module: nn.Module) -> dict[str, tuple[MutableMapping[str, Any], str]]:
+    """Return where each buffer is that ``state_dict()`` has, or would have if it were a tensor.
+
+    A step may set a buffer (``self.mean = …``), which is another tensor from then on.
+    """
+    kept = weights_of(module)
+    places: dict[str, tuple[MutableMapping[str, Any], str]] = {}
+    for prefix, each in module.named_modules(remove_duplicate=False):
+        for key, buffer in each._buffers.items():
+            name = f"{prefix}.{key}" if prefix else key
+            lost = key in each._non_persistent_buffers_set
+            if name in kept or (buffer is None and not lost):
+                places[name] = (each._buffers, key)
+    return places
+
+
 class TorchVariables(TrainingVariables):
     """See `TrainingVariables`.
 
@@ -100,9 +116,11 @@ class TorchVariables(TrainingVariables):
 
     def __init__(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         held = weights_of(module)
+        buffers = kept_buffers(module)
         trained = {name for name, p in module.named_parameters(remove_duplicate=False)}
         self._weights: list[Variable] = [
-            TensorVariable(name, held, name, trainable=name in trained) for name in held
+            TensorVariable(name, *buffers.get(name, (held, name)), trainable=name in trained)
+            for name in held
         ]
         self._optimizers = optimizers
         parameters = list(module.named_parameters())
@@ -143,6 +161,11 @@ class TorchVariables(TrainingVariables):
             "only their own rank knows (a callback's clock or random numbers, buffers that forward "
             "sets); change them by an optimizer's step(), or alike on all ranks"
         )
+
+
+def trained_in(module: nn.Module) -> dict[str, bool]:
+    """Return which parameters of a module require gradients, by name."""
+    return {name: parameter.requires_grad for name, parameter in module.named_parameters()}
 
 
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:

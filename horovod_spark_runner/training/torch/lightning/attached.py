@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import copy
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ....errors import InvalidInputError, ModelError, brief
@@ -21,6 +21,7 @@ from ..losses import LOSS
 from ..metric_states import MetricStates, is_torchmetrics
 from ..schedulers import Planned
 from .configured import configured
+from .forgetting import forgetting
 from .logged import TRAINING, VALIDATION, Logged, merged, parts_of, results_of
 from .recognise import check_module, is_lightning, overrides
 from .stand_in import StandIn
@@ -46,41 +47,61 @@ class Attached:
         self.module = module
         self._world = world
         self._check(spec)
-        # Members of a collection share states where they are alike; each has its own here.
-        for each in module.modules():
-            if is_torchmetrics(each) and hasattr(each, "add_metrics"):
-                each._enable_compute_groups = each._groups_checked = False
-        metrics = [
-            each
-            for each in module.modules()
-            if is_torchmetrics(each) and getattr(each, "_defaults", None)
-        ]
-        for each in metrics:
-            if any(each._persistent.values()):
-                raise ModelError(
-                    f"metric {type(each).__name__} of {type(module).__name__} is persistent, so "
-                    "that its states are weights; leave persistent out"
-                )
-        self._metrics = metrics
-        self.states = MetricStates(metrics)
-        self.logged = Logged(metrics, world.Get_rank())
+        self._metrics: list[Any] = []
+        self.states = MetricStates(self._metrics)
+        self.logged = Logged(self._metrics, world.Get_rank())
         self.trainer = StandIn(spec, world, self._backward)
         self._hook = ""
-        self._rows = 0.0
+        self._rows, self._step = 0.0, 0
         self._silent = False
+        # What is in training mode, while the module is validated.
+        self._trained: list[nn.Module] | None = None
         self._told: dict[str, set[str]] = {TRAINING: {LOSS}, VALIDATION: set()}
         module.trainer = self.trainer
-        for each in module.modules():
-            if is_lightning(each):
-                object.__setattr__(each, "log", self._log)
+        self._take_log()
+        self.call("setup", "fit")
+        self.call("configure_model")
+        self._take_log()
+        self._take_metrics()
         if overrides(module, "predict_step"):
             notify(
                 f"{type(module).__name__}.predict_step is not called: the transformer predicts "
                 "what forward gives"
             )
-        self.call("setup", "fit")
-        self.call("configure_model")
+        kind = type(module).__name__
+        still = [name or kind for name, each in module.named_modules() if not each.training]
+        if still:
+            notify(
+                f"{len(still)} of the modules in {kind} ({still[0]!r} is the first) are in "
+                "evaluation mode, and stay so in the training, as by Lightning; call train() of "
+                "those that are to be trained"
+            )
         self.call("on_fit_start")
+
+    def _take_log(self) -> None:
+        for each in self.module.modules():
+            if is_lightning(each):
+                object.__setattr__(each, "log", self._log)
+
+    def _take_metrics(self) -> None:
+        # Members of a collection share states where they are alike; each has its own here.
+        for each in self.module.modules():
+            if is_torchmetrics(each) and hasattr(each, "add_metrics"):
+                each._enable_compute_groups = each._groups_checked = False
+                each._groups = {n: [str(k)] for n, k in enumerate(each.keys(keep_base=True))}
+        metrics = [
+            each
+            for each in self.module.modules()
+            if is_torchmetrics(each) and getattr(each, "_defaults", None)
+        ]
+        for each in metrics:
+            if any(each._persistent.values()):
+                raise ModelError(
+                    f"metric {type(each).__name__} of {type(self.module).__name__} is persistent, "
+                    "so that its states are weights; leave persistent out"
+                )
+        self._metrics += metrics
+        self.states.follow()
 
     def _check(self, spec: TrainingSpec) -> None:
         kind = type(self.module).__name__
@@ -114,6 +135,7 @@ class Attached:
     def detach(self) -> None:
         """Leave the module as it was, after the training."""
         self.module.trainer = None
+        self.states.leave()
         for each in self.module.modules():
             if is_lightning(each):
                 vars(each).pop("log", None)
@@ -156,14 +178,15 @@ class Attached:
         self.call("on_validation_batch_end", returned, given, number)
 
     def _arguments(self, name: str, given: Any, number: int) -> tuple[Any, ...]:
-        code = getattr(type(self.module), name).__code__
-        taken = code.co_varnames[1 : code.co_argcount]
+        taken = inspect.signature(getattr(self.module, name)).parameters
         for wanted in ("dataloader_iter", "optimizer_idx"):
             if wanted in taken:
                 raise ModelError(
                     f"{name} takes {wanted}, but is called with a batch and its number"
                 )
-        return (given, number)[: len(taken)] if len(taken) < 2 else (given, number)
+        if any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in taken.values()):
+            return given, number
+        return (given, number)[: len(taken)]
 
     def batch(self, batch: TorchBatch, names: Sequence[str] | None, target: Any) -> Any:
         """Return a batch as ``training_step`` gets it.
@@ -194,36 +217,39 @@ class Attached:
                 given = self.call(hook, given, 0)
         return given
 
-    def counting(self, rows: int) -> None:
-        """Let what is logged from here on count by so many rows."""
-        self._rows = float(rows)
+    def counting(self, rows: int, step: int) -> None:
+        """Let what is logged from here on count by so many rows, of a step of that number."""
+        self._rows, self._step = float(rows), step
+
+    def mode(self, *, training: bool) -> None:
+        """Bring the module into evaluation mode, or each part back into the mode it had before."""
+        if training and self._trained is not None:
+            for each in self._trained:
+                each.training = True
+            self._trained = None
+        elif not training and self._trained is None:
+            self._trained = [each for each in self.module.modules() if each.training]
+            self.module.eval()
 
     @contextlib.contextmanager
     def unnoticed(self, *, numbers: bool = False) -> Iterator[None]:
         """Let the module forget what it notes meanwhile: logs, metrics, lists of its own.
 
         Args:
-            numbers: whether numbers, which it may count steps by, are forgotten, too.
+            numbers: whether numbers and tensors, which it may count steps by, are forgotten, too.
         """
-        parts = [each for each in self.module.modules() if is_lightning(each)]
-        kinds = (list, set, int, float) if numbers else (list, set)
-        kept = [
-            {name: copy.copy(v) for name, v in vars(each).items() if isinstance(v, kinds)}
-            for each in parts
-        ]
         states = self.states.numpy()
         silent, self._silent = self._silent, True
         try:
-            yield
+            with forgetting(self.module, numbers=numbers):
+                yield
         finally:
             self._silent = silent
             self.states.assign(states)
-            for each, own in zip(parts, kept, strict=True):
-                vars(each).update(own)
 
-    def _backward(self, loss: Tensor) -> None:
+    def _backward(self, loss: Tensor, *given: Any, **named: Any) -> None:
         self.call("on_before_backward", loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward(*given, **named)  # type: ignore[no-untyped-call]
         self.call("on_after_backward")
 
     # -- what is logged ------------------------------------------------------------------------
@@ -258,12 +284,12 @@ class Attached:
         if self._silent:
             return
         rows = self._rows if batch_size is None else float(batch_size)
-        self.logged.log(name, value, self._hook, rows, on_step, on_epoch)
+        self.logged.log(name, value, self._hook, rows, self._step, on_step, on_epoch)
 
     def reset(self, stage: str) -> None:
         """Begin a stage anew, and the metrics that it has logged."""
         for number in self.logged.metrics_of(stage):
-            self._metrics[number].reset()
+            self.states.forget(number)
         self.logged.reset(stage)
 
     def metric_variables(self) -> list[Any]:

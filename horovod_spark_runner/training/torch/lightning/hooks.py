@@ -6,9 +6,10 @@ from typing import Any
 
 from ....storage.arrays import Arrays
 from ...logs import Logs
+from ...spec import TrainingSpec
 from ..hooks import TorchHooks
 from .attached import Attached
-from .logged import TRAINING
+from .logged import TRAINING, VALIDATION
 
 
 class LightningHooks(TorchHooks):
@@ -17,13 +18,13 @@ class LightningHooks(TorchHooks):
     Args:
         given: what those take.
         attached: the module.
-        best_metric: the result that tells the best checkpoint, if one is asked for.
+        spec: the training.
     """
 
-    def __init__(self, *given: Any, attached: Attached, best_metric: str | None) -> None:
+    def __init__(self, *given: Any, attached: Attached, spec: TrainingSpec) -> None:
         super().__init__(*given)
         self.attached = attached
-        self._best_metric = best_metric
+        self._spec = spec
 
     def _asked(self) -> bool:
         return self.attached.trainer.should_stop or super()._asked()
@@ -50,12 +51,15 @@ class LightningHooks(TorchHooks):
     def epoch_end(self, epoch: int, logs: Logs) -> dict[str, object]:
         found = self.attached.results(TRAINING, end="on_train_epoch_end")
         results = {**logs, **found}
-        self.attached.check_metric(self._best_metric, results)
+        if self._spec.validation is None or self._spec.fit.validates(epoch):
+            self.attached.check_metric(self._spec.checkpoints.best_metric, results)
         return super().epoch_end(epoch, results)
 
     def test_begin(self) -> None:
         trainer = self.attached.trainer
         trainer.training, trainer.validating = False, True
+        self.attached.reset(VALIDATION)
+        self.attached.mode(training=False)
         self.attached.call("on_validation_start")
         self.attached.call("on_validation_epoch_start")
 
@@ -63,6 +67,7 @@ class LightningHooks(TorchHooks):
         self.attached.call("on_validation_end")
         trainer = self.attached.trainer
         trainer.training, trainer.validating = True, False
+        self.attached.mode(training=True)
 
     def capture(self) -> tuple[dict[str, Any], Arrays]:
         state, arrays = super().capture()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ _OF_BATCHES = {
     VALIDATION: ("validation_step", "on_validation_batch_start", "on_validation_batch_end"),
 }
 _OF_EPOCHS = {
-    TRAINING: ("on_train_start", "on_train_epoch_start", "on_train_epoch_end"),
+    TRAINING: ("on_train_epoch_start", "on_train_epoch_end"),
     VALIDATION: (
         "on_validation_start",
         "on_validation_epoch_start",
@@ -48,8 +48,9 @@ class Entry:
         on_step: whether the value of the last step that logs it is told.
         on_epoch: whether the mean over the rows of the epoch is.
         metric: number of the metric of torchmetrics that is logged; -1 for a value.
-        last: the sum over the rows of the last step, and their number.
+        last: the sum over the rows of the last step that logs it, and their number.
         whole: those of the epoch.
+        step: number of the last step that logs it, in its epoch.
     """
 
     stage: str
@@ -59,6 +60,7 @@ class Entry:
     metric: int = -1
     last: tuple[Tensor | float, float] = (0.0, 0.0)
     whole: tuple[Tensor | float, float] = (0.0, 0.0)
+    step: int = -1
 
     @property
     def of_epoch(self) -> bool:
@@ -75,8 +77,8 @@ class Entry:
 
     def same_way(self, other: Entry) -> bool:
         """Tell whether another one is logged alike."""
-        ours, theirs = asdict(self), asdict(other)
-        return all(ours[name] == theirs[name] for name in ours if name not in ("last", "whole"))
+        named = ("stage", "hook", "on_step", "on_epoch", "metric")
+        return all(getattr(self, name) == getattr(other, name) for name in named)
 
 
 class Logged:
@@ -114,12 +116,6 @@ class Logged:
         """Begin a stage anew."""
         self._entries = {n: one for n, one in self._entries.items() if one.stage != stage}
 
-    def no_rows(self) -> None:
-        """Take note of a step in which this rank has no rows, and logs nothing."""
-        for one in self._entries.values():
-            if one.stage == TRAINING:
-                one.last = (0.0, 0.0)
-
     def metrics_of(self, stage: str) -> list[int]:
         """Return the numbers of the metrics that a stage has logged."""
         return [e.metric for e in self._entries.values() if e.stage == stage and e.metric >= 0]
@@ -130,6 +126,7 @@ class Logged:
         value: Any,
         hook: str,
         rows: float,
+        step: int,
         on_step: bool | None,
         on_epoch: bool | None,
     ) -> None:
@@ -140,6 +137,7 @@ class Logged:
             value: a number, or a metric of torchmetrics.
             hook: the method that logs it.
             rows: what it counts by.
+            step: number of the step in its epoch.
             on_step: see `Entry`; ``None`` for what Lightning takes for the hook.
             on_epoch: likewise.
 
@@ -154,12 +152,13 @@ class Logged:
                 "it one name for each"
             )
         if entry.metric >= 0:
+            self._check_stage(name, entry)
             return
         if entry.of_epoch:
             rows = 1.0
         number = _number(name, value)
         total = number * rows
-        known.last = (total, rows)
+        known.last, known.step = (total, rows), step
         known.whole = (known.whole[0] + total, known.whole[1] + rows)
 
     def _entry(
@@ -185,6 +184,14 @@ class Logged:
         on_step = in_training if on_step is None else on_step
         on_epoch = not in_training if on_epoch is None else on_epoch
         return Entry(stage, hook, on_step, on_epoch, metric)
+
+    def _check_stage(self, name: str, entry: Entry) -> None:
+        for other, one in self._entries.items():
+            if one.metric == entry.metric and one.stage != entry.stage:
+                raise ModelError(
+                    f"the metric {name!r} is logged in {entry.stage}, and as {other!r} in "
+                    f"{one.stage}: it would be of the rows of both. Give each a metric of its own"
+                )
 
     def _number_of(self, name: str, value: Any) -> int:
         for number, metric in enumerate(self._metrics):
@@ -218,7 +225,11 @@ def merged(parts: Sequence[Mapping[str, Entry]]) -> dict[str, Entry]:
                         "metric of torchmetrics compute it"
                     )
             else:
-                known.last = _sum(known.last, one.last)
+                # A rank without rows, or without such rows, may not have logged it as late.
+                if one.step > known.step:
+                    known.last, known.step = one.last, one.step
+                elif one.step == known.step:
+                    known.last = _sum(known.last, one.last)
                 known.whole = _sum(known.whole, one.whole)
     return result
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,18 +15,44 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class StandIn:
+class _Refusing:
+    """Says so where it is asked for anything that it has not."""
+
+    _called: str
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what Python itself looks for
+            raise AttributeError(name)
+        raise ModelError(
+            f"the module asks for {self._called}.{name}, but is trained without Lightning's "
+            f"Trainer; its {self._called} has "
+            f"{', '.join(n for n in vars(self) if not n.startswith('_'))}"
+        )
+
+
+class _Strategy(_Refusing):
+    """What ``manual_backward`` and ``optimizers`` ask."""
+
+    _called = "trainer.strategy"
+
+    def __init__(self, backward: Callable[..., None]) -> None:
+        self._lightning_optimizers: list[Any] = []
+        # Lightning gives the optimizer, too, which is None in manual optimization.
+        self.backward = lambda loss, optimizer, *given, **named: backward(loss, *given, **named)
+
+
+class StandIn(_Refusing):
     """The part of Lightning's Trainer that a module may ask; the rest is refused by name.
 
     Args:
         spec: the training.
         world: communicator of all ranks.
-        backward: what ``manual_backward`` does with a loss.
+        backward: what ``manual_backward`` does with a loss and what is given with it.
     """
 
-    def __init__(
-        self, spec: TrainingSpec, world: MPI.Comm, backward: Callable[[Tensor], None]
-    ) -> None:
+    _called = "trainer"
+
+    def __init__(self, spec: TrainingSpec, world: MPI.Comm, backward: Callable[..., None]) -> None:
         passes = -(-spec.train.rows // spec.global_batch)
         self.num_training_batches = spec.fit.steps_per_epoch or passes
         self.max_epochs = spec.fit.epochs
@@ -50,10 +75,7 @@ class StandIn:
         self.progress_bar_metrics: dict[str, float] = {}
         self.progress_bar_callback = None
         self.logger, self.loggers, self.callbacks = None, list[Any](), list[Any]()
-        self.strategy = SimpleNamespace(
-            _lightning_optimizers=[],
-            backward=lambda loss, optimizer, *given, **named: backward(loss),
-        )
+        self.strategy = _Strategy(backward)
 
     def tell(self, results: Mapping[str, Any]) -> None:
         """Let the module see results."""
@@ -61,11 +83,3 @@ class StandIn:
         self.callback_metrics.update(found)
         self.logged_metrics.update(found)
         self.progress_bar_metrics.update({n: float(v) for n, v in found.items()})
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what Python itself looks for
-            raise AttributeError(name)
-        raise ModelError(
-            f"the module asks for trainer.{name}, but is trained without Lightning's Trainer; its "
-            f"trainer has {', '.join(n for n in vars(self) if not n.startswith('_'))}"
-        )

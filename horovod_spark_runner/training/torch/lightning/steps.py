@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,12 @@ class LightningSteps(Steps):
     do the same.
     """
 
+    stepping = "training_step"
+    changing = (
+        "clip in on_before_optimizer_step, which has the gradients of all ranks, or give "
+        "TorchModel(module, clip_norm=…)"
+    )
+
     def __init__(self, *given: Any, attached: Attached) -> None:
         self.attached = attached
         super().__init__(*given)
@@ -35,17 +41,12 @@ class LightningSteps(Steps):
         for optimizer in self._optimizers.values():
             optimizer.register_step_post_hook(self._after_own)
 
-    def train(self, step: Step, asked: Sequence[bool]) -> list[float] | None:
-        if not step.batch.rows:
-            self.attached.logged.no_rows()
-        return super().train(step, asked)
-
     def _given(self, step: Step, *, training: bool) -> Any:
         rows = step.batch.rows
         batch = self._batches.of(step.batch.arrays, training=training) if rows else None
         found = self._batches.nothing() if batch is None else batch
         target = self._batches.target(found)
-        self.attached.counting(rows)
+        self.attached.counting(rows, step.number)
         return self.attached.batch(found, self._batches.feed.names, target)
 
     @contextlib.contextmanager
@@ -119,4 +120,8 @@ class LightningSteps(Steps):
             with self.attached.unnoticed(numbers=True), self._autocast():
                 return self.attached.loss(given, step.number)[0]
 
-        return self._given(step, training=False), loss
+        with self.attached.unnoticed(numbers=True):
+            return self._given(step, training=False), loss
+
+    def _mode(self, *, training: bool) -> None:
+        self.attached.mode(training=training)

@@ -6,14 +6,18 @@ from typing import Any, cast
 
 from torch.optim import Optimizer
 
+from ....errors import ModelError
 from ....launch.worker.reporting import notify
 from ....rundir.directory import RunDirectory
 from ...epochs import Step
 from ...logs import Logs
 from ...rank_state import JOIN
 from ...state import Variable
+from ..build import check_module
 from ..hooks import TorchHooks
 from ..metrics import total_loss
+from ..optimizers import check_gradients
+from ..outputs import leaves
 from ..probe import check_means
 from ..saved import SavedModule
 from ..schedulers import Planned
@@ -32,7 +36,10 @@ class LightningTrainee(TorchTrainee):
 
     def _configured(self) -> tuple[dict[str, Optimizer], dict[str, Planned]]:
         self._attached = Attached(self.module, self._spec, self._world)
-        self.module.to(self._device)  # what it has made in setup
+        # What it has made in setup:
+        self.module.to(self._device)
+        check_module(self.module)
+        check_gradients(self.module)
         return self._attached.configured()
 
     def _made_steps(self, *given: Any) -> Steps:
@@ -55,10 +62,9 @@ class LightningTrainee(TorchTrainee):
         )
 
     def reset_metrics(self) -> None:
-        validating = self._attached.trainer.validating
-        if not validating:
+        if not self._attached.trainer.validating:  # the hooks have begun that
             super().reset_metrics()
-        self._attached.reset(VALIDATION if validating else TRAINING)
+            self._attached.reset(TRAINING)
 
     def results(self, kind: str, logs: Logs | None, fraction: float) -> dict[str, object]:
         if kind == "test":
@@ -74,7 +80,7 @@ class LightningTrainee(TorchTrainee):
             self._restore,
             self._schedulers.after_epoch,
             attached=self._attached,
-            best_metric=self._spec.checkpoints.best_metric,
+            spec=self._spec,
         )
 
     def metric_variables(self) -> list[Variable]:
@@ -88,6 +94,10 @@ class LightningTrainee(TorchTrainee):
             return
         with random_kept():
             given, loss = cast("LightningSteps", self._steps).tried(step)
+            try:
+                next(leaves(given))
+            except (ModelError, StopIteration):  # of the user's own making: parts are not known
+                return
             for text in check_means([("the loss of training_step", loss)], given, ()):
                 notify(text)
 

@@ -1,0 +1,308 @@
+"""What a rank makes of a module, in this process: what it keeps, forgets and refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from horovod_spark_runner import InvalidInputError, ModelError, TorchModel
+from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.data.read.reader import Batch
+from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
+from horovod_spark_runner.training.epochs import Step
+from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
+from tests.runs import source, spec_of
+
+pytestmark = pytest.mark.mpi
+
+X = Column("x", "float32", (3,))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begun() -> None:
+    from horovod_spark_runner.training.torch.begin import begin
+
+    begin(0)
+
+
+def trainee(made: Any, **fields: Any) -> Any:
+    """Return what a rank makes of what ``made`` returns, as its only one."""
+    from mpi4py import MPI
+
+    from horovod_spark_runner.training.torch.collectives import TensorCollectives
+    from horovod_spark_runner.training.torch.trainees import trainee_of
+
+    synchroniser = AllreduceSynchroniser("none", TensorCollectives())
+    return trainee_of(spec_of([X], model=source(made), **fields), MPI.COMM_SELF, synchroniser)
+
+
+def step(number: int, rows: int = 4) -> Step:
+    draw = np.random.default_rng(number)
+    arrays = {
+        "x": draw.normal(size=(rows, 3)).astype(np.float32),
+        "y": draw.normal(size=rows).astype(np.float32),
+    }
+    return Step(number, Batch(number, rows, arrays), rows, equal=True)
+
+
+def train(one: Any, *numbers: int) -> None:
+    for number in numbers:
+        one.train_step(step(number), (False,) * 3, last=False)
+
+
+class Following(nn.Module):
+    """Sets its buffers to others."""
+
+    def __init__(self, way: str = "") -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 1)
+        self.way = way
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("before", torch.zeros(3))
+        self.register_buffer("late", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.before, self.mean = self.mean, 0.9 * self.mean + x.mean(0)
+        if self.way == "late":
+            self.late = x[0]
+        if self.way == "shape":
+            self.mean = self.mean[:2]
+        found: Tensor = self.net(x)
+        return found
+
+
+def following(way: str = "") -> TorchModel:
+    return TorchModel(Following(way), "MSELoss", "SGD")
+
+
+def test_a_buffer_that_is_set_to_another_tensor_is_kept() -> None:
+    one = trainee(following)
+    alone = Following()
+    for number in range(3):
+        train(one, number)
+        alone(torch.from_numpy(step(number).batch.arrays["x"]))
+    found = {variable.path: variable for variable in one.variables.shared}
+    for name in ("mean", "before"):
+        np.testing.assert_array_equal(found[name].numpy(), alone.get_buffer(name))
+    # Also one that a callback sets, before the step that follows.
+    one.module.mean = torch.ones(3)
+    np.testing.assert_array_equal(found["mean"].numpy(), np.ones(3))
+    other = trainee(following)
+    other.variables.restore(one.variables.capture())
+    assert other.module.mean.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("late", r"buffer 'late' was None .* set it to float32 of shape \(3,\)"),
+        ("shape", r"buffer 'mean' was float32 of shape \(3,\) .* set it to .* \(2,\)"),
+    ],
+)
+def test_a_buffer_that_cannot_be_kept_is_refused(way: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        train(trainee(lambda: following(way)), 0)
+
+
+def frozen() -> TorchModel:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    module[0].requires_grad_(requires_grad=False)
+    return TorchModel(module, "MSELoss", "SGD")
+
+
+def test_what_is_trained_later_is_trained_where_a_run_goes_on() -> None:
+    one, other = trainee(frozen), trainee(frozen)
+    one.module[0].requires_grad_(requires_grad=True)
+    other.hooks(steps=1, resumed=True).restore(*one.hooks(steps=1, resumed=False).capture())
+    before = other.module[0].weight.detach().clone()
+    train(other, 0)
+    assert not torch.equal(other.module[0].weight, before)
+
+
+def test_parameters_that_an_optimizer_is_given_later_are_refused() -> None:
+    one = trainee(frozen)
+    (optimizer,) = one._optimizers.values()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    with pytest.raises(ModelError, match="optimizer SGD has 5 parameters now, and had 4, .* when"):
+        train(one, 0)
+
+
+# -- modules of Lightning --------------------------------------------------------------------------
+
+lightning: Any = pytest.importorskip("lightning")
+torchmetrics: Any = pytest.importorskip("torchmetrics")
+
+
+class Counting(nn.Module):
+    """Counts what it is called for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 1)
+        self.calls, self.kinds = 0, dict[str, int]()
+        self.last: Tensor | None = None
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.kinds["x"] = self.kinds.get("x", 0) + 1
+        self.seen += len(x)
+        self.last = x
+        found: Tensor = self.net(x)
+        return found
+
+
+class Module(lightning.LightningModule):
+    """Follows two means, one of which it resets itself."""
+
+    def __init__(self, way: str = "") -> None:
+        super().__init__()
+        self.way = way
+        self.part = Counting()
+        self.given, self.own = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.part(x)
+        return found
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch[-2:]
+        self.given.update(y)
+        self.own(y)  # computes for the batch as well
+        self.log("given", self.given, on_step=False, on_epoch=True)
+        loss = (self(x)[:, 0] - y).square().mean()
+        if self.way == "backward":
+            self.manual_backward(loss, inputs=[self.part.net.bias])
+            assert self.part.net.weight.grad is None
+        if self.way == "gather":
+            self.all_gather(y)
+        return loss
+
+    def on_train_start(self) -> None:
+        if self.way == "start":
+            self.log("start", 1.0)
+
+    def on_train_epoch_start(self) -> None:
+        self.own.reset()
+
+    def on_train_epoch_end(self) -> None:
+        self.log("own", self.own.compute())
+
+    def validation_step(self, batch: Any) -> None:
+        self.given.update(batch[1])
+        self.log("val_given", self.given)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return ("note", *batch) if self.way == "note" else batch
+
+    def configure_optimizers(self) -> Any:
+        self.automatic_optimization = self.way != "backward"
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def epoch(one: Any, hooks: Any, number: int, *steps: int) -> dict[str, Any]:
+    """Train the steps of an epoch; return what it tells."""
+    one.reset_metrics()
+    hooks.epoch_begin(number)
+    train(one, *steps)
+    told: dict[str, Any] = hooks.epoch_end(number, one.results("train", None, 1.0))
+    return told
+
+
+def test_metrics_of_ranks_that_are_gone_are_of_their_epoch_only() -> None:
+    """One rank goes on within an epoch of two."""
+    parts = [trainee(Module) for _ in range(2)]
+    for rank, part in enumerate(parts):
+        part.reset_metrics()
+        part.hooks(steps=4, resumed=False).epoch_begin(0)
+        train(part, rank)
+    last = trainee(Module)
+    hooks = last.hooks(steps=4, resumed=True)
+    last.reset_metrics()
+    hooks.epoch_begin(0)
+    merges = last.metric_merges()
+    held = [part.metric_variables() for part in parts]
+    for variable, merge, *others in zip(last.metric_variables(), merges, *held, strict=True):
+        arrays = [other.numpy() for other in others]
+        variable.assign(sum(arrays) if merge == "sum" else np.concatenate(arrays))
+    train(last, 2)
+    for told, steps in (
+        (hooks.epoch_end(0, last.results("train", None, 1.0)), (0, 1, 2)),
+        (epoch(last, hooks, 1, 3, 4), (3, 4)),
+    ):
+        expected = np.mean([step(number).batch.arrays["y"] for number in steps])
+        assert told["given"] == pytest.approx(expected, rel=1e-5)
+        assert told["own"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_module_forgets_what_it_was_tried_on() -> None:
+    one = trainee(Module)
+    buffer = one.module.part.seen
+    one.probe(step(0))
+    part = one.module.part
+    assert (part.calls, part.kinds, part.last, float(part.seen)) == (0, {}, None, 0.0)
+    assert part.seen is buffer
+    assert one.module.own._update_count == 0
+    train(one, 0)
+    assert (part.calls, part.kinds, float(part.seen)) == (1, {"x": 1}, 4.0)
+
+
+def test_what_is_no_tensor_is_not_tried_in_parts() -> None:
+    one = trainee(lambda: Module("note"))
+    one.probe(step(0))
+    train(one, 0)
+
+
+def test_backward_gets_what_it_is_given() -> None:
+    train(trainee(lambda: Module("backward")), 0)
+
+
+def test_what_is_logged_where_it_would_be_lost_or_mixed() -> None:
+    one = trainee(lambda: Module("start"))
+    with pytest.raises(ModelError, match="on_train_start logs 'start', which is of no step"):
+        one.hooks(steps=1, resumed=False).train_begin()
+    with pytest.raises(ModelError, match=r"asks for trainer\.strategy\.all_gather, but is"):
+        train(trainee(lambda: Module("gather")), 0)
+    one = trainee(Module)
+    hooks = one.hooks(steps=1, resumed=False)
+    hooks.epoch_begin(0)
+    train(one, 0)
+    hooks.test_begin()
+    message = "'val_given' is logged in validation, and as 'given' in training: .* rows of both"
+    with pytest.raises(ModelError, match=message):
+        one.test_step(step(1), last=True)
+
+
+def test_the_best_metric_is_looked_for_where_there_was_a_validation() -> None:
+    fit = FitOptions(batch_size=4, epochs=2, validation_freq=2)
+    options = CheckpointOptions(best_metric="val_given")
+    validation = spec_of([X]).train
+    one = trainee(Module, fit=fit, checkpoints=options, validation=validation)
+    hooks = one.hooks(steps=1, resumed=False)
+    assert "given" in epoch(one, hooks, 0, 0)
+    with pytest.raises(InvalidInputError, match="best_metric='val_given' is no metric of this"):
+        epoch(one, hooks, 1, 1)
+
+
+def test_a_value_of_the_last_step_is_that_of_those_who_log_it_last() -> None:
+    from horovod_spark_runner.training.torch.lightning.logged import (
+        TRAINING,
+        Logged,
+        merged,
+        parts_of,
+        results_of,
+    )
+
+    ranks = [Logged([], rank) for rank in range(2)]
+    for number, steps in ((0, (0, 1)), (1, (0, 1, 2))):
+        for at in steps:
+            ranks[number].log("x", 10.0 * number + at, "training_step", 4, at, None, None)
+    for rank in ranks:  # a name that both have left off with, before the last step
+        rank.log("early", 5.0 + rank._rank, "training_step", 4, 0, None, None)
+    told = results_of(merged(parts_of([rank.numpy() for rank in ranks])), TRAINING)
+    assert told == {"x": 12.0, "early": 5.5}

@@ -1,0 +1,101 @@
+"""What a run that has finished tells for a plan, and what it cannot tell."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_spark_runner import InvalidInputError
+from horovod_spark_runner.frameworks import KERAS, TORCH
+from horovod_spark_runner.planning.from_run import measured_by_run
+from horovod_spark_runner.planning.links import ETHERNET_LATENCY
+from horovod_spark_runner.planning.measure import Measurement
+from horovod_spark_runner.planning.table import measured_lines
+from horovod_spark_runner.report.numbers import duration
+from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
+from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.training.accounting import KINDS, WHOLE, Kind, record
+from tests.report.runs import leave_run
+
+RANKS, STEPS = 4, math.ceil(5000 / (4 * 32))
+TRAINED, WHOLE_MODEL = 4_000_000, 10_000_000
+
+
+def account(*, exchange: float = 0.9, build: float = 0.0, steps: int = STEPS) -> dict[str, Any]:
+    table = np.zeros((RANKS, len(KINDS)))
+    seconds = {Kind.BUILD: build, Kind.COMPUTE: 0.05 * steps, Kind.EXCHANGE: exchange}
+    for kind, each in seconds.items():
+        table[:, KINDS.index(kind)] = each
+    # Each of the ranks sends 2·(N-1)/N times its gradients.
+    told = {WHOLE: 2 * (RANKS - 1) * TRAINED * steps}
+    return {"workers": RANKS, **told, **record(table)}
+
+
+def told_by(
+    place: Path,
+    accounts: list[dict[str, Any]],
+    *,
+    engine: str = KERAS,
+    hosts: int = 1,
+    compression: object = "none",
+) -> Measurement:
+    sync = {"sync": "allreduce", "compression": compression}
+    directory = leave_run(place, len(accounts), sync=sync)
+    directory.write_metrics([{"loss": 1.0}] * len(accounts), accounts)
+    placement = [{"rank": i, "host": f"node-{i % hosts}"} for i in range(RANKS)]
+    directory.add_call({**directory.read_calls()[-1], "placement": placement})
+    weights = np.zeros(WHOLE_MODEL // 4, np.float32)
+    shown = ("model/0", "kernel", list(weights.shape), "float32")
+    info = CheckpointInfo(1, 1, [], "data", [shown], engine)
+    save_checkpoint(directory, info, {"variables.npz": {"a": weights[:1]}})
+    return measured_by_run(RunDirectory(str(place)), 2e9)
+
+
+def test_what_steps_exchanged_is_told_by_the_accounts(tmp_path: Path) -> None:
+    """Not by the checkpoint, which holds frozen layers as well."""
+    work = told_by(tmp_path / "run", [account(), account()]).workload
+    assert work.gradient_bytes == TRAINED
+    assert work.model_bytes == WHOLE_MODEL
+
+
+def test_an_epoch_that_a_call_went_on_with_tells_nothing(tmp_path: Path) -> None:
+    """Of the third, a resumed attempt trained the second half only."""
+    half = account(build=4.0, steps=STEPS // 2)
+    found = told_by(tmp_path / "run", [account(build=3.0), account(), half, account()])
+    ((step,),) = [list(one.values()) for one in found.workload.steps.values()]
+    assert step.seconds == pytest.approx(0.05)
+    assert found.source.endswith("whole epochs: 2")
+    once = [account(build=3.0)]
+    with pytest.raises(InvalidInputError, match=r"Not recorded: the time of.*\(it has 1 whole epo"):
+        told_by(tmp_path / "once", once)
+
+
+@pytest.mark.parametrize("compression", ["bf16", {"way": "topk", "ratio": 0.01}])
+def test_compressed_exchanges_tell_nothing_of_others(tmp_path: Path, compression: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"Allreduce\(compression=.*plan_training measures"):
+        told_by(tmp_path / "run", [account(), account()], compression=compression)
+
+
+def test_exchanges_between_hosts_tell_a_bandwidth(tmp_path: Path) -> None:
+    latency = 2 * (RANKS - 1) * ETHERNET_LATENCY
+    moved = 2 * (RANKS - 1) / RANKS * TRAINED
+    exchange = STEPS * (latency + moved / 100e6)
+    both = [account(exchange=exchange)] * 2
+    found = told_by(tmp_path / "run", both, hosts=2)
+    assert found.between is not None
+    assert found.between.bandwidth == pytest.approx(100e6, rel=1e-3)
+    with pytest.raises(InvalidInputError, match="what PyTorch hid of its exchanges"):
+        told_by(tmp_path / "torch", both, hosts=2, engine=TORCH)
+    short = [account(exchange=0.9 * STEPS * latency)] * 2
+    with pytest.raises(InvalidInputError, match="less than 6 messages of 0.05 ms"):
+        told_by(tmp_path / "short", short, hosts=2)
+    assert "link between hosts: 50 µs, 0.8 Gbit/s" in "\n".join(measured_lines(found))
+    one = told_by(tmp_path / "one", short)
+    assert one.between is None
+    lines = "\n".join(measured_lines(one))
+    assert f"each exchange within a host: {duration(0.9 * latency)}" in lines
+    assert "processor" not in lines
