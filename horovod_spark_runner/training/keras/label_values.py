@@ -15,7 +15,7 @@ import numpy as np
 
 from ...errors import ModelError
 from .binding import name_choices
-from .protocols import Loss, Nest
+from .protocols import Nest
 
 _OF_TWO = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
 # By which computed probabilities may leave 0 to 1: 1 - 0.9 - 0.1 is below 0.
@@ -89,7 +89,7 @@ class LabelCheck:
         return rules
 
     def _check_of(
-        self, loss: Loss, place: int, *, counts: bool
+        self, loss: keras.losses.Loss, place: int, *, counts: bool
     ) -> Callable[[np.ndarray], None] | None:
         """Return what checks the labels at a place, if their loss is one of Keras' own.
 
@@ -117,7 +117,7 @@ class LabelCheck:
         return None
 
 
-def _is_of_keras(loss: Loss) -> bool:
+def _is_of_keras(loss: keras.losses.Loss) -> bool:
     """Tell whether a loss takes labels as Keras' do, not by a method of the user's own."""
     kind = type(loss)
     own_call = kind.__call__ is not keras.losses.Loss.__call__
