@@ -375,5 +375,7 @@ def test_damaged_metrics_are_named(tmp_path: Path) -> None:
     assert directory.read_metrics() == [{"loss": 1.0}, {"loss": 0.5}]
     file = tmp_path / "metrics.jsonl"
     file.write_text(file.read_text()[:-3])
+    assert directory.read_metrics() == [{"loss": 1.0}], "the last line was cut short"
+    file.write_text("{" + file.read_text())
     with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl is damaged"):
         directory.read_metrics()

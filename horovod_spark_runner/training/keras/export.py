@@ -48,6 +48,7 @@ class Served:
         transformed: feature columns that were trained with a transform.
         eager: whether the model is called without making a graph of it.
         classes: columns of classes, in place of the outputs they are made of.
+        kind: what it is made for, in messages.
 
     Raises:
         ModelError: it cannot be made; the message says why.
@@ -63,15 +64,16 @@ class Served:
     transformed: Sequence[str] = ()
     eager: bool = False
     classes: Sequence[ClassColumn] = ()
+    kind: str = "a SavedModel"
 
     def __post_init__(self) -> None:
         check_exportable(self.names, self.transformed, self.columns)
         names = [name for _, name in self._plain] + [column.name for column in self.classes]
         if len(set(names)) < len(names):
-            raise ModelError(f"a SavedModel cannot give several outputs one name: {names}")
+            raise ModelError(f"{self.kind} cannot give several outputs one name: {names}")
         if self.eager:
             raise ModelError(
-                "a SavedModel cannot hold this model: it is compiled with run_eagerly=True, so its "
+                f"{self.kind} cannot hold this model: it is compiled with run_eagerly=True, so its "
                 "Python code runs for every batch, and a graph would keep one run of it"
             )
 
@@ -158,7 +160,7 @@ class Served:
         name = getattr(self.model, "name", "")
         told = " ".join(str(error).split())[:500]
         return ModelError(
-            f"a SavedModel cannot hold the model {name!r}: {type(error).__name__}: {told}"
+            f"{self.kind} cannot hold the model {name!r}: {type(error).__name__}: {told}"
         )
 
 

@@ -53,7 +53,8 @@ def export_onnx(
     plain = [replace(column, encoding="") for column in recipe.columns]
     names = [f"column{number}" for number in range(len(plain))]
     given = [f"output{number}" for number in range(len(outputs))]
-    with serving(recipe, plain, names, given) as served:
+    with serving(recipe, plain, names, given) as found:
+        served = replace(found, kind="an ONNX file")
         _check_size(served.model)
         inputs = [replace(column, name=n) for column, n in zip(plain, columns, strict=True)]
         called = dict(zip((*names, *given), (*columns, *outputs), strict=True))
