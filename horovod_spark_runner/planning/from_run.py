@@ -48,7 +48,7 @@ def measured_by_run(directory: RunDirectory, now: float) -> Measurement:
     # In an epoch that a call began with, it built the model, and may have trained a part only.
     accounts = [a for a in facts.accounts if a is not None and Kind.BUILD not in a["seconds"]]
     call, fit = facts.last_call, facts.settings.get("fit", {})
-    rows, batch = facts.settings.get("rows"), fit.get("batch_size")
+    rows, batch = int(facts.settings.get("rows", 0)), int(fit.get("batch_size", 0))
     missing = {
         "what its last call came to": not call.get("placement"),
         "its rows and batch size": not rows or not batch,
@@ -80,7 +80,7 @@ def measured_by_run(directory: RunDirectory, now: float) -> Measurement:
             f"{directory.location} was trained by Allreduce(compression={brief(compression)}), "
             "whose exchanges do not tell what others would take; plan_training measures instead"
         )
-    return _measurement(directory, facts, accounts, int(rows), int(batch))
+    return _measurement(directory, facts, accounts, rows, batch)
 
 
 def _measurement(

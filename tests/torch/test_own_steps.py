@@ -178,7 +178,7 @@ def slow_on_the_second_rank() -> TorchModel:
         (image,), (digit,) = step.inputs, step.labels
         step.optimizer.zero_grad()
         late()
-        loss = nn.functional.cross_entropy(step.module(image), digit.long())
+        loss: Any = nn.functional.cross_entropy(step.module(image), digit.long())
         loss.backward()
         late()
         step.optimizer.step()
