@@ -117,7 +117,9 @@ class Particular(lightning.LightningModule):
         self.backbone = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Dropout(0.5))
         self.backbone.requires_grad_(requires_grad=False)
         self.backbone.eval()
+        self.centre: Tensor
         self.register_buffer("centre", torch.zeros(16))
+        self.steps: Tensor
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def setup(self, stage: str) -> None:
@@ -138,7 +140,7 @@ class Particular(lightning.LightningModule):
         found: Tensor = self.head(self.backbone(image) - self.centre)
         return found
 
-    @torch.enable_grad()  # type: ignore[untyped-decorator]
+    @torch.enable_grad()
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         image, digit = batch
         loss = nn.functional.cross_entropy(self(image), digit)
@@ -160,7 +162,7 @@ class Particular(lightning.LightningModule):
     def on_validation_start(self) -> None:
         self.log("val_mode", float(any(each.training for each in self.modules())))
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         image, digit = batch
         output = self(image)

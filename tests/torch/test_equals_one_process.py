@@ -205,6 +205,7 @@ class Thawed(nn.Module):
         torch.manual_seed(13)
         self.first, self.last = nn.Linear(64, 16), nn.Linear(16, 10)
         self.first.requires_grad_(requires_grad=False)
+        self.centre: torch.Tensor
         self.register_buffer("centre", torch.zeros(64))
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:

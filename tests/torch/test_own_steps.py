@@ -277,7 +277,7 @@ def test_a_new_gradient_may_lie_where_the_last_one_was() -> None:
     for _ in range(2):
         gradients.begin()
         optimizer.zero_grad()
-        loss: Any = InPlace.apply(weight, memory)
+        loss: Any = InPlace.apply(weight, memory)  # type: ignore[no-untyped-call]
         loss.backward()
         assert gradients.stepping(optimizer)
         weight.grad = torch.from_numpy(memory)  # as the exchange gives it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import mpi4py.MPI  # noqa: F401 - it listens from its import on, so before the tests
 import numpy as np
 import pytest
 import torch
@@ -61,7 +62,9 @@ class Following(nn.Module):
         super().__init__()
         self.net = nn.Linear(3, 1)
         self.way = way
+        self.mean: Tensor
         self.register_buffer("mean", torch.zeros(3))
+        self.before: Tensor
         self.register_buffer("before", torch.zeros(3))
         self.register_buffer("late", None)
 
@@ -146,6 +149,7 @@ class Counting(nn.Module):
         self.net = nn.Linear(3, 1)
         self.calls, self.kinds = 0, dict[str, int]()
         self.last: Tensor | None = None
+        self.seen: Tensor
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -175,7 +179,7 @@ class Module(lightning.LightningModule):
         self.given.update(y)
         self.own(y)  # computes for the batch as well
         self.log("given", self.given, on_step=False, on_epoch=True)
-        loss = (self(x)[:, 0] - y).square().mean()
+        loss: Tensor = (self(x)[:, 0] - y).square().mean()
         if self.way == "backward":
             self.manual_backward(loss, inputs=[self.part.net.bias])
             assert self.part.net.weight.grad is None
