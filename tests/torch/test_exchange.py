@@ -89,7 +89,7 @@ def test_one_rank_goes_on_with_what_several_have_kept() -> None:
 def train_step(step: Any) -> None:
     def closure() -> Any:
         step.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(step.outputs(), step.labels[0].long())
+        loss: Any = nn.functional.cross_entropy(step.outputs(), step.labels[0].long())
         loss.backward()
         return loss
 
@@ -113,29 +113,22 @@ def test_closures_are_refused_on_one_rank_where_they_come_too_late(
     module: Any = model.module
     optimizer = SGD(module.parameters())
     sync = CompressedSynchroniser(way, TensorCollectives(), MpiWire())
-    nothing: Any = None
-    Steps(
-        model,
-        module,
-        {"": optimizer},
-        *[nothing] * 4,
-        sync,
-        MPI.COMM_WORLD,
-        torch.device("cpu"),
-    )
+    no: Any = None  # of what computes
+    alone, cpu = MPI.COMM_WORLD, torch.device("cpu")
+    Steps(model, module, {"": optimizer}, no, no, no, no, sync, alone, cpu)
     losses = []
 
     def closure() -> Any:
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(module(torch.eye(64)), torch.arange(64) % 10)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss: Any = nn.functional.cross_entropy(module(torch.eye(64)), torch.arange(64) % 10)
+        loss.backward()
         losses.append(loss.item())
         return loss
 
     if refused:
-        for call in (lambda: optimizer.step(closure), lambda: optimizer.step(closure=closure)):
+        for given in ({}, {"closure": closure}):
             with pytest.raises(ModelError, match="a closure.*call backward.. before step"):
-                call()
+                optimizer.step(*[] if given else [closure], **given)
         assert not losses
     else:
         for _ in range(2):

@@ -220,13 +220,15 @@ def test_a_rank_without_what_is_no_number_keeps_what_it_has() -> None:
     codec, places = codec_of(PowerSGD()), [Place("0.0", SHAPES) for _ in range(2)]
 
     def act(wire: Threads) -> np.ndarray:
-        before = places[wire.rank].kept("residual", np.zeros(SIZE, np.float32))
-        own = flat(terms_of(0, 2)[wire.rank])
-        sent = np.full_like(own, np.nan) if wire.rank else own
-        codec.total(sent, places[wire.rank], wire, 0)
-        return before + own
+        place = places[wire.rank]
+        first, second = (flat(terms_of(step, 2)[wire.rank]) for step in (0, 1))
+        codec.total(first, place, wire, 0)
+        held: np.ndarray = place.own["residual"] + second
+        codec.total(second * np.nan if wire.rank else second, place, wire, 1)
+        return held
 
     held = as_ranks(2, act)
+    assert not np.array_equal(held[0], flat(terms_of(1, 2)[0]))
     np.testing.assert_array_equal(places[0].own["residual"], held[0])
     assert not places[1].own["residual"].any()
 

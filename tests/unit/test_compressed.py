@@ -27,10 +27,10 @@ def trained(
 ) -> list[tuple[Arrays, list[np.ndarray]]]:
     """Go on from what two ranks have kept; return what each keeps, and what it was given."""
 
-    def act(wire: Threads) -> tuple[Arrays, list[np.ndarray]]:
+    def act(wire: Threads) -> tuple[Arrays, list[Any]]:
         sync = CompressedSynchroniser(way, Sums(), wire)
         sync.restore(kept[wire.rank])
-        given = []
+        given: list[Any] = []
         for step in steps:
             sync.before_step(step)
             for place in places:
@@ -116,7 +116,7 @@ def test_other_variables_are_refused_where_something_is_kept(way: Any) -> None:
     def act(wire: Threads) -> list[tuple[int, ...]]:
         sync = CompressedSynchroniser(way, Sums(), wire)
         shapes = [(12, 10), (3,)]
-        given = [
+        given: list[Any] = [
             sync.gradients([gradients(0, wire.rank, shape)], Part(0.5), "gradients", "0.0")[0][0]
             for shape in shapes
         ]

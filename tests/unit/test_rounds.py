@@ -90,7 +90,7 @@ def test_what_a_callback_sets_where_ranks_have_met_is_what_a_round_begins_with(w
     def act(rounds: Any, model: Model, wire: Threads) -> Any:
         train(rounds, model, 0, rows=1)
         rounds.meet(model)
-        model.named["model/weight"].assign(np.float32([0, -5]))  # back to the best, say
+        model.named["model/weight"].assign(np.array([0, -5], np.float32))  # back to the best, say
         train(rounds, model, 1, rows=1, change=0.0)
         rounds.meet(model)
         return model["model/weight"]
