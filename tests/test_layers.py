@@ -115,6 +115,7 @@ ALLOWED = {
     "training.torch.initial_weights": LIGHT | {"torch"},
     "training.torch.lightning.attached": LIGHT | {"torch"},
     "training.torch.lightning.configured": LIGHT | {"torch"},
+    "training.torch.lightning.forgetting": LIGHT | {"torch"},
     "training.torch.lightning.logged": LIGHT | {"torch"},
     "training.torch.lightning.stand_in": LIGHT | {"torch"},
     "training.torch.lightning.steps": LIGHT | {"torch"},
