@@ -282,10 +282,15 @@ def _dense(
             f"an optimizer is given {len(given)} gradients for {len(variables)} variables; give "
             "apply() one for each, and the variables as well where it is not built"
         )
-    return [
-        None if one is None else tf.ensure_shape(tf.convert_to_tensor(one), variable.shape)
-        for one, variable in zip(given, variables, strict=False)
-    ]
+    return [_shaped(one, variable) for one, variable in zip(given, variables, strict=False)]
+
+
+def _shaped(gradient: tf.Tensor | None, variable: keras.Variable) -> tf.Tensor | None:
+    # Another operation would make TensorFlow fuse, and round, otherwise than in plain Keras.
+    known = isinstance(gradient, tf.Tensor) and gradient.shape.is_fully_defined()
+    if gradient is None or known:
+        return gradient
+    return tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
 
 
 class _Statistics:
