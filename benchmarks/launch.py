@@ -145,7 +145,7 @@ def grow(calls: int) -> str:
     """Return the table of our start by number of ranks, and of its phases."""
     rows = []
     phases = ["check", "tasks", "rendezvous", "start", "function", "results", "total"]
-    for ranks in (2, 4, 8, 16):
+    for ranks in (2, 4, 8):
         answer = measure("ours", ranks, calls)
         bare = measure("mpirun", ranks, calls)
         if "error" in answer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,20 @@ SIDE = 24
 SKIP = 20
 # Times every image is there.
 REPEAT = 20
+
+
+class Rates(NamedTuple):
+    """Samples per second of all ranks.
+
+    Attributes:
+        steps: in the steps of each epoch.
+        whole: from the moment the model is made to the end of the last checkpoint.
+        first: seconds from that moment to the end of the first step, where it is measured.
+    """
+
+    steps: list[float]
+    whole: float
+    first: float = 0.0
 
 
 def make_cnn(width: int = 1) -> Any:
@@ -33,6 +47,25 @@ def make_cnn(width: int = 1) -> Any:
     return model
 
 
+def make_torch_cnn() -> Any:
+    """Return the same network as a PyTorch module, for images of (1, ``SIDE``, ``SIDE``)."""
+    from torch import nn
+
+    side = ((SIDE - 2) // 2 - 2) // 2
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * side * side, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+
+
 def make_arrays() -> tuple[np.ndarray, np.ndarray]:
     """Return images of shape (rows, SIDE, SIDE, 1), from 0 to 1, and labels."""
     from sklearn.datasets import load_digits
@@ -45,10 +78,15 @@ def make_arrays() -> tuple[np.ndarray, np.ndarray]:
 
 def make_frame(images: np.ndarray, labels: np.ndarray, cores: int = 2) -> Any:
     """Return a cached DataFrame of what `make_arrays` returned, in a session of so many cores."""
-    import pyarrow as pa
     from peers.session import make_session
 
-    spark = make_session(cores, "2g")
+    return put_into_spark(make_session(cores, "2g"), images, labels)
+
+
+def put_into_spark(spark: Any, images: np.ndarray, labels: np.ndarray) -> Any:
+    """Return a cached DataFrame of what `make_arrays` returned."""
+    import pyarrow as pa
+
     flat = pa.FixedSizeListArray.from_arrays(pa.array(images.ravel()), SIDE * SIDE)
     rows = pa.table({"image": flat.cast(pa.list_(pa.float32())), "label": labels})
     return spark.createDataFrame(rows.to_pandas()).repartition(4).cache()

@@ -1,19 +1,25 @@
 """How near what `plan_training` predicts comes to what a training then does.
 
 For each of several models, a plan is measured with one rank and with two. What it predicts for 2, 4
-and 8 ranks on this host is compared with the samples per second of `run_training` on so many, in
-its epochs but the first; with 4 and 8, ranks share cores where there are two. Run it with
-``python benchmarks/planner.py``; ``--write`` puts the result into ``docs/benchmarks.md``.
+and 8 ranks is compared with the samples per second of `run_training` on so many, in its epochs but
+the first, and both are done in turns: on this host, where ranks share the cores, and between two
+hosts, network namespaces with a core each and a cable that the kernel (``tbf``) shapes to 1 Gbit/s
+and to 100 Mbit/s. Run it as root with ``python benchmarks/planner.py``, where nothing else runs;
+``--write`` puts the result into ``docs/benchmarks.md``, ``--cases 0 --where "1 Gbit/s"`` looks at a
+part.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +27,22 @@ from model import SIDE, make_arrays, make_cnn, make_frame
 from report import GOAL_HEAD, goal, present, shown_command, table
 
 from horovod_spark_runner import DataOptions, plan_training, run_training
+from horovod_spark_runner.planning.links import link_of
+from horovod_spark_runner.planning.measure import Measurement
+from horovod_spark_runner.planning.model import Cluster, epoch_steps, predict
+from tests.cluster.host_cluster import HostCluster
+from tests.cluster.hosts import Hosts
 
 RANKS = (2, 4, 8)
 EPOCHS = 4
+# Seconds that an epoch is to take, about, if not all rows take less, and how many steps it has at
+# least.
+SECONDS, STEPS = 2.0, 8
+HERE = "this host"
+NAMES = ("plan-1", "plan-2")
+# What the kernel is told, by what people say, with bursts that the rate needs.
+SPEEDS = {"1 Gbit/s": ("1gbit", "512kb"), "100 Mbit/s": ("100mbit", "64kb")}
+PEER = Path(__file__).resolve().parent / "peers" / "planner_ranks.py"
 
 
 def dense(*widths: int) -> Callable[[], Any]:
@@ -64,31 +83,48 @@ CASES = (
 
 
 class Compared(NamedTuple):
-    """A prediction, and what came.
+    """Predictions, and what came.
 
     Attributes:
         where: the hosts.
         case: name of the model.
         ranks: how many.
-        predicted: samples per second.
-        measured: likewise.
+        predicted: samples per second, by each plan.
+        measured: likewise, in each epoch.
     """
 
     where: str
     case: str
     ranks: int
-    predicted: float
-    measured: float
+    predicted: tuple[float, ...]
+    measured: tuple[float, ...]
 
     @property
     def error(self) -> float:
-        """By how much the prediction is off, as a part of what came."""
-        return abs(self.predicted / self.measured - 1)
+        """By how much the predictions are off, as a part of what came; negative if too low."""
+        return statistics.fmean(self.predicted) / statistics.median(self.measured) - 1
+
+    def cells(self) -> list[str]:
+        """Return a row of the table."""
+        numbers = [
+            f"{statistics.fmean(self.predicted):,.0f}",
+            f"{statistics.median(self.measured):,.0f}",
+        ]
+        span = f"{min(self.measured):,.0f} to {max(self.measured):,.0f}"
+        return [self.where, self.case, str(self.ranks), *numbers, span, f"{self.error:+.0%}"]
 
 
-def rate_of(frame: Any, case: Case, ranks: int, folder: Path) -> float:
-    """Return the samples per second of a training, the median of its epochs but the first."""
-    run_dir = folder / f"run-{ranks}"
+def rates_of(frame: Any, case: Case, ranks: int, folder: Path, steps: int | None) -> list[float]:
+    """Return the samples per second of a training, in each epoch but the first.
+
+    Args:
+        frame: its rows.
+        case: the model.
+        ranks: how many.
+        folder: a private folder, which keeps the rows.
+        steps: of an epoch; by default, all rows.
+    """
+    run_dir = Path(tempfile.mkdtemp(prefix="run-", dir=folder))
     run_training(
         frame,
         case.make,
@@ -97,73 +133,162 @@ def rate_of(frame: Any, case: Case, ranks: int, folder: Path) -> float:
         num_workers=ranks,
         batch_size=case.batch_size,
         epochs=EPOCHS,
+        steps_per_epoch=steps,
         run_dir=run_dir,
         data=DataOptions(shapes={"image": (SIDE, SIDE, 1)}, data_dir=folder / "rows"),
         stream_logs=False,
     )
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()[1:]
-    return statistics.median(json.loads(line)["accounting"]["samples_per_second"] for line in lines)
+    return [json.loads(line)["accounting"]["samples_per_second"] for line in lines]
 
 
-def compare(frame: Any, case: Case, ranks: tuple[int, ...], where: str) -> list[Compared]:
-    """Plan with one rank and two, and train with each number of ranks."""
+def measured_for(frame: Any, case: Case, folder: Path) -> Measurement:
+    """Measure for a plan, with one rank and two."""
+    return plan_training(
+        frame,
+        case.make,
+        feature_cols=["image"],
+        label_cols=["label"],
+        num_workers=2,
+        batch_size=case.batch_size,
+        batch_sizes=(),
+        epochs=EPOCHS,
+        networks=(),
+        data=DataOptions(shapes={"image": (SIDE, SIDE, 1)}, data_dir=folder / "rows"),
+        plan_dir=tempfile.mkdtemp(prefix="plan-", dir=folder),
+        stream_logs=False,
+    ).measurement
+
+
+def compare(frame: Any, case: Case, where: str, rounds: int) -> list[Compared]:
+    """Plan with one rank and two, and train with each number of ranks, in turns.
+
+    Args:
+        frame: the rows.
+        case: the model.
+        where: this host, or the cable between two of a core each.
+        rounds: how often all of it is done: what else the machine does then weighs on both.
+    """
+    hosts = 1 if where == HERE else len(NAMES)
+    predicted: dict[int, list[float]] = {ranks: [] for ranks in RANKS}
+    measured: dict[int, list[float]] = {ranks: [] for ranks in RANKS}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        plan = plan_training(
-            frame,
-            case.make,
-            feature_cols=["image"],
-            label_cols=["label"],
-            num_workers=2,
-            batch_size=case.batch_size,
-            batch_sizes=(),
-            epochs=EPOCHS,
-            networks=("10gbit",),
-            ranks=ranks,
-            ranks_per_host=max(ranks),
-            data=DataOptions(shapes={"image": (SIDE, SIDE, 1)}, data_dir=folder / "rows"),
-            plan_dir=folder / "plan",
-            stream_logs=False,
-        )
-        print(plan, flush=True)
-        found = []
-        for one in plan.networks[0].predictions:
-            if one.ranks in ranks:
-                measured = rate_of(frame, case, one.ranks, folder)
-                compared = Compared(where, case.name, one.ranks, one.samples_per_second, measured)
-                print(compared, f"{compared.error:.0%}", flush=True)
-                found.append(compared)
-        return found
+        for _ in range(rounds):
+            found = measured_for(frame, case, folder)
+            # On one host, no rank asks what joins it to others.
+            if hosts > 1 and found.between is None:
+                raise RuntimeError("what joins the hosts was not measured")
+            cable = found.between or link_of("10gbit")
+            for ranks in RANKS:
+                # A host that is made here has a core.
+                cores = 1 if hosts > 1 else found.cores
+                cluster = Cluster(ranks // hosts, cores, cable)
+                one = predict(found.workload, cluster, ranks)
+                predicted[ranks].append(one.samples_per_second)
+                steps = max(STEPS, int(SECONDS / one.step_seconds))
+                all_rows = epoch_steps(found.workload, ranks)
+                measured[ranks] += rates_of(
+                    frame, case, ranks, folder, steps if steps < all_rows else None
+                )
+    return [
+        Compared(where, case.name, ranks, tuple(predicted[ranks]), tuple(measured[ranks]))
+        for ranks in RANKS
+    ]
 
 
-def on_this_host(cases: tuple[Case, ...]) -> list[Compared]:
+def on_this_host(cases: Sequence[int], rounds: int) -> Iterator[Compared]:
     """Compare on this machine."""
     frame = make_frame(*make_arrays(), cores=max(RANKS))
     try:
-        return [one for case in cases for one in compare(frame, case, RANKS, "this host")]
+        for number in cases:
+            yield from compare(frame, CASES[number], HERE, rounds)
     finally:
         frame.sparkSession.stop()
+
+
+def between_hosts(cases: Sequence[int], rounds: int, speed: str) -> Iterator[Compared]:
+    """Compare between two hosts of a core each, whose cables are shaped."""
+    rate, burst = SPEEDS[speed]
+    with (
+        tempfile.TemporaryDirectory(prefix="plan-") as folder,
+        Hosts(Path(folder, "hosts"), NAMES) as hosts,
+    ):
+        cluster = HostCluster(hosts, NAMES, Path(folder), cores=max(RANKS) // len(NAMES))
+        for core, name in enumerate(NAMES):
+            hosts.pin(name, core)
+            queue = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate]
+            queue += ["burst", burst, "latency", "400ms"]
+            subprocess.run(hosts.command(name, queue), check=True)
+        command = [sys.executable, str(PEER), cluster.master, folder]
+        peer = subprocess.Popen(
+            hosts.command(
+                cluster.driver,
+                # It is pinned as what the host has started before.
+                ["taskset", "--cpu-list", "0", *command, hosts.address(cluster.driver)],
+            ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=hosts.environment(cluster.driver, cluster.env),
+        )
+        try:
+            for number in cases:
+                yield from _asked_of(peer, {"case": number, "where": speed, "rounds": rounds})
+        finally:
+            peer.communicate(timeout=60)
+
+
+def _asked_of(peer: subprocess.Popen[str], asked: dict[str, Any]) -> list[Compared]:
+    """Let the program on the first host compare one case."""
+    assert peer.stdin is not None
+    assert peer.stdout is not None
+    peer.stdin.write(json.dumps(asked) + "\n")
+    peer.stdin.flush()
+    line = peer.stdout.readline()
+    if not line:
+        raise RuntimeError(f"the ranks ended with {peer.wait()}")
+    return [Compared(**one) for one in json.loads(line)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, nargs="*", help="numbers of the models, from 0; all")
+    parser.add_argument(
+        "--where", nargs="*", choices=[HERE, *SPEEDS], help="this host, or a cable's speed; all"
+    )
+    parser.add_argument("--rounds", type=int, default=2, help="how often all is done (2)")
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     arguments = parser.parse_args()
-    chosen = range(len(CASES)) if arguments.cases is None else arguments.cases
-    found = on_this_host(tuple(CASES[number] for number in chosen))
-    rows = [
-        [one.where, one.case, one.ranks, f"{one.predicted:,.0f}", f"{one.measured:,.0f}",
-         f"{one.predicted / one.measured - 1:+.0%}"]
-        for one in found
-    ]  # fmt: skip
-    errors = [one.error for one in found]
-    head = ["hosts", "model", "ranks", "samples/s predicted", "samples/s measured", "error"]
+    cases = range(len(CASES)) if arguments.cases is None else arguments.cases
+    began, load = time.monotonic(), os.getloadavg()[0]
+    found: list[Compared] = []
+    for where in arguments.where or (HERE, *SPEEDS):
+        given = (cases, arguments.rounds)
+        for one in on_this_host(*given) if where == HERE else between_hosts(*given, where):
+            print(one, f"{one.error:+.0%}", flush=True)
+            found.append(one)
+    errors = [abs(one.error) for one in found]
+    head = [
+        "hosts",
+        "model",
+        "ranks",
+        "samples/s predicted",
+        "measured",
+        "in single epochs",
+        "error",
+    ]
     goals = [
         goal("median error", statistics.median(errors), at_most=0.10),
         goal("worst error", max(errors), at_most=0.25),
     ]
-    text = f"{table(head, rows)}\n\n{table(GOAL_HEAD, goals)}"
+    minutes = (time.monotonic() - began) / 60
+    text = (
+        f"Plans from 1 and 2 ranks, and trainings, in turns, {arguments.rounds} of each, in "
+        f"{minutes:.0f} minutes; a rank has 64 rows in a step where nothing else is said. Of two "
+        f"hosts, each has one core. The load average was {load:.1f} before.\n\n"
+        f"{table(head, [one.cells() for one in found])}\n\n{table(GOAL_HEAD, goals)}"
+    )
     present("Planner", shown_command(), text, arguments.write)
 
 

@@ -19,6 +19,7 @@ PACKAGES = (
     "tensorflow",
     "tensorflow-cpu",
     "keras",
+    "torch",
     "pyspark",
     "pyarrow",
     "horovod",

@@ -7,8 +7,12 @@ that ``run_training`` gives its ranks. Compared are samples per second in the st
 but the first, without its first steps: the launch has a benchmark of its own; as a second figure,
 samples per second of the whole training, from the moment rank 0 has made the model until the last
 checkpoint, one at the end of each epoch, has reached the disk: the broadcast, tracing and the first
-epoch included; and the seconds from that moment to the end of the first step. Run it with
-``python benchmarks/training.py``; ``--write`` puts the result into ``docs/benchmarks.md``.
+epoch included; and the seconds from that moment to the end of the first step.
+
+With ``--framework torch``, the same network in PyTorch, against DistributedDataParallel with gloo
+between two processes, started by torchrun and by Spark's TorchDistributor; whole epochs but the
+first are compared, from the first step to the results. Run it with ``python
+benchmarks/training.py``; ``--write`` puts the result into ``docs/benchmarks.md``.
 """
 
 from __future__ import annotations
@@ -21,11 +25,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from model import SIDE, SKIP, make_arrays, make_cnn, make_frame
+import torch_training
+from model import SIDE, SKIP, Rates, make_arrays, make_cnn, make_frame
 from report import GOAL_HEAD, goal, present, shown_command, table
 
 from horovod_spark_runner.launch.shared.command import transport_parameters
@@ -37,20 +43,8 @@ SETTINGS = {
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "2",
 }
-
-
-class Rates(NamedTuple):
-    """Samples per second of all ranks.
-
-    Attributes:
-        steps: in the steps of each epoch but the first ones.
-        whole: from the moment the model is made to the end of the last checkpoint.
-        first: seconds from that moment to the end of the first step.
-    """
-
-    steps: list[float]
-    whole: float
-    first: float
+HAND, TUNED = "by hand, arrays in memory", "by hand, our settings"
+OURS = "`run_training`"
 
 
 def by_hand(arrays: Path, epochs: int, batch_size: int, *, tuned: bool = False) -> Rates:
@@ -142,8 +136,89 @@ def ours(frame: Any, epochs: int, batch_size: int) -> Rates:
         return Rates(steps, epochs * frame.count() / (ended - made), first - made)
 
 
+class Rounds:
+    """Runs of all contenders in turns, and what they have measured.
+
+    Args:
+        contenders: return how fast each is, by name.
+        count: how often each runs.
+    """
+
+    def __init__(self, contenders: Mapping[str, Callable[[], Rates]], count: int) -> None:
+        self.names, self.count = list(contenders), count
+        self.found: dict[str, list[Rates]] = {name: [] for name in contenders}
+        self.rows: list[list[str]] = []
+        for number in range(1, count + 1):
+            cells = [str(number)]
+            for name, measure in contenders.items():
+                part = measure()
+                self.found[name].append(part)
+                cells.append(f"{statistics.median(part.steps[1:]):,.0f} · {part.whole:,.0f}")
+            self.rows.append(cells)
+            print(cells, flush=True)
+
+    def steps(self, name: str) -> float:
+        """Return the samples per second in steps: the median of all epochs but the first ones."""
+        return statistics.median(rate for part in self.found[name] for rate in part.steps[1:])
+
+    def whole(self, name: str) -> float:
+        """Return the samples per second of whole trainings, the median."""
+        return statistics.median(part.whole for part in self.found[name])
+
+    def first(self, name: str) -> float:
+        """Return the seconds to the end of the first step, the median."""
+        return statistics.median(part.first for part in self.found[name])
+
+    def goals(self, *others: str) -> list[list[str]]:
+        """Return rows of goals: `run_training` against others."""
+        return [
+            *(
+                goal(f"steps / {other}", self.steps(OURS) / self.steps(other), at_least=0.97)
+                for other in others
+            ),
+            *(
+                [f"whole training / {other}", f"{self.whole(OURS) / self.whole(other):.2f}", "", ""]
+                for other in others
+            ),
+        ]
+
+
+def of_keras(rounds: Rounds, rows: int, epochs: int, batch_size: int) -> str:
+    """Return the section on Keras."""
+    first_steps = [f"{rounds.first(name):.2f} s" for name in rounds.names]
+    return (
+        f"Two ranks, {rows:,} images of {SIDE} x {SIDE}, batches of {batch_size} per rank; "
+        "samples per second of both ranks: in the steps, median of the epochs but the first "
+        f"(n = {rounds.count * (epochs - 1)}) · of the whole training of {epochs} epochs, from the "
+        "moment rank 0 has made the model until the last checkpoint, one after each epoch, has "
+        f"reached the disk (n = {rounds.count}). Our settings are threads that yield the core "
+        "while they wait in MPI, TensorFlow threads to match, and MPI over shared memory alone. "
+        "Both ways, each rank is bound to a core."
+        f"\n\n{table(['round', *rounds.names], rounds.rows)}\n\n"
+        "From the moment the model is made to the end of the first step (by hand, the arrays have "
+        f"been read by then; medians, n = {rounds.count}):\n\n"
+        f"{table(rounds.names, [first_steps])}\n\n{table(GOAL_HEAD, rounds.goals(HAND, TUNED))}"
+    )
+
+
+def of_torch(rounds: Rounds, rows: int, epochs: int, batch_size: int) -> str:
+    """Return the section on PyTorch."""
+    return (
+        f"Two ranks, {rows:,} images of {SIDE} x {SIDE}, batches of {batch_size} per rank; "
+        "samples per second of both ranks: in whole epochs but the first, from the first step to "
+        f"the results, median (n = {rounds.count * (epochs - 1)}) · of the whole training of "
+        f"{epochs} epochs, from the moment rank 0 has made the module until the last checkpoint, "
+        f"one after each epoch, has reached the disk (n = {rounds.count}). All compute with one "
+        "thread per rank and report loss and accuracy; DistributedDataParallel has gloo between "
+        "its two processes. `run_training` binds each rank to a core."
+        f"\n\n{table(['round', *rounds.names], rounds.rows)}\n\n"
+        f"{table(GOAL_HEAD, rounds.goals(*rounds.names[:-1]))}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--framework", choices=("keras", "torch"), default="keras")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of runs (3)")
     parser.add_argument("--epochs", type=int, default=4, help="epochs of a run (4)")
     parser.add_argument("--batch-size", type=int, default=64, help="rows per rank and step (64)")
@@ -151,52 +226,24 @@ def main() -> None:
     arguments = parser.parse_args()
     images, labels = make_arrays()
     frame = make_frame(images, labels)
-    names = ["by hand, arrays in memory", "by hand, our settings", "`run_training`"]
-    rates: dict[str, list[float]] = {name: [] for name in names}
-    wholes: dict[str, list[float]] = {name: [] for name in names}
-    firsts: dict[str, list[float]] = {name: [] for name in names}
-    rows = []
+    epochs, batch_size = arguments.epochs, arguments.batch_size
     with tempfile.TemporaryDirectory() as folder:
         arrays = Path(folder, "digits.npz")
         np.savez(arrays, images=images, labels=labels)
-        epochs, batch_size = arguments.epochs, arguments.batch_size
-        for number in range(1, arguments.rounds + 1):
-            found = [
-                by_hand(arrays, epochs, batch_size),
-                by_hand(arrays, epochs, batch_size, tuned=True),
-                ours(frame, epochs, batch_size),
-            ]
-            for name, part in zip(names, found, strict=True):
-                rates[name] += part.steps[1:]
-                wholes[name].append(part.whole)
-                firsts[name].append(part.first)
-            medians = [statistics.median(part.steps[1:]) for part in found]
-            cells = zip(medians, (part.whole for part in found), strict=True)
-            rows.append([number, *(f"{steps:,.0f} · {whole:,.0f}" for steps, whole in cells)])
-            print(rows[-1], flush=True)
+        if arguments.framework == "torch":
+            contenders = torch_training.contenders(arrays, frame, epochs, batch_size)
+        else:
+            contenders = {
+                HAND: lambda: by_hand(arrays, epochs, batch_size),
+                TUNED: lambda: by_hand(arrays, epochs, batch_size, tuned=True),
+                OURS: lambda: ours(frame, epochs, batch_size),
+            }
+        rounds = Rounds(contenders, arguments.rounds)
     frame.sparkSession.stop()
-    hand, tuned, own = (statistics.median(rates[name]) for name in names)
-    hand_whole, tuned_whole, own_whole = (statistics.median(wholes[name]) for name in names)
-    goals = [
-        goal("steps / by hand", own / hand, at_least=0.97),
-        goal("steps / by hand, our settings", own / tuned, at_least=0.97),
-        ["whole training / by hand", f"{own_whole / hand_whole:.2f}", "", ""],
-        ["whole training / by hand, our settings", f"{own_whole / tuned_whole:.2f}", "", ""],
-    ]
-    first_steps = [f"{statistics.median(firsts[name]):.2f} s" for name in names]
-    text = (
-        f"Two ranks, {len(images):,} images of {SIDE} x {SIDE}, batches of {batch_size} per rank; "
-        "samples per second of both ranks: in the steps, median of the epochs but the first "
-        f"(n = {len(rates[names[0]])}) · of the whole training of {epochs} epochs, from the moment "
-        "rank 0 has made the model until the last checkpoint, one after each epoch, has reached "
-        f"the disk (n = {arguments.rounds}). Our settings are threads that yield the core while "
-        "they wait in MPI, TensorFlow threads to match, and MPI over shared memory alone. Both "
-        f"ways, each rank is bound to a core.\n\n{table(['round', *names], rows)}\n\n"
-        "From the moment the model is made to the end of the first step (by hand, the arrays have "
-        f"been read by then; medians, n = {arguments.rounds}):\n\n"
-        f"{table(names, [first_steps])}\n\n{table(GOAL_HEAD, goals)}"
-    )
-    present("Training", shown_command(), text, arguments.write)
+    torch = arguments.framework == "torch"
+    text = (of_torch if torch else of_keras)(rounds, len(images), epochs, batch_size)
+    title = "Training with PyTorch" if torch else "Training"
+    present(title, shown_command(), text, arguments.write)
 
 
 if __name__ == "__main__":

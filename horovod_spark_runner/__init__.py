@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .settings.compression import PowerSGD, Threshold, TopK
     from .settings.data import DataOptions
     from .settings.launching import LaunchOptions, MpiOptions
-    from .settings.sync import Allreduce, DiLoCo, LocalSGD
+    from .settings.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
     from .settings.tracking import MlflowOptions
     from .settings.training import CheckpointOptions, InitialWeights, RestartOptions
     from .training.torch.callbacks import TorchCallback, TorchEarlyStopping
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "Allreduce": ".settings.sync",
+    "AsyncServer": ".settings.sync",
     "CheckpointOptions": ".settings.training",
     "DataOptions": ".settings.data",
     "Dataset": ".dataset",
@@ -84,6 +85,7 @@ _LAZY = {
 
 __all__ = [
     "Allreduce",
+    "AsyncServer",
     "CheckpointError",
     "CheckpointOptions",
     "DataError",

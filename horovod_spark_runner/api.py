@@ -140,7 +140,8 @@ def run_training(
             which are kept.
         restarts: see `RestartOptions`: going on after a failure by itself.
         launch: see `LaunchOptions`: how the ranks are started and watched, and how MPI moves data.
-        sync: how the ranks are kept one model: `Allreduce` (default), `LocalSGD` or `DiLoCo`.
+        sync: how the ranks are kept one model: `Allreduce` (default), `LocalSGD`,
+            `DiLoCo` or `AsyncServer`.
         mlflow: see `MlflowOptions`: has the driver tell MLflow of the parameters, of every epoch's
             metrics and of the model; ``None`` (default) does not.
 

@@ -22,7 +22,7 @@ from .data.store import delete_dataset
 from .errors import InvalidInputError, brief
 from .settings.data import WINDOW_BYTES, DataOptions, Materializer, Transform
 from .settings.kinds import check_count, check_flag
-from .spark.session import runs_on_this_machine
+from .spark.session import check_running, runs_on_this_machine
 from .storage.arrays import Arrays
 from .storage.filesystem import Location
 
@@ -332,7 +332,7 @@ def prepare_dataset(
     listed = isinstance(columns, Sequence) and not isinstance(columns, str)
     if not listed or not all(isinstance(name, str) for name in columns):
         raise InvalidInputError(f"columns must be a list of column names, got {brief(columns)}")
-    spark = session_of(df)
+    spark = check_running(session_of(df))
     roles = Roles(tuple(columns), (), labelled=False)
     check_data(df, roles, options)
     folder = data_folder(options, Location(DEFAULT_FOLDER), spark)

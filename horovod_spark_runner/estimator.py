@@ -22,6 +22,7 @@ from .errors import InvalidInputError, RunCancelledError, brief
 from .ml.estimator_files import EstimatorReader, EstimatorWriter
 from .ml.estimator_params import EstimatorParams
 from .ml.naming import check_added, surely_added
+from .ml.outputs import check_classes
 from .ml.params import camel_case, check_own_params, prediction_settings
 from .ml.trained_transformer import TrainedTransformer
 from .run.asker import Asker
@@ -33,9 +34,10 @@ from .settings.data import DataOptions
 from .settings.estimator import options, sync_of
 from .settings.kinds import ColumnNames
 from .settings.launching import LaunchOptions
+from .settings.prediction import PredictionSettings
 from .settings.tracking import MlflowOptions
 from .settings.training import CheckpointOptions, FitOptions, RestartOptions
-from .spark.session import is_case_sensitive, runs_on_this_machine
+from .spark.session import check_running, is_case_sensitive, runs_on_this_machine
 from .storage.filesystem import Location
 from .training.columns import LABEL
 from .training.spec import FEATURES, bind_columns
@@ -187,7 +189,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         features, labels = self._columns(dataset)
         if hasattr(dataset, "sparkSession"):  # what is no DataFrame is told of with the rest
             added = surely_added(settings, self._outputs(dataset.columns, features, labels))
-            by_case = is_case_sensitive(dataset.sparkSession)
+            by_case = is_case_sensitive(check_running(dataset.sparkSession))
             check_added(added, added, dataset.columns, by_case=by_case)
         return TrainingRequest(
             frame=dataset,
@@ -208,6 +210,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             resume="never" if resume_from is None else "required",
             initial_weights=value("initialWeights"),
             prediction_col=None,  # the model is given this estimator's Params
+            check_outputs=_check_of_classes(settings),
             fit=FitOptions(**{one.name: value(camel_case(one.name)) for one in fields(FitOptions)}),
             data=options(DataOptions, "data", value("data")),
             checkpoints=options(CheckpointOptions, "checkpoints", value("checkpoints")),
@@ -331,6 +334,13 @@ def _model(stage: HorovodEstimator, train: Callable[[], TrainedTransformer]) -> 
     trained._resetUid(stage.uid)
     model: TrainedTransformer = stage._copyValues(trained)
     return model
+
+
+def _check_of_classes(settings: PredictionSettings) -> Callable[..., None] | None:
+    """Return what ranks are to check of the model's outputs, if that is more than any model's."""
+    if settings.probability_col is None and settings.raw_prediction_col is None:
+        return None
+    return functools.partial(check_classes, settings=settings)
 
 
 def _tell_of_unnamed(maps: Sequence[ParamMap]) -> None:

@@ -11,6 +11,7 @@ from .errors import InvalidInputError
 from .launch.driver.console import Console
 from .launch.driver.launch import RunResult
 from .launch.driver.launcher import chosen_launcher
+from .run.looked_at import hand_over
 from .settings.kinds import Kind
 from .settings.launching import LaunchSettings
 from .settings.table import derive, from_table, setting
@@ -64,6 +65,7 @@ class HorovodRunner(LaunchSettings):
             RunCancelledError: the Spark job was cancelled.
             LaunchError: the ranks could not be started, or Spark lost them.
         """
+        hand_over(function)
         return chosen_launcher().launch(
             self.spark,
             # What travels to the slots is without the session.

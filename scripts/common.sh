@@ -168,8 +168,8 @@ run_fast_tests() {
 run_tests() {
     local lanes="${HSR_TEST_LANES:-3}"
     if [ "$lanes" -gt 1 ]; then
-        # A file stays in one lane, for what its tests share; in the order of names the long ones
-        # (cluster, conformance, faults) come first, so that no lane has to wait for one at the end.
+        # A file stays in one lane, for what its tests share; in the order of tests/order.py the long
+        # ones come first, so that no lane has to wait for one at the end.
         set -- --numprocesses "$lanes" --dist loadfile --no-loadscope-reorder "$@"
     fi
     say "Tests"

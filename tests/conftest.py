@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from . import java, required
+from . import java, order, required
 from .digits import load as load_digits
 from .leftovers import MARK, await_nothing_left, inventory
 from .preload import PATIENT, build
@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(order)
     if os.environ.get("HSR_REQUIRE_ALL"):
         config.pluginmanager.register(required)
 
@@ -71,6 +72,12 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("PYSPARK_", "SPARK_", "HOROVOD_", "OMPI_", "PMIX_", "HSR_")):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def trains_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a process in which a script was planned, which is for good, train in the next test."""
+    monkeypatch.setattr("horovod_spark_runner.run.looked_at._take", None)
 
 
 @pytest.fixture(scope="session")

@@ -205,6 +205,7 @@ def inputs_of(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndar
 class NumpyEngine:
     modules = ("numpy",)
     weights_formats = ()
+    export_formats = ()
 
     def source(self, model: Any, custom_objects: Any) -> ModelSource:
         return ModelSource(function=model, engine=NAME)
@@ -245,12 +246,12 @@ class NumpyEngine:
         return {WEIGHTS_FILE: parts}
 
     def check_export(self, format: str, names: Any, transformed: Any, columns: Any = ()) -> None:
-        check_format(format, ())
+        check_format(format, self.export_formats)
 
     def export(
         self, recipe: Any, format: str, columns: Any, outputs: Any, target: Any, classes: Any = ()
     ) -> None:
-        check_format(format, ())
+        check_format(format, self.export_formats)
 
     def describe_outputs(self, recipe: Any) -> tuple[list[dict[str, Any]], str]:
         return [asdict(OUTPUT)], ""

@@ -20,15 +20,15 @@ from pyspark.daemon import manager
 from horovod_spark_runner.quiet import quiet_imports
 
 # None of these starts a thread, of which a forked worker would have none.
-_MODULES = (
+_OF_SLOTS = ("pyspark.worker", "horovod_spark_runner.launch.slot.barrier")
+_OF_QUERIES = (
+    *_OF_SLOTS,
     "tensorflow",
     "keras",
     "torch",
     "pandas",
     "pyarrow.compute",
     "pyarrow.parquet",
-    "pyspark.worker",
-    "horovod_spark_runner.launch.slot.barrier",
     "horovod_spark_runner.ml.evaluating",
     "horovod_spark_runner.ml.inference",
     "horovod_spark_runner.training.keras.evaluator",
@@ -41,8 +41,10 @@ _workers: list[int] = []
 
 def main() -> None:
     """Serve Spark as its own daemon does."""
+    # Spark sets this for queries only, whose workers have a daemon of their own by that.
+    queries = "SPARK_SIMPLIFIED_TRACEBACK" in os.environ
     with quiet_imports():
-        for module in _MODULES:
+        for module in _OF_QUERIES if queries else _OF_SLOTS:
             importlib.import_module(module)
     # Workers look for garbage after every task; what is imported is none.
     gc.collect()

@@ -21,7 +21,7 @@ from ..settings.compression import PowerSGD, Threshold, TopK
 from ..settings.data import DataOptions
 from ..settings.launching import LaunchOptions, LaunchSettings, MpiOptions
 from ..settings.prediction import PredictionSettings
-from ..settings.sync import Allreduce, DiLoCo, LocalSGD
+from ..settings.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
 from ..settings.table import Settings, default_of, kind_of, text_of
 from ..settings.tracking import MlflowOptions
 from ..settings.training import (
@@ -44,6 +44,7 @@ OPTIONS: tuple[type[Settings], ...] = (
     PowerSGD,
     LocalSGD,
     DiLoCo,
+    AsyncServer,
     LaunchOptions,
     MpiOptions,
     MlflowOptions,

@@ -13,13 +13,18 @@ Only folders of such names are ever listed or deleted, so that a folder given by
 
 from __future__ import annotations
 
+import functools
+import logging
 import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..storage.filesystem import Location
+from ..storage.patience import patiently
 from .manifest import Manifest
+
+logger = logging.getLogger(__name__)
 
 MANIFEST_FILE = "manifest.json"
 _USED_FILE = "used"
@@ -58,11 +63,16 @@ def publish(manifest: Manifest) -> None:
 
 
 def find_datasets(folder: Location, key: str) -> Iterator[Manifest]:
-    """Yield the complete datasets in ``folder`` that were made for ``key``."""
+    """Yield the complete datasets in ``folder`` that were made for ``key``.
+
+    Raises:
+        CheckpointError: the storage fails, again and again.
+    """
     for place in folder.list():
         match = _NAME.fullmatch(place.name)
         if match and match[1] == key:
-            manifest = _read(place)
+            # Rows that are written anew are in another order, with which no epoch is gone on.
+            manifest = patiently(functools.partial(_read, place), f"{place} cannot be read")
             if manifest is not None:
                 yield manifest
 
@@ -84,12 +94,17 @@ def list_datasets(folder: Location) -> list[StoredDataset]:
     found = []
     for place in folder.list():
         if _NAME.fullmatch(place.name):
-            files = place.files()
-            if not files:
-                continue  # just being made
-            used = max(file.changed for file in files) / 1e9
-            size = sum(file.size for file in files)
-            found.append(StoredDataset(place, size, used, _read(place)))
+            try:
+                files = place.files()
+                if not files:
+                    continue  # just being made
+                used = max(file.changed for file in files) / 1e9
+                size = sum(file.size for file in files)
+                manifest = _read(place)
+            except OSError as error:  # it may be whole: nobody's to delete
+                logger.warning("%s is passed over: %s", place, error)
+                continue
+            found.append(StoredDataset(place, size, used, manifest))
     return sorted(found, key=lambda dataset: dataset.used)
 
 
@@ -118,10 +133,14 @@ def sweep_incomplete(folder: Location, older_than: float, now: float) -> list[St
 
 
 def _read(place: Location) -> Manifest | None:
-    """Return the manifest of a dataset of which no file is missing or cut."""
+    """Return the manifest of a dataset; ``None`` if a file of it is missing or cut.
+
+    Raises:
+        OSError: the storage fails.
+    """
     try:
         manifest = Manifest.from_json(place.join(MANIFEST_FILE).read_text())
-    except (OSError, ValueError, TypeError, KeyError):
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
     sizes = {file.name: file.size for file in place.files()}
     whole = all(

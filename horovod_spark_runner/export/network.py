@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..data.manifest import Column
 from ..data.prepare.columns import sources_of_features
-from ..errors import InvalidInputError, ModelError
+from ..errors import InvalidInputError
 from ..frameworks import KERAS, model_of
 from ..ml.features import check_fits, feature_names
 from ..ml.inference import SPARK_DTYPES, is_scalar, spark_type
@@ -55,15 +55,12 @@ def network(fitted: Fitted, format: str) -> Network:
     # Names of its own: the columns' may be none that TensorFlow takes.
     arguments = tuple(f"column{number}" for number in range(len(names)))
     engine = engine_named(recipe.engine)
-    try:
-        engine.check_export(format, arguments, tuple(recipe.transforms), recipe.columns)
-    except ModelError:  # a column's fault, which it names
-        raise
-    except InvalidInputError as error:
+    if format not in engine.export_formats:
         advice = "" if format == ONNX else f"; give network={ONNX!r}"
         raise fitted.refused(
             f"no network={format!r} can be made of a {model_of(recipe.engine)}{advice}"
-        ) from error
+        )
+    engine.check_export(format, arguments, tuple(recipe.transforms), recipe.columns)
     outputs = tuple(f"output{number}" for number in range(len(recipe.outputs)))
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "network")

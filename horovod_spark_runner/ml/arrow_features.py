@@ -66,9 +66,9 @@ def _source(field: pa.Field) -> Source:
         return Source(name, "vector", "double", "float32")
     if pa.types.is_binary(element) or pa.types.is_large_binary(element):
         return Source(name, "binary", "binary", "")
-    depth = 0
-    while pa.types.is_nested(element) and hasattr(element, "value_type"):
-        depth, element = depth + 1, element.value_type
+    depth = _levels(element)
+    for _ in range(depth):
+        element = element.value_type
     given = _NUMBERS.get(str(element))
     if pa.types.is_string(element) or pa.types.is_large_string(element):
         given = TEXT
@@ -83,7 +83,14 @@ def _source(field: pa.Field) -> Source:
 
 
 def _depth(kind: pa.DataType) -> int:
+    """Return how deep lists of Arrow's first kind lie within each other."""
     return 1 + _depth(kind.value_type) if pa.types.is_list(kind) else 0
+
+
+def _levels(kind: pa.DataType) -> int:
+    """Return how deep lists of any kind lie within each other."""
+    lists = pa.types.is_nested(kind) and hasattr(kind, "value_type")
+    return 1 + _levels(kind.value_type) if lists else 0
 
 
 def _in_lists(array: pa.Array) -> pa.Array:
@@ -93,11 +100,10 @@ def _in_lists(array: pa.Array) -> pa.Array:
         nested = pa.types.is_nested(kind)
         return pa.list_(kind_of(kind.value_type)) if nested else kind
 
-    wanted = kind_of(array.type)
-    if array.type == wanted:
+    if _depth(array.type) == _levels(array.type):
         return array
     # A copy: where arrays of a fixed size are null, there are values nevertheless.
-    return array.cast(wanted).take(pa.array(np.arange(len(array))))
+    return array.cast(kind_of(array.type)).take(pa.array(np.arange(len(array))))
 
 
 def _flat(array: pa.Array, shape: tuple[int, ...]) -> pa.Array:

@@ -31,6 +31,8 @@ from .inference import SKIP, Predictor
 
 # Bytes that are held at a time at each of the three stations: read, computed, written.
 CHUNK_BYTES = 32 * 1024 * 1024
+# Parquet's types, and the bytes of a number of each.
+_REAL, _BYTES = ("FLOAT", "DOUBLE"), {"INT32": 4, "INT64": 8, "INT96": 12}
 # In the staging folder: what a task has found wrong with the data, for the driver.
 FAILED = "_failed-"
 
@@ -225,7 +227,7 @@ def _compression(file: pq.ParquetFile) -> str:
 
 
 def _dictionaries(file: pq.ParquetFile, kept: Sequence[str]) -> list[str]:
-    """Return the leaves to write with a dictionary: those that had one, but for real numbers."""
+    """Return the leaves to write with a dictionary: those that had one, and were smaller by it."""
     if not file.metadata.num_row_groups:
         return []
     group = file.metadata.row_group(0)
@@ -233,10 +235,15 @@ def _dictionaries(file: pq.ParquetFile, kept: Sequence[str]) -> list[str]:
     return [
         chunk.path_in_schema
         for name, chunk in zip(columns_of_leaves(file.schema_arrow), chunks, strict=True)
-        if name in kept
-        and chunk.has_dictionary_page
-        and chunk.physical_type not in ("FLOAT", "DOUBLE")
+        if name in kept and chunk.has_dictionary_page and _is_smaller_by_it(chunk)
     ]
+
+
+def _is_smaller_by_it(chunk: pq.ColumnChunkMetaData) -> bool:
+    """Tell whether a dictionary pays; nearly every real number, and every key, is another one."""
+    kind = chunk.physical_type
+    plain = chunk.num_values * _BYTES.get(kind, 0)
+    return kind not in _REAL and (not plain or chunk.total_uncompressed_size < plain)
 
 
 def _chunks(file: pq.ParquetFile, unit: Unit, columns: Sequence[str]) -> Iterator[pa.Table]:

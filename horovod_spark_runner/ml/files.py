@@ -11,7 +11,7 @@ import json
 import posixpath
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from ..data.prepare.footers import parquet_files
+from ..data.prepare.footers import EVERY_FILE, parquet_files
 from ..data.prepare.schema import quote_all
 from ..errors import DataError, InvalidInputError, RunCancelledError
 from ..settings.kinds import check_choice
@@ -139,7 +139,7 @@ def _told(spark: SparkSession, plan: FilesPlan, commit: Commit) -> list[tuple[in
 
     target = plan.request.destination
     tag = f"horovod-files-{uuid.uuid4().hex[:12]}"
-    job = TaggedJob(spark, tag, f"Predictions of files into {target}", collect)
+    job = TaggedJob(spark, tag, f"Horovod: predicting files into {target}", collect)
     try:
         rows = job.run() or []
     except Exception as error:
@@ -191,9 +191,12 @@ def plan_files(
         DataError, InvalidInputError, ModelError: see `predict_files`.
     """
     check_destination(request.destination, request.mode)
-    folder, found = parquet_files(request.source)
+    files = parquet_files(request.source)
+    files.check_all_count("read them with Spark, and use transform")
+    folder, found = files.folder, files.files
     if not found:
-        raise DataError(f"{request.source} holds no Parquet files")
+        there = "holds no Parquet files" if request.source.exists() else "does not exist"
+        raise DataError(f"the source {request.source} {there}")
     outputs = [output.name for output in predictor.outputs]
     names = added_columns(outputs, request.settings.prediction_col)
     types = [spark_type(output) for output in predictor.outputs]
@@ -217,11 +220,18 @@ def _checked(stat: FileStat, task: FileTask, by_case: bool) -> pq.FileMetaData:
         try:
             file = pq.ParquetFile(stream, coerce_int96_timestamp_unit="us")
         except pa.ArrowInvalid as error:
-            message = f"{place} is no Parquet file, or a damaged one: {error}"
-            raise DataError(message) from error
+            raise DataError(
+                f"{place} is no Parquet file, or a damaged one: {error}; {EVERY_FILE}"
+            ) from error
         schema = file.schema_arrow
         kept = kept_columns(schema, task.keep, folders, str(place))
         for name, column in zip(task.predictor.names, task.predictor.columns, strict=True):
+            if name not in schema.names and name in folders:
+                raise DataError(
+                    f"the model takes the column {name!r}, which {place} does not hold: it is in "
+                    "the names of folders, which predict_files only keeps; read the files with "
+                    "Spark and use transform"
+                )
             if name not in schema.names:
                 raise DataError(
                     f"{place} has no column {name!r}, which the model takes; it has "
@@ -255,6 +265,7 @@ def _units(
         limit: of bytes in memory, for a unit of several row groups.
     """
     units, costs = [], []
+    taken = {stat.name for stat in found}
     for stat, footer in zip(found, footers, strict=True):
         groups = _sizes(footer)
         parts: list[list[int]] = [[]]
@@ -262,9 +273,11 @@ def _units(
             if parts[-1] and sum(groups[i] for i in parts[-1]) + size > limit:
                 parts.append([])
             parts[-1].append(number)
-        for number, part in enumerate(parts):
+        targets = _targets(stat.name, len(parts), taken)
+        taken.update(targets)
+        for part, target in zip(parts, targets, strict=True):
             rows = sum(footer.row_group(i).num_rows for i in part)
-            units.append(Unit(stat.name, tuple(part), rows, _target(stat.name, number, len(parts))))
+            units.append(Unit(stat.name, tuple(part), rows, target))
             costs.append(sum(groups[i] for i in part) + _FILE_BYTES)
     return units, costs
 
@@ -284,12 +297,22 @@ def _shares(costs: Sequence[int], limit: int) -> Iterator[range]:
     yield range(begin, len(costs))
 
 
-def _target(name: str, number: int, parts: int) -> str:
-    """Return the file that a part of the file ``name`` is written to. Pure."""
+def _targets(name: str, parts: int, taken: Container[str]) -> list[str]:
+    """Return the files that the parts of the file ``name`` are written to. Pure.
+
+    Args:
+        name: the file.
+        parts: how many there are.
+        taken: what is, or will be, written for other files.
+    """
     if parts == 1:
-        return name
+        return [name]
     stem, ending = posixpath.splitext(name)
-    return f"{stem}-{number:05d}{ending}"
+    while True:
+        found = [f"{stem}-{number:05d}{ending}" for number in range(parts)]
+        if not any(target in taken for target in found):
+            return found
+        stem += "-part"
 
 
 def _slots(spark: SparkSession) -> int:

@@ -60,7 +60,7 @@ def added_by(outputs: Sequence[OutputSpec], settings: PredictionSettings) -> lis
     ):
         in_scores = spec.name in scores
         if in_scores or spec.name in probabilities:
-            _check_classes(spec, in_scores)
+            _check_classes(spec, scores=in_scores)
             added.append(Added(name, place, spec, CLASS, in_scores))
             if in_scores:
                 of_classes.append(Added(scores[spec.name], place, spec, SCORES, True))
@@ -77,6 +77,26 @@ def added_by(outputs: Sequence[OutputSpec], settings: PredictionSettings) -> lis
         else:
             added.append(Added(name, place, spec))
     return added + of_classes
+
+
+def check_classes(outputs: Sequence[OutputSpec], settings: PredictionSettings) -> None:
+    """Check that outputs can be of the classes that settings ask for, whatever else is set.
+
+    Args:
+        outputs: the model's outputs.
+        settings: what is asked for; ``probability_col`` may lack its ``raw_prediction_col`` yet.
+
+    Raises:
+        InvalidInputError: they cannot.
+    """
+    names = [output.name for output in outputs]
+    probabilities = _by_output("probability_col", settings.probability_col, names)
+    scores = _by_output("raw_prediction_col", settings.raw_prediction_col, names)
+    for spec in outputs:
+        if spec.name in scores:
+            _check_classes(spec, scores=True)
+        elif spec.name in probabilities and spec.activation != "linear":
+            _check_classes(spec, scores=False)
 
 
 def struct_name(settings: PredictionSettings) -> str:
@@ -250,7 +270,7 @@ def misfit_of_classes(spec: OutputSpec, holds: str) -> tuple[str, str] | None:
     return None
 
 
-def _check_classes(spec: OutputSpec, scores: bool) -> None:
+def _check_classes(spec: OutputSpec, *, scores: bool) -> None:
     """Check that an output can be of classes, as far as that is known of the model."""
     setting = "raw_prediction_col" if scores else "probability_col"
     found = misfit_of_classes(spec, SCORES if scores else PROBABILITY)

@@ -7,6 +7,7 @@ and text are the table's. Setters check at once.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -26,6 +27,9 @@ from ..settings.prediction import (
 from ..settings.table import Settings, default_of, kind_of, text_of
 
 P = TypeVar("P", bound="Params")
+# Settings in the texts of others, and those whose Params have another name: Spark ML's.
+_SETTING = re.compile(r"``([a-z]+(?:_[a-z]+)+)``")
+_RENAMED = {"sample_weight_col": "weightCol"}
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,13 @@ def param(settings: type[Settings], name: str) -> Param[Any]:
         settings: the class that has the setting.
         name: the setting, in snake_case; the Param, and the attribute, are the same in camelCase.
     """
-    text = text_of(_field(settings, name)).replace("``", "")
+    text = said_of_param(text_of(_field(settings, name)))
     return Param(Params._dummy(), camel_case(name), text, Converter(settings, name))
+
+
+def said_of_param(text: str) -> str:
+    """Return what a setting does, with the names that Params have for other settings."""
+    return _SETTING.sub(lambda m: _RENAMED.get(m[1], camel_case(m[1])), text).replace("``", "")
 
 
 def camel_case(name: str) -> str:

@@ -9,20 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Model
 
-from ..errors import InvalidInputError
+from ..data.prepare.datasets import check_has_an_end
+from ..errors import InvalidInputError, brief
 from ..settings.kinds import ColumnNames
 from ..settings.prediction import PredictionSettings
-from ..spark.session import active_session, use_own_python
+from ..spark.session import active_session, check_running, use_own_python
 from ..storage.filesystem import Location
 from .evaluate import EvaluationRequest, evaluate
 from .export import ExportRequest, export_model
 from .files import FilesRequest, predict_files
 from .frame import with_predictions
+from .outputs import check_classes
 from .params import PredictionParams, check_own_params, prediction_settings, set_params
 from .served import ServedModel
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+# Params that say of an output what it is; the setting of each.
+_OF_CLASSES = {"probabilityCol": "probability_col", "rawPredictionCol": "raw_prediction_col"}
 
 
 class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
@@ -37,6 +42,26 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
         super().__init__()
         self._model = model
         set_params(self, settings or PredictionSettings())
+
+    def _set(self, **values: Any) -> PredictionModel:
+        before = dict(self._paramMap)
+        super()._set(**values)
+        known = self._model.known
+        outputs = () if known.learn_outputs else known.recipe.outputs
+        if outputs and not _OF_CLASSES.keys().isdisjoint(values):
+            # A copy is given one Param after the other.
+            asked = {
+                name: self.getOrDefault(param)
+                for param, name in _OF_CLASSES.items()
+                if self.isDefined(param)
+            }
+            try:
+                check_classes(outputs, PredictionSettings(**asked))
+            except InvalidInputError:
+                self._paramMap.clear()
+                self._paramMap.update(before)
+                raise
+        return self
 
     def transform(self, dataset: DataFrame, params: Any = None) -> DataFrame:
         """Return the DataFrame with the predictions.
@@ -103,7 +128,9 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
             ModelError: a loss or metric has no exact value, or the model is not compiled.
         """
         settings = prediction_settings(self)
-        predictor = self._model.predictor(_session(dataset, "evaluate"), settings)
+        spark = _session(dataset, "evaluate")
+        check_has_an_end(dataset, "evaluated on")
+        predictor = self._model.predictor(spark, settings)
         request = EvaluationRequest(
             metrics,
             label_cols,
@@ -123,8 +150,9 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
         """Predict on a folder of Parquet files, and write another folder of them.
 
         Spark's tasks read and write the files themselves, so rows need not pass through the JVM.
-        Other columns are stored as they were, folders such as ``day=1`` stay, and the destination
-        holds every row once, also if tasks were repeated. On local storage and HDFS a new folder
+        Other columns are stored as they were (times of Parquet's old INT96 to the microsecond, as
+        Spark reads them), folders such as ``day=1`` stay, and the destination holds every row once,
+        also if tasks were repeated. On local storage and HDFS a new folder
         appears whole; in one that exists, and in object stores, files come at the end and
         ``_SUCCESS`` last. A claim keeps other calls out meanwhile; that of a driver which was
         killed is taken over, at once on its machine, elsewhere after a minute. Params hold as for
@@ -142,9 +170,9 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
             The rows in the destination.
 
         Raises:
-            DataError: there are no files, a file changes or vanishes meanwhile, or a column is
-                missing, does not fit the model, or cannot be written as it was; the message names
-                the file.
+            DataError: there are no files, a log says which of them count (a stream's, Delta
+                Lake's or Hudi's), a file changes or vanishes meanwhile, or a column is missing,
+                does not fit the model, or cannot be written as it was; the message names the file.
             InvalidInputError: the destination holds files, is being written by another call or
                 cannot be written, a Param asks for what files are not given, or another argument
                 cannot be right.
@@ -202,6 +230,7 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
 def _session(dataset: DataFrame, method: str) -> SparkSession:
     spark: SparkSession | None = getattr(dataset, "sparkSession", None)
     if spark is None:
-        raise InvalidInputError(f"{method} takes a Spark DataFrame, got {dataset!r:.200}")
+        raise InvalidInputError(f"{method} takes a Spark DataFrame, got {brief(dataset)}")
+    check_running(spark)
     use_own_python(spark)
     return spark

@@ -178,9 +178,7 @@ def _uploaded(spark: SparkSession, contents: Contents, digest: str) -> _SentFile
         if name not in known:
             with tempfile.TemporaryDirectory() as folder:
                 place = Path(folder, name)
-                with place.open("wb") as file:
-                    for part in contents.parts():
-                        file.write(part)
+                contents.write_to(place)
                 spark.addArtifact(str(place), file=True)
             known.add(name)
     return _SentFile(name, contents.size)

@@ -34,6 +34,8 @@ class TrainingSummary:
             ``bytes_sent``, and ``bytes_uncompressed``, what ``Allreduce()`` would have sent;
             counted as a ring of the ranks sends them. Empty for a model that was read from a run
             directory.
+        staleness: with ``sync=AsyncServer(…)``, how many updates of the last attempt came 0, 1, …
+            updates of other ranks after the weights they change had been taken; else empty.
     """
 
     run_dir: str
@@ -42,6 +44,7 @@ class TrainingSummary:
     timings: Mapping[str, float] = field(default_factory=dict)
     attempts: Sequence[Attempt] = ()
     traffic: Mapping[str, int] = field(default_factory=dict)
+    staleness: Sequence[int] = ()
 
     def to_fields(self) -> dict[str, Any]:
         """Return it as JSON takes it."""
@@ -65,6 +68,7 @@ class TrainingSummary:
                 timings=dict(fields["timings"]),
                 attempts=tuple(Attempt(**one) for one in fields["attempts"]),
                 traffic=dict(fields["traffic"]),
+                staleness=tuple(fields.get("staleness", ())),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not the summary of a training: {error!r}") from error

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.prepare.datasets import frame_of, session_of
-from ..errors import InvalidInputError, brief
+from ..data.prepare.split import training_rows
+from ..errors import InvalidInputError
+from ..launch.driver.console import Console
 from ..run.default_place import default_place
-from ..run.request import TrainingRequest, check_request
+from ..run.request import CheckedRequest, TrainingRequest, check_request
 from ..rundir.directory import RunDirectory
 from ..settings.data import DataOptions
-from ..settings.kinds import ColumnNames, check_count, check_flag, check_options
+from ..settings.kinds import ColumnNames, check_options
 from ..settings.launching import LaunchOptions
 from ..settings.sync import Allreduce
 from ..settings.training import CheckpointOptions, FitOptions, RestartOptions
 from ..spark.session import described
 from .advice import advise
-from .links import Link, link_of
+from .asked import NETWORKS, RANKS, SAMPLE_ROWS, Asked, named_links
+from .links import Link
 from .measure import Measurement, measure
 from .model import Cluster
 from .plan import TrainingPlan
-from .table import link_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-RANKS = tuple(2**exponent for exponent in range(13))
-NETWORKS = ("1gbit", "10gbit", "100gbit")
 MEASURED = "this cluster"
 # How long ranks train with each batch size, in seconds.
 _SECONDS = 2.0
@@ -42,10 +43,12 @@ def plan_training(
     feature_cols: ColumnNames | None = None,
     label_cols: ColumnNames | None = None,
     sample_weight_col: str | None = None,
+    validation: float | str | DataFrame | None = None,
     num_workers: int | None = None,
     gpus_per_worker: int = 0,
     batch_size: int = 32,
     epochs: int = 1,
+    steps_per_epoch: int | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     data: DataOptions | None = None,
     launch: LaunchOptions | None = None,
@@ -54,7 +57,7 @@ def plan_training(
     ranks: Sequence[int] = RANKS,
     ranks_per_host: int | None = None,
     cores_per_host: int | None = None,
-    sample_rows: int = 100_000,
+    sample_rows: int = SAMPLE_ROWS,
     noise_scale: bool = False,
     plan_dir: str | os.PathLike[str] | None = None,
     stream_logs: bool = True,
@@ -71,11 +74,14 @@ def plan_training(
         feature_cols: see `run_training`.
         label_cols: see `run_training`.
         sample_weight_col: see `run_training`.
+        validation: see `run_training`; these rows are left out.
         num_workers: ranks to measure with, after one alone; by default as many as Spark can run at
             once.
         gpus_per_worker: see `run_training`.
         batch_size: rows per rank and step (32).
         epochs: epochs of the whole training (1).
+        steps_per_epoch: steps of an epoch on ``num_workers`` ranks, as `run_training` takes them.
+            On other numbers of ranks an epoch has as many rows. By default, all rows once.
         custom_objects: see `run_training`.
         data: see `DataOptions`.
         launch: see `LaunchOptions`.
@@ -83,7 +89,8 @@ def plan_training(
             of ``batch_size``.
         networks: what hosts may be joined by: speeds per second such as ``"10gbit"``, or a `Link`.
             A cluster of several hosts is measured as well.
-        ranks: numbers of ranks to tell of; 1 is added. By default powers of two up to 4,096.
+        ranks: numbers of ranks to tell of; 1 and ``num_workers`` are added. By default powers of
+            two up to 4,096.
         ranks_per_host: ranks that a host holds; by default as many as the fullest one held.
         cores_per_host: cores of a host; by default as found, or what limits the container.
         sample_rows: of larger DataFrames, rows to measure with, about (100,000). Parquet files
@@ -93,7 +100,8 @@ def plan_training(
             the beginning of the training, and grows later.
         plan_dir: folder, reached by the driver and all executors, for these rows, and in the end
             for ``plan.json`` and ``plan.html``. On a ``local`` master ``plans/<time>`` by default;
-            required elsewhere.
+            required elsewhere. If it is the ``run_dir`` of the training to come, the report of that
+            run compares the two.
         stream_logs: show what is being done on the driver (default).
 
     Returns:
@@ -108,18 +116,9 @@ def plan_training(
         NotEnoughSlotsError: Spark cannot run ``num_workers`` tasks at once.
         RunFailedError: the ranks have failed; see `run_training` for the kinds of it.
     """
-    counts = _counts("ranks", ranks)
-    named_links(networks)
-    check_flag("noise_scale", noise_scale)
-    wanted_rows = check_count("sample_rows", sample_rows)
-    _check_hosts(ranks_per_host, cores_per_host)
-    place = plan_dir or default_place(session_of(df), "plan_dir", "plans")
-    directory = RunDirectory(str(place))
-    if directory.config.exists():
-        raise InvalidInputError(
-            f"plan_dir {directory.location} is the directory of a run; give another folder, or "
-            "plan from the run: horovod-spark-runner plan RUN"
-        )
+    asked = Asked(
+        networks, ranks, ranks_per_host, cores_per_host, batch_sizes, sample_rows, noise_scale
+    )
     request = TrainingRequest(
         frame=df,
         model=model_fn,
@@ -129,90 +128,107 @@ def plan_training(
         gpus_per_worker=gpus_per_worker,
         stream_logs=stream_logs,
         sample_weight_col=sample_weight_col,
-        validation=None,
+        validation=validation,
         custom_objects=custom_objects,
         callbacks=(),
-        run_dir=str(place),
+        run_dir=None,
         resume="never",
         initial_weights=None,
         prediction_col=None,
-        fit=FitOptions(batch_size=batch_size, epochs=epochs),
+        fit=FitOptions(batch_size=batch_size, epochs=epochs, steps_per_epoch=steps_per_epoch),
         data=check_options("data", data, DataOptions),
         checkpoints=CheckpointOptions(),
         restarts=RestartOptions(),
         launch=check_options("launch", launch, LaunchOptions),
         sync=Allreduce(),
     )
-    sizes = _batch_sizes(batch_sizes, request.fit.batch_size)
-    checked = check_request(request)
-    if noise_scale and checked.workers < 2:
+    place = plan_dir or default_place(session_of(df), "plan_dir", "plans")
+    return plan_request(request, asked, str(place))
+
+
+def plan_request(request: TrainingRequest, asked: Asked, place: str) -> TrainingPlan:
+    """Measure what is to be trained, and write the plan of it.
+
+    What it is trained by counts, and on which rows; what a run does besides (callbacks,
+    checkpoints, restarts, MLflow) is left out, and the exchange is plain allreduce.
+
+    Args:
+        request: the training.
+        asked: what the plan is to tell.
+        place: folder for rows, while they are measured on, and the plan.
+
+    Raises:
+        HorovodSparkError: see `plan_training`.
+    """
+    directory = RunDirectory(place)
+    if directory.config.exists():
+        raise InvalidInputError(
+            f"plan_dir {directory.location} is the directory of a run; give another folder, or "
+            "plan from the run: horovod-spark-runner plan RUN"
+        )
+    measured_as = replace(
+        request,
+        callbacks=(),
+        run_dir=place,
+        resume="never",
+        initial_weights=None,
+        prediction_col=None,
+        checkpoints=CheckpointOptions(),
+        restarts=RestartOptions(),
+        sync=Allreduce(),
+        mlflow=None,
+    )
+    checked = check_request(measured_as, to_train=False)
+    if asked.noise_scale and checked.workers < 2:
         raise InvalidInputError(
             "noise_scale=True compares the gradients of several ranks, but there is 1; give "
             "num_workers=2, or more slots"
         )
-    with described(session_of(df), "Horovod: counting rows to plan a training with"):
-        rows = frame_of(df).count()
-    measured = measure(checked, sizes, _SECONDS, rows, wanted_rows, noise=noise_scale)
-    plan = plan_of(
-        directory.location.name, measured, networks, counts, ranks_per_host, cores_per_host
+    spark = session_of(request.frame)
+    Console(directory.location.name, quiet=not request.stream_logs).say("counting the rows")
+    with described(spark, "Horovod: counting rows to plan a training with"):
+        checked = _without_validation(checked)
+        rows = frame_of(checked.request.frame).count()
+    measured = measure(
+        checked,
+        asked.sizes(request.fit.batch_size),
+        _SECONDS,
+        rows,
+        asked.sample_rows,
+        noise=asked.noise_scale,
     )
-    plan.write(str(directory.location.join("plan.json")))
-    plan.write(str(directory.location.join("plan.html")))
+    plan = plan_of(directory.location.name, measured, asked)
+    plan.write(str(directory.plan))
+    plan.write(str(directory.plan_page))
     return plan
 
 
-def plan_of(
-    name: str,
-    measured: Measurement,
-    networks: Sequence[str | Link],
-    ranks: Sequence[int],
-    ranks_per_host: int | None,
-    cores_per_host: int | None,
-) -> TrainingPlan:
-    """Return what follows from a measurement; see `plan_training`.
+def _without_validation(checked: CheckedRequest) -> CheckedRequest:
+    """Return a request for the rows that are trained on, and none to validate with."""
+    request = checked.request
+    if isinstance(request.validation, (str, float)):
+        frame = training_rows(
+            frame_of(request.frame), request.validation, checked.roles, checked.fit.seed
+        )
+        request = replace(request, frame=frame)
+    data = replace(request.data, stratify=None)
+    return replace(checked, request=replace(request, validation=None, data=data))
 
-    Raises:
-        InvalidInputError: a network or a number cannot be right.
+
+def plan_of(name: str, measured: Measurement, asked: Asked) -> TrainingPlan:
+    """Return what follows from a measurement.
+
+    Args:
+        name: what the plan is called.
+        measured: what was measured, or told by a run.
+        asked: what the plan is to tell; the ranks that were measured are added.
     """
-    _check_hosts(ranks_per_host, cores_per_host)
     own = [] if measured.between is None else [(MEASURED, measured.between)]
-    here, cores = ranks_per_host or measured.ranks_per_host, cores_per_host or measured.cores
-    counts = sorted({1, *_counts("ranks", ranks)})
+    here = asked.ranks_per_host or measured.ranks_per_host
+    cores = asked.cores_per_host or measured.cores
+    counts = sorted({1, measured.workers, *asked.ranks})
     plans = tuple(
         advise(called, measured.workload, Cluster(here, cores, link), counts)
-        for called, link in (*own, *named_links(networks))
+        for called, link in (*own, *named_links(asked.networks))
     )
     return TrainingPlan(name, measured, plans)
-
-
-def _check_hosts(ranks_per_host: int | None, cores_per_host: int | None) -> None:
-    for name, given in (("ranks_per_host", ranks_per_host), ("cores_per_host", cores_per_host)):
-        if given is not None:
-            check_count(name, given)
-
-
-def named_links(networks: Sequence[str | Link]) -> list[tuple[str, Link]]:
-    """Return the networks with their names.
-
-    Raises:
-        InvalidInputError: one is none.
-    """
-    if isinstance(networks, (str, Link)) or not isinstance(networks, Sequence):
-        raise InvalidInputError(f"networks must be a list, got {brief(networks)}")
-    links = [link_of(given) for given in networks]
-    return [
-        (given if isinstance(given, str) else link_text(link), link)
-        for given, link in zip(networks, links, strict=True)
-    ]
-
-
-def _batch_sizes(given: Sequence[int] | None, batch_size: int) -> list[int]:
-    """Return the batch sizes to measure a step with, that of the training the first."""
-    others = [max(1, batch_size // 4), 2 * batch_size] if given is None else given
-    return list(dict.fromkeys([batch_size, *_counts("batch_sizes", others)]))
-
-
-def _counts(name: str, given: object) -> list[int]:
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise InvalidInputError(f"{name} must be a list of whole numbers, got {brief(given)}")
-    return [check_count(name, one) for one in given]

@@ -25,6 +25,8 @@ from .model import StepTime, Workload
 
 # Between ranks of a host nothing but the run's own exchange is known, and counts as it is.
 _AT_ONCE = Link(0.0, 1e15)
+# The reader is in the way where steps wait for it for more than this part of them.
+_SLOW_READER = 0.1
 
 
 def measured_by_run(directory: RunDirectory, now: float) -> Measurement:
@@ -52,8 +54,8 @@ def measured_by_run(directory: RunDirectory, now: float) -> Measurement:
     missing = {
         "what its last call came to": not call.get("placement"),
         "its rows and batch size": not rows or not batch,
-        f"the time of an epoch after the first of a call (it has {len(facts.epochs)} whole epochs "
-        "in all)": not accounts,
+        f"the time of an epoch after the first of a call (whole epochs in all: "
+        f"{len(facts.epochs)})": not accounts,
     }
     if any(missing.values()):
         raise InvalidInputError(
@@ -104,6 +106,12 @@ def _measurement(
     exchange = statistics.median(
         min(account["seconds"].get(Kind.EXCHANGE, [0.0])) / steps for account in accounts
     )
+    # A reader that is in the way sets the pace of a step; short waits, as an epoch begins with, are
+    # a part of it like others.
+    reads = computing + exchange + waited
+    is_slow = waited > _SLOW_READER * reads
+    if not is_slow:
+        computing += waited
     info = _newest(directory)
     size = _weight_bytes(info)
     gradients = _gradient_bytes(accounts, ranks, steps) or size
@@ -120,10 +128,7 @@ def _measurement(
         steps={batch: {here: StepTime(computing, computing, 0.0)}},
         gradient_bytes=gradients,
         model_bytes=size,
-        # What was waited for is known; where nothing was, the reader is in nobody's way.
-        reader_rows={
-            here: batch / (computing + exchange + waited) if waited > 0.02 * computing else 1e12
-        },
+        reader_rows={here: batch / reads if is_slow else 1e12},
         reader_cpu_seconds=0.0,
         overhead=0.0 if between is not None else exchange,
         overlap=0.0,

@@ -9,22 +9,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ..data.prepare.checks import NO_ROWS
 from ..data.prepare.datasets import Prepared, session_of
 from ..errors import DataError
 from ..frameworks import TORCH
 from ..launch.driver.console import Console
 from ..launch.driver.launch import RunResult
 from ..launch.driver.launcher import chosen_launcher
-from ..run.pipeline import training_spec
+from ..launch.shared.topology import in_words
+from ..run.pipeline import import_ahead, training_spec
 from ..run.request import CheckedRequest
 from ..settings.launching import LaunchSettings
 from ..settings.table import derive
+from ..spark.session import described
 from ..training.entry import modules_for
 from ..training.spec import TrainingSpec
 from ..training.sync.noise import noise_scale
 from .figures import Question, RankFigures, measure_rank
 from .links import Link, doubling_rounds, fitted_link, ring_seconds, tree_seconds
-from .model import BACKWARD, StepTime, Workload
+from .model import BACKWARD, StepTime, Workload, waiting_seconds
 from .writing import written_rows
 
 # Bytes from which a sum goes around a ring, whatever the ranks.
@@ -119,8 +122,8 @@ def measure(
     began = time.monotonic()
     request, directory = checked.request, checked.directory
     console = Console(directory.location.name, quiet=not request.stream_logs)
-    spark, modules = session_of(request.frame), modules_for(checked.source.engine)
-    chosen_launcher().prepare(spark, checked.launching, checked.allotment, modules)
+    modules = modules_for(checked.source.engine)
+    import_ahead(checked)
     with written_rows(checked, directory.location.join("rows"), rows, sample_rows) as written:
         known = written.data.rows
         _check_enough(checked, known, rows)
@@ -143,6 +146,8 @@ def measure(
         kept=written.data.size * rows / known <= request.data.window_bytes,
         materialize=written.seconds,
         began=began,
+        # An algorithm that is asked for goes over all ranks, as NCCL does.
+        by_hosts=not request.gpus_per_worker and checked.launching.mpi.algorithm == "auto",
     )
 
 
@@ -155,11 +160,15 @@ def _check_enough(checked: CheckedRequest, known: int, rows: int) -> None:
         rows: rows of the training.
     """
     batch, ranks = checked.fit.batch_size, checked.workers
+    if not rows:
+        raise DataError(f"{NO_ROWS}, so nothing to plan for")
     if known < batch * ranks:
+        advice = ["a smaller batch_size"]
+        advice += ["a smaller num_workers"] * (ranks > 1)
+        advice += ["a larger sample_rows"] * (known < rows)
         raise DataError(
-            f"a step of {ranks:,} ranks takes {batch * ranks:,} rows, {batch:,} of each, but there "
-            f"are {known:,} to measure with; give a smaller batch_size, a smaller num_workers"
-            + (", or a larger sample_rows" if known < rows else "")
+            f"a step of {in_words(ranks)} takes {batch * ranks:,} rows, {batch:,} of each, but "
+            f"there are {known:,} to measure with; give {' or '.join(advice)}"
         )
 
 
@@ -170,16 +179,12 @@ def _launch(
     request, directory = checked.request, checked.directory
     count = workers or checked.workers
     launching = derive(LaunchSettings, checked.launching, num_workers=count)
-    result: RunResult = chosen_launcher().launch(
-        session_of(request.frame),
-        launching,
-        measure_rank,
-        (question,),
-        {},
-        Console(directory.location.name, quiet=not request.stream_logs),
-        modules,
-        count,
-    )
+    spark, task = session_of(request.frame), f"measuring steps, sums and reading, {in_words(count)}"
+    console = Console(directory.location.name, quiet=not request.stream_logs, task=task)
+    with described(spark, f"Horovod: planning {directory.location.name}"):
+        result: RunResult = chosen_launcher().launch(
+            spark, launching, measure_rank, (question,), {}, console, modules, count
+        )
     timings = result.timings
     hosts = tuple(one.host for one in result.placement)
     return Launched(result.results, hosts, timings["total"] - timings["function"])
@@ -195,6 +200,7 @@ def combined(
     kept: bool,
     materialize: float,
     began: float,
+    by_hosts: bool = False,
 ) -> Measurement:
     """Return what two launches tell together.
 
@@ -207,11 +213,15 @@ def combined(
         kept: whether a rank keeps the rows it has read.
         materialize: seconds of writing all rows.
         began: when measuring began, on the monotonic clock.
+        by_hosts: whether sums are made within hosts first; see `Workload`.
     """
     ranks, here, batch = len(every.ranks), every.here, spec.fit.batch_size
     one, all_of = alone.ranks[0], every.ranks
     sums = {size: _mean([rank.sums[size] for rank in all_of]) for size in all_of[0].sums}
-    link, waiting = (None, 0.0) if ranks == 1 else _link(sums, all_of, ranks)
+    hosts = len(set(every.hosts))
+    # How many a ring goes around.
+    members = hosts if by_hosts and hosts > 1 else ranks
+    link, waiting = (None, 0.0) if ranks == 1 else _link(sums, all_of, members)
     steps: dict[int, dict[int, StepTime]] = {}
     for size, figures in one.steps.items():
         single = StepTime(figures.seconds, figures.cpu_seconds, figures.spread)
@@ -221,17 +231,19 @@ def combined(
     gradients = one.gradient_bytes
     overhead, overlap = waiting, 0.0
     if link is not None:
-        ring = ring_seconds(ranks, gradients, link) + tree_seconds(ranks, link)
+        ring = ring_seconds(members, gradients, link) + tree_seconds(ranks, link)
         told = [rank.steps[batch].exchange for rank in all_of]
-        # The last rank to come waits for nobody.
-        shown = [exchange for exchange in told if exchange is not None]
-        if len(shown) == ranks:
-            computing = steps[batch].get(here, steps[batch][1]).seconds
-            overhead, overlap = _hidden(min(shown), ring, waiting, computing, hides=_hides(spec))
+        if None not in told:
+            step = steps[batch].get(here, steps[batch][1])
+            # All that a step takes longer; waiting for slower ranks counts by itself.
+            longer = _mean([rank.steps[batch].seconds for rank in all_of]) - step.seconds
+            exchanged = max(0.0, longer - waiting_seconds(step.spread, ranks))
+            overhead, overlap = _hidden(exchanged, ring, waiting, step.seconds, hides=_hides(spec))
     cores = min(rank.cores for rank in all_of)
-    on_one_host = len(set(every.hosts)) == 1
+    on_one_host = hosts == 1
+    steps_per_epoch = spec.fit.steps_per_epoch
     workload = Workload(
-        rows=rows,
+        rows=rows if steps_per_epoch is None else steps_per_epoch * ranks * batch,
         epochs=spec.fit.epochs,
         batch_size=batch,
         steps=steps,
@@ -244,9 +256,12 @@ def combined(
         crowding=max(1.0, here / cores),
         kept=kept,
         inside=link if on_one_host else None,
-        launch={1: alone.seconds, here: every.seconds},
+        # The first launch may have imported the framework, as that of a training to come will,
+        # whatever the number of its ranks.
+        launch={1: alone.seconds, here: max(alone.seconds, every.seconds)},
         materialize=materialize,
         build=max(rank.build + rank.first_step for rank in all_of),
+        by_hosts=by_hosts,
     )
     return Measurement(
         workload=workload,
@@ -289,13 +304,15 @@ def _hidden(
     return whole - ring, 1 - shown / whole
 
 
-def _link(sums: Mapping[int, float], ranks: Sequence[RankFigures], size: int) -> tuple[Link, float]:
-    """Return the link between the ranks, and the seconds that a sum takes besides its messages."""
+def _link(
+    sums: Mapping[int, float], ranks: Sequence[RankFigures], members: int
+) -> tuple[Link, float]:
+    """Return the link of a ring of so many, and what a sum takes besides its messages."""
     latency = _mean([rank.latency for rank in ranks])
     # What a sum of nothing takes through Horovod, and not through MPI alone.
     waiting = max(0.0, min(sums.values()) - latency)
     large = {n: max(took - waiting, latency) for n, took in sums.items() if n >= _BY_RING}
-    return fitted_link(large, size, latency / doubling_rounds(size)), waiting
+    return fitted_link(large, members, latency / doubling_rounds(len(ranks))), waiting
 
 
 def _shared(
@@ -313,7 +330,9 @@ def _shared(
     # Ranks that wait for messages keep their cores busy: that is no computing.
     threads = max(1.0, alone.cpu_seconds / alone.seconds)
     cpu = min(_mean([rank.steps[size].cpu_seconds for rank in ranks]), threads * seconds)
-    return StepTime(seconds, cpu, alone.spread * seconds / alone.seconds)
+    # Computing varies no more than the whole steps did.
+    varied = _mean([rank.steps[size].spread for rank in ranks])
+    return StepTime(seconds, cpu, min(alone.spread * seconds / alone.seconds, varied))
 
 
 def _mean(values: Sequence[float]) -> float:

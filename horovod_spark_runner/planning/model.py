@@ -2,8 +2,8 @@
 
 A step computes, waits for the slowest rank, and exchanges. Ranks of a host share its cores: where
 they ask for more processor time than there is, all are slower by as much. The exchange is a ring
-over all ranks, as fast as its slowest link. `tests/unit/test_plan_simulation.py` plays such steps
-through, message by message, and compares.
+over all ranks, as fast as its slowest link, or, where MPI adds up, one over the hosts.
+`tests/unit/test_plan_simulation.py` plays such steps through, message by message, and compares.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Workload:
             ranks, were measured; 1 if each had a core or more.
         kept: whether the rows fit ``window_bytes``, so that a rank reads none of them twice.
         inside: the link between ranks of a host; ``None`` if there was one rank only.
+        by_hosts: whether the ranks of each host add up among themselves before hosts do, as Open
+            MPI has them do; else one ring goes around all, as that of NCCL.
         launch: seconds from the call to the beginning of the ranks' work and back, by ranks on a
             host.
         materialize: seconds in which Spark writes the rows.
@@ -80,6 +82,7 @@ class Workload:
     launch: Mapping[int, float]
     materialize: float
     build: float
+    by_hosts: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,7 +199,8 @@ def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str
     here = min(ranks, cluster.ranks_per_host)
     free = step_time(work, 1)
     shared = step_time(work, here)
-    reading_cpu = work.batch_size * work.reader_cpu_seconds
+    read = read_part(ranks, work.epochs) if work.kept else 1.0
+    reading_cpu = read * work.batch_size * work.reader_cpu_seconds
     asked = here * (shared.cpu_seconds + reading_cpu)
     busy = max(shared.seconds, asked / cluster.cores_per_host)
     # What was measured with crowded cores is slow already; it is not known how fast it else is.
@@ -210,7 +214,7 @@ def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str
     left = shown / (latency + transfer) if shown else 0.0
     spread = shared.spread * busy / shared.seconds if shared.seconds else 0.0
     # Over several steps, what is longer by chance is partly made up for.
-    waiting = spread * expected_maximum(ranks) / math.sqrt(between_meetings)
+    waiting = waiting_seconds(spread, ranks) / math.sqrt(between_meetings)
     step = busy + waiting + left * (latency + transfer)
     reads = crowding * work.batch_size / between_measured(work.reader_rows, here)
     return {
@@ -228,11 +232,24 @@ def hidden_seconds(overlap: float, exchange: float, computing: float) -> float:
     return min(overlap * exchange, BACKWARD * computing)
 
 
+def waiting_seconds(spread: float, ranks: int) -> float:
+    """Return the seconds by which the slowest of so many ranks comes later than the mean one."""
+    return spread * expected_maximum(ranks)
+
+
+def read_part(ranks: int, epochs: int) -> float:
+    """Return which part of its rows a rank that keeps them reads in an epoch, the mean of all.
+
+    In every epoch it is dealt others, by chance: of those of a second epoch on N ranks it has read
+    an N-th already.
+    """
+    return ranks * (1 - (1 - 1 / ranks) ** epochs) / epochs
+
+
 def waited_for_reader(reads: float, step: float, ranks: int, epochs: int, *, kept: bool) -> float:
     """Return the seconds that a step waits for the reader, the mean of all epochs.
 
-    Rows that are kept are read from storage once by each rank. In every epoch it is dealt others,
-    by chance: of those of a second epoch on N ranks it has read an N-th already.
+    Rows that are kept are read from storage once by each rank; see `read_part`.
 
     Args:
         reads: seconds of reading the rows of a step from storage.
@@ -258,11 +275,27 @@ def _exchange(
     """Return the seconds that an exchange takes for latency and for bytes."""
     if ranks < 2:
         return 0.0, 0.0
-    inside = slowed(work.inside or cluster.between, crowding)
+    # Where it was not measured, it is taken for one of those between hosts, whose cables are no
+    # slower for crowded cores.
+    inside = work.inside and slowed(work.inside, crowding)
+    inside = inside or Link(cluster.between.latency * crowding, cluster.between.bandwidth)
     link = inside if ranks <= cluster.ranks_per_host else slower(cluster.between, inside)
     size = work.gradient_bytes if every == 1 else work.model_bytes
-    fixed = ring_seconds(ranks, 0, link) + tree_seconds(ranks, link) + work.overhead * crowding
-    return fixed, ring_seconds(ranks, size, link) - ring_seconds(ranks, 0, link)
+    apart = tree_seconds(ranks, link) + work.overhead * crowding
+    hosts = math.ceil(ranks / cluster.ranks_per_host)
+    if not work.by_hosts or hosts in (1, ranks):
+        fixed = ring_seconds(ranks, 0, link)
+        return fixed + apart, ring_seconds(ranks, size, link) - fixed
+    # Parts of the sum cross the cables while others are added up within the hosts.
+    here = cluster.ranks_per_host
+    fixed = ring_seconds(hosts, 0, cluster.between)
+    crossing = ring_seconds(hosts, size, cluster.between) - ring_seconds(hosts, 0, cluster.between)
+    within = 0.0
+    if work.inside is not None:
+        within = ring_seconds(here, size, inside) - ring_seconds(here, 0, inside)
+        # Else it is a part of what was measured besides.
+        fixed += ring_seconds(here, 0, inside)
+    return fixed + apart, max(crossing, within)
 
 
 def step_time(work: Workload, here: int, batch_size: int | None = None) -> StepTime:

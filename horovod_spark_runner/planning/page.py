@@ -52,14 +52,21 @@ def _rates(networks: Sequence[NetworkPlan]) -> Child:
             one.name,
             [_exponent(each.ranks) for each in one.predictions],
             [each.samples_per_second for each in one.predictions],
-            marks=(
-                Mark(_exponent(one.best.ranks), one.best.samples_per_second, f"{one.best.ranks:,}"),
-            ),
+            marks=_mark(one),
         )
         for one in networks
     ]
     chart = line_chart(curves, x_title="ranks, as powers of two", y_title="samples/s", log_y=True)
-    return figure("Samples per second", chart, about="the best number of ranks is marked")
+    return figure(
+        "Samples per second", chart, about="the best number of ranks is marked, where it pays"
+    )
+
+
+def _mark(network: NetworkPlan) -> tuple[Mark, ...]:
+    best = network.best
+    if not network.pays:
+        return ()
+    return (Mark(_exponent(best.ranks), best.samples_per_second, f"{best.ranks:,}"),)
 
 
 def _times(networks: Sequence[NetworkPlan]) -> Child:
@@ -95,7 +102,9 @@ def _network(network: NetworkPlan) -> list[Child]:
         for one in network.predictions
     ]
     parts = list(_PARTS.values())
-    strong = [i for i, one in enumerate(network.predictions) if one is network.best]
+    strong = [
+        i for i, one in enumerate(network.predictions) if network.pays and one is network.best
+    ]
     return [
         paragraph(network.verdict),
         *(paragraph(line) for line in rounds_lines(network)),

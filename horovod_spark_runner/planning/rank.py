@@ -31,6 +31,8 @@ from .figures import Question, RankFigures, StepFigures
 # Batches that are trained on again and again, so that no reader is in the way: at most so many.
 _BATCHES, _BATCHES_BYTES = 16, 64 << 20
 _WARM_STEPS, _MOST_STEPS = 3, 2000
+# Steps that the gradient noise scale is told from, where they are not slow.
+_NOISE_STEPS = 500
 # Bytes of the sums that tell latency and bandwidth, besides the model's own.
 SUM_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
 _CGROUP = Path("/sys/fs/cgroup")
@@ -143,7 +145,12 @@ class _Measuring:
         if not kept:
             return None
         trainee, endless = self._trainee, itertools.cycle(kept)
-        took = _seconds_of(lambda: trainee.train_step(next(endless), NOTHING, False), _WARM_STEPS)
+
+        def step_once() -> None:
+            trainee.train_step(next(endless), NOTHING, False)
+
+        step_once()  # of another size, it may be compiled
+        took = _seconds_of(step_once, _WARM_STEPS)
         count = _agreed(self._world, self._question.seconds / took)
         exchanged, cpu = trainee.exchange_seconds(), time.process_time()
         moments = [time.perf_counter()]
@@ -165,24 +172,35 @@ class _Measuring:
     def train(self, seconds: float) -> int:
         """Train for some seconds on full batches of all ranks; return the steps.
 
+        What the first step takes to be built does not count, and few slow steps, whose mean says
+        little, get ten times the time.
+
         Raises:
             DataError: the rows do not fill one.
         """
         world = self._world
         epochs = self._epochs(self._question.spec.fit.batch_size)
-        deadline, count = time.perf_counter() + seconds, 0
+        began, count = time.perf_counter(), 0
+
+        def over() -> bool:
+            spent = time.perf_counter() - began
+            enough = spent > (seconds if count >= _NOISE_STEPS else 10 * seconds)
+            return bool(world.bcast(count and enough))
+
         for number in itertools.count():
             with contextlib.closing(epochs.steps_from(number)) as steps:
                 for step in steps:
                     # The first pass is gone through as far as time allows, by all ranks alike.
-                    if not step.equal or world.bcast(count and time.perf_counter() > deadline):
+                    if not step.equal or over():
                         break
                     self._trainee.train_step(step, NOTHING, False)
                     report_progress()
                     count += 1
+                    if count == 1:
+                        began = time.perf_counter()
             if not count:
                 raise DataError(f"the rows do not fill a step of {world.Get_size()} ranks")
-            if world.bcast(time.perf_counter() > deadline):
+            if over():
                 return count
         raise AssertionError("passes do not end")
 

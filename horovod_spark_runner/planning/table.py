@@ -37,12 +37,14 @@ def measured_lines(measured: Measurement) -> list[str]:
     work = measured.workload
     steps = work.steps[work.batch_size]
     how = (
-        f"measured in {duration(measured.seconds)} on {measured.measured_rows:,} of "
-        f"{work.rows:,} rows, with 1 rank"
+        f"measured in {duration(measured.seconds)} on {measured.measured_rows:,} rows, for epochs "
+        f"of {work.rows:,}, with 1 rank"
         + (f" and {measured.workers:,}" if measured.workers > 1 else "")
     )
     lines = [
-        f"told by {measured.source}, with {measured.workers:,} ranks" if measured.source else how,
+        f"told by {measured.source}, with {_count(measured.workers, 'rank')}"
+        if measured.source
+        else how,
         f"step of {work.batch_size:,} rows: "
         + ", ".join(
             f"{duration(steps[here].seconds)} with {here} on a host" for here in sorted(steps)
@@ -84,7 +86,11 @@ def measured_lines(measured: Measurement) -> list[str]:
 
 
 def _processor(seconds: float, cores: int) -> str:
-    return f"; {duration(seconds)} of processor time, on {cores} cores"
+    return f"; {duration(seconds)} of processor time, on {_count(cores, 'core')}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + "s" * (number != 1)
 
 
 def link_text(link: Link) -> str:
@@ -97,7 +103,8 @@ def network_title(network: NetworkPlan) -> str:
     cluster = network.cluster
     return (
         f"{network.name} between hosts ({link_text(cluster.between)}), "
-        f"{cluster.ranks_per_host} ranks on each with {cluster.cores_per_host} cores"
+        f"{_count(cluster.ranks_per_host, 'rank')} on each with "
+        f"{_count(cluster.cores_per_host, 'core')}"
     )
 
 
@@ -144,7 +151,7 @@ def prediction_cells(one: Prediction) -> list[str]:
 
 
 def _table(network: NetworkPlan) -> list[str]:
-    best = network.best.ranks
+    best = network.best.ranks if network.pays else None
     rows = [list(_HEADER)]
     for one in network.predictions:
         *cells, limit = prediction_cells(one)

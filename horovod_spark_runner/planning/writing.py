@@ -42,13 +42,42 @@ def written_rows(
 
     Args:
         checked: the training, on all rows.
-        folder: where rows go if there is no cache directory.
+        folder: where rows go if there is no cache directory; unless it was there before, it is
+            deleted where measuring fails or nothing is kept in it.
         rows: how many there are.
         sample_rows: of more rows that have to be written, about so many are.
 
     Raises:
         DataError: the values cannot be trained on, or the sample is too small.
     """
+    with _left_as_found(folder), _written(checked, folder, rows, sample_rows) as written:
+        yield written
+
+
+@contextlib.contextmanager
+def _left_as_found(folder: Location) -> Iterator[None]:
+    """Delete a folder that is new, if it is empty in the end or what is done meanwhile fails.
+
+    A training that fails leaves its rows to the next call. A plan is not gone on with, and the
+    folder may be in the run directory of the training to come.
+    """
+    there = folder.exists()
+    try:
+        yield
+    except BaseException:
+        if not there:
+            with contextlib.suppress(OSError):  # what has failed is to be told
+                folder.delete_folder()
+        raise
+    if not there and not folder.list():
+        folder.delete_folder()
+
+
+@contextlib.contextmanager
+def _written(
+    checked: CheckedRequest, folder: Location, rows: int, sample_rows: int
+) -> Iterator[Written]:
+    """Yield rows to measure with: all, or a sample; see `written_rows`."""
     request = checked.request
     if rows <= sample_rows or lies_ready(request.frame, checked.roles, request.data):
         began = time.monotonic()

@@ -6,10 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import (
-    CheckpointError,
     HorovodSparkError,
     NotEnoughSlotsError,
     PreemptedError,
@@ -35,7 +34,7 @@ from ..settings.launching import LaunchSettings
 from ..settings.training import RestartOptions
 from ..training.entry import modules_for, train_rank
 from ..training.spec import TrainingSpec
-from .request import FoundCheckpoint
+from .found_checkpoint import FoundCheckpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,6 +81,7 @@ class StepObserver:
         self.console.on_message(told)
 
     def look(self) -> None:
+        self.console.look()
         for follower in self.followers:
             follower.look()
 
@@ -124,7 +124,17 @@ class Attempts:
     followers: Sequence[Follower] = ()
 
     def __post_init__(self) -> None:
-        self._earlier = self.directory.read_attempts()
+        # Those of earlier calls; none are written over that cannot be read.
+        self._earlier: list[dict[str, Any]] | None
+        try:
+            self._earlier = self.directory.attempts_so_far()
+        except (OSError, ValueError) as error:
+            self._earlier = None
+            logger.warning(
+                "%s cannot be read (%s); it is left as it is, without this call's attempts",
+                self.directory.attempts,
+                error,
+            )
 
     def run(self, spec_for: Callable[[int | None, str], TrainingSpec], run_id: str) -> RunResult:
         """Train and return the ranks' results.
@@ -187,7 +197,7 @@ class Attempts:
 
     def _begin(self, first_step: int) -> Attempt:
         return Attempt(
-            number=len(self._earlier) + len(self.done) + 1,
+            number=len(self._earlier or ()) + len(self.done) + 1,
             workers=self.workers,
             started=time.time(),
             ended=time.time(),
@@ -203,8 +213,9 @@ class Attempts:
                 return None if found.info is None else found.info.step
             newest = newest_checkpoint(self.directory, run_id)
             return None if newest is None else newest[1].step
-        except CheckpointError as error:
-            # An attempt, too: storage that stays away uses up the restarts.
+        except HorovodSparkError as error:
+            # An attempt, too: storage that stays away uses up the restarts, and where no checkpoint
+            # can be resumed from there is none.
             first_step = self.done[-1].first_step if self.done else 0
             self._close(self._begin(first_step), classify(error), _first_line(error))
             raise
@@ -231,6 +242,8 @@ class Attempts:
         self._write()
 
     def _write(self, *current: Attempt) -> None:
+        if self._earlier is None:
+            return
         lines = [asdict(attempt) for attempt in (*self.done, *current)]
         try:
             self.directory.write_attempts([*self._earlier, *lines])

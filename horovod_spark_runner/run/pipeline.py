@@ -10,12 +10,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..data.manifest import Manifest
+from ..data.prepare.counting import rows_to_write
 from ..data.prepare.datasets import Prepared, prepared, session_of
 from ..data.read.classes import absent_classes
+from ..data.store import clear_datasets
 from ..errors import CheckpointError, DataError, InvalidInputError
 from ..launch.driver.console import Console
 from ..launch.driver.launch import RunResult
@@ -27,10 +29,11 @@ from ..ml.trained import read_trained_model
 from ..ml.trained_transformer import TrainedTransformer
 from ..ml.transformers import transformer_class
 from ..rundir.attempt import Attempt
+from ..rundir.handed import HandOver, handing_over
 from ..rundir.lock import RunLock
 from ..settings.prediction import PredictionSettings
 from ..spark.followed_jobs import told_of
-from ..spark.session import master_of
+from ..spark.session import described, master_of
 from ..storage.filesystem import Location
 from ..training.accounting import SENT, WHOLE
 from ..training.changes import check_same_data
@@ -43,6 +46,19 @@ from .saved_model import check_saved_model
 from .tracking import begin_tracking
 
 logger = logging.getLogger(__name__)
+
+
+def import_ahead(checked: CheckedRequest, at_once: int = 1) -> None:
+    """Have the executors import what ranks will need, while data are prepared; returns at once.
+
+    Args:
+        checked: what the ranks will train.
+        at_once: trainings like it that will go on at once.
+    """
+    allotment = replace(checked.allotment, slots=at_once * checked.allotment.slots)
+    modules = modules_for(checked.source.engine)
+    spark = session_of(checked.request.frame)
+    chosen_launcher().prepare(spark, checked.launching, allotment, modules)
 
 
 @contextlib.contextmanager
@@ -58,8 +74,9 @@ def prepare_data(checked: CheckedRequest, own: Location) -> Iterator[Prepared]:
         request.frame, checked.roles, request.data, request.validation, own, checked.fit.seed
     )
     console = Console(checked.directory.location.name, quiet=not request.stream_logs)
+    expected = rows_to_write(request.frame, request.validation) if request.stream_logs else None
     with contextlib.ExitStack() as kept:
-        with told_of(session_of(request.frame), console.say):
+        with told_of(session_of(request.frame), console.say, expected):
             data = kept.enter_context(rows)
         yield data
 
@@ -97,8 +114,9 @@ def train_request(
         prepare: prepares the data, where that is not for this request alone.
         follower: follows the training, and may end it.
     """
-    trained = train_ranks(checked, prepare, follower)
     request, directory = checked.request, checked.directory
+    with described(session_of(request.frame), f"Horovod: training {directory.location.name}"):
+        trained = train_ranks(checked, prepare, follower)
     report, result = trained.report, trained.result
     transforms = request.data.transforms
     model = ServedModel(read_trained_model(directory, checked.source, report.saved, transforms))
@@ -122,6 +140,7 @@ def train_request(
         timings=timings,
         attempts=tuple(trained.attempts),
         traffic={name: report.accounts[name] for name in (SENT, WHOLE)},
+        staleness=tuple(report.staleness),
     )
     settings = PredictionSettings(prediction_col=request.prediction_col)
     return transformer_class(checked.source.engine)(model, summary=summary, settings=settings)
@@ -141,16 +160,24 @@ def train_ranks(
     """
     request, directory = checked.request, checked.directory
     began = time.monotonic()
-    spark, modules = session_of(request.frame), modules_for(checked.source.engine)
+    spark = session_of(request.frame)
     console = Console(directory.location.name, quiet=not request.stream_logs)
     console.say("preparing the data")
-    launcher = chosen_launcher()
-    launcher.prepare(spark, checked.launching, checked.allotment, modules)
-    rows = prepare_data(checked, directory.data) if prepare is None else prepare()
-    with RunLock(directory) as lock, rows as data:
+    alone = prepare is None
+    if prepare is None:
+        import_ahead(checked)
+        prepare = functools.partial(prepare_data, checked, directory.data)
+    rows = prepare()
+    with RunLock(directory) as lock, rows as data, handing_over(directory) as hand:
         materialized = time.monotonic()
         console.say(_describe(data, materialized - began))
-        _check_enough_rows(data.train, checked.workers)
+        try:
+            _check_enough_rows(data.train, checked.workers)
+        except DataError:
+            # No training goes on from rows that none could begin with.
+            if alone and checked.checkpoint is None and not request.data.keep_data:
+                clear_datasets(directory.data, float("-inf"), time.time())
+            raise
         _check_profile_steps(checked, data.train.rows)
         if request.checkpoints.saved_model:
             columns = [data.train.column(name) for name in checked.inputs.columns]
@@ -168,7 +195,7 @@ def train_ranks(
             request.restarts,
             directory,
             lock,
-            launcher,
+            chosen_launcher(),
             found=checked.found,
             followers=[one for one in (tracking, follower) if one is not None],
         )
@@ -176,8 +203,9 @@ def train_ranks(
         facts = {"workers": checked.workers, "master": master_of(spark), "versions": versions()}
         record = CallRecord(directory, seconds, facts)
         try:
+            handed = _handed(checked, hand)
             result = attempts.run(
-                lambda checkpoint, token: training_spec(checked, data, run_id, checkpoint, token),
+                lambda checkpoint, token: training_spec(handed, data, run_id, checkpoint, token),
                 run_id,
             )
         except BaseException as error:
@@ -188,9 +216,21 @@ def train_ranks(
         trained = time.monotonic()
         report: TrainingReport = result.result
         record.finish(result, report.accounts)
+        if alone and not request.data.keep_data:
+            clear_datasets(directory.data, float("-inf"), time.time())  # also of calls that failed
     if tracking is not None:
         tracking.finish(report.history)
     return Trained(report, result, tuple(attempts.done), began, materialized, trained)
+
+
+def _handed(checked: CheckedRequest, hand: HandOver) -> CheckedRequest:
+    """Return the request as ranks are told of it, without contents that are large."""
+    source, start = checked.source, checked.warm_start
+    if source.file is not None and not isinstance(source.file, str):
+        source = replace(source, file=hand(source.file))
+    if start is not None:
+        start = replace(start, files={name: hand(one) for name, one in start.files.items()})
+    return replace(checked, source=source, warm_start=start)
 
 
 def _begin_record(checked: CheckedRequest, rows: int) -> str:
@@ -241,6 +281,7 @@ def training_spec(
         name_outputs=functools.partial(added_columns, given=request.prediction_col)
         if request.checkpoints.saved_model
         else None,
+        check_outputs=request.check_outputs,
         final_metrics=request.params is not None,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Real
 from pathlib import Path
@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..data.prepare.datasets import check_data, frame_of, session_of
 from ..data.prepare.schema import Roles
-from ..errors import InvalidInputError, RunDirectoryError, brief
+from ..errors import InvalidInputError, brief
 from ..launch.driver.console import Console
 from ..ml.naming import check_added, surely_added
-from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint, read_steps
+from ..rundir.checkpoint import CheckpointInfo
 from ..rundir.directory import RunDirectory
 from ..serialize import check_picklable
 from ..settings.data import DataOptions
 from ..settings.kinds import ColumnNames, check_choice, check_place
 from ..settings.launching import LaunchOptions, LaunchSettings
 from ..settings.prediction import PredictionCol, PredictionSettings, check_prediction_col
-from ..settings.sync import Sync, recorded_sync
+from ..settings.sync import Sync, check_servers, recorded_sync
 from ..settings.table import derive
 from ..settings.tracking import MlflowOptions
 from ..settings.training import (
@@ -36,14 +36,23 @@ from ..settings.training import (
 from ..spark.capacity import Allotment, check_slots
 from ..spark.encryption import check_encryption
 from ..spark.memory import check_memory_limit
-from ..spark.session import is_case_sensitive
+from ..spark.session import check_running, is_case_sensitive
 from ..storage.filesystem import Location
 from ..training.changes import check_same_engine, settings_to_go_on_with
 from ..training.columns import by_convention, by_name, recorded_columns
 from ..training.engine import engine_named, engine_of
-from ..training.spec import FEATURES, Binding, ModelSource, WarmStart, bind_columns
+from ..training.spec import (
+    FEATURES,
+    Binding,
+    ModelSource,
+    OutputSpec,
+    WarmStart,
+    bind_columns,
+)
 from ..training.warm_start import read_warm_start
 from .default_place import default_place
+from .found_checkpoint import FoundCheckpoint, find_checkpoint
+from .looked_at import hand_over
 from .names import names_of_model
 from .saved_model import check_saved_model
 from .tracking import check_tracking
@@ -86,6 +95,8 @@ class TrainingRequest:
     mlflow: MlflowOptions | None = None
     # The parameters of a trial of a search; `run_training` has none.
     params: Mapping[str, Any] | None = None
+    # See `TrainingSpec.check_outputs`; an estimator's model may be asked for more than outputs.
+    check_outputs: Callable[[Sequence[OutputSpec]], None] | None = None
 
     def __post_init__(self) -> None:
         if self.run_dir == "":
@@ -107,19 +118,6 @@ class TrainingRequest:
         given = self.initial_weights
         if given is not None and not isinstance(given, InitialWeights):
             object.__setattr__(self, "initial_weights", InitialWeights(given))
-
-
-@dataclass(frozen=True)
-class FoundCheckpoint:
-    """The checkpoint to go on from, as the driver found it before it held the lock.
-
-    Attributes:
-        info: what it is; ``None`` to start anew.
-        steps: those of all checkpoints there were. While they are the same, so is what was found.
-    """
-
-    info: CheckpointInfo | None
-    steps: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -189,10 +187,18 @@ class CheckedRequest:
         }
 
 
-def check_request(request: TrainingRequest) -> CheckedRequest:
-    """Check all that can be checked before the data are computed or anything is launched."""
+def check_request(request: TrainingRequest, *, to_train: bool = True) -> CheckedRequest:
+    """Check all that can be checked before the data are computed or anything is launched.
+
+    Args:
+        request: what is asked for.
+        to_train: whether it is to be trained; else it is only measured.
+    """
+    if to_train:
+        hand_over(request)
     began = time.monotonic()
-    spark = session_of(request.frame)
+    Console("a new run", quiet=not request.stream_logs).say("checking what is asked for")
+    spark = check_running(session_of(request.frame))
     engine = engine_named(engine_of(request.model))
     source = engine.source(request.model, request.custom_objects)
     check_picklable(
@@ -208,6 +214,7 @@ def check_request(request: TrainingRequest) -> CheckedRequest:
     directory = RunDirectory(Location(request.run_dir or default_place(spark, "run_dir", "runs")))
     launching = _launching(request, directory)
     allotment = _check_spark(spark, launching, request.restarts)
+    check_servers(request.sync, allotment.workers)
     tracking = None if request.mlflow is None else check_tracking(request.mlflow)
     console = Console(directory.location.name, quiet=not request.stream_logs)
     if request.num_workers is None:
@@ -363,29 +370,3 @@ def _recorded_data(request: TrainingRequest) -> dict[str, Any]:
         "dtypes": {name: str(dtype) for name, dtype in options.dtypes.items()},
         "transforms": sorted(options.transforms),
     }
-
-
-def find_checkpoint(directory: RunDirectory, resume: str) -> FoundCheckpoint:
-    """Return the checkpoint to go on from; what is skipped is warned of.
-
-    Raises:
-        RunDirectoryError: ``resume`` forbids what is there, or nothing of it is whole.
-        CheckpointError: the storage fails.
-    """
-    steps = read_steps(directory)
-    skipped: list[str] = []
-    newest = newest_checkpoint(directory, directory.run_id(), skipped.append)
-    if newest is None:
-        if resume == "required":
-            raise RunDirectoryError(
-                f"resume='required', but run_dir {directory.location} holds no checkpoint"
-                + "".join(f"; {line}" for line in skipped)
-            )
-    elif resume == "never":
-        raise RunDirectoryError(
-            f"resume='never', but run_dir {directory.location} holds a run already "
-            f"({newest[0].name}); give another run_dir, or resume='auto' to go on from it"
-        )
-    for line in skipped:
-        logger.warning(line)
-    return FoundCheckpoint(None if newest is None else newest[1], steps)

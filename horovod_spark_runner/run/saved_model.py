@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from ..data.manifest import Column
-from ..errors import InvalidInputError, ModelError
+from ..errors import InvalidInputError
 from ..frameworks import model_of
 from ..training.engine import SAVED_MODEL, engine_named
 from ..training.spec import Binding, ModelSource
@@ -31,13 +31,10 @@ def check_saved_model(
     """
     transformed = [name for name in inputs.columns if name in transforms]
     engine = engine_named(source.engine)
-    try:
-        engine.check_export(SAVED_MODEL, inputs.columns, transformed, columns)
-    except ModelError:  # a column's fault, which it names
-        raise
-    except InvalidInputError as error:
+    if SAVED_MODEL not in engine.export_formats:
         raise InvalidInputError(
             "CheckpointOptions(saved_model=True) is for Keras models, but a "
             f"{model_of(source.engine)} is to be trained. Leave it out, and export the trained "
             "model in another format: TorchTransformer.export, for a PyTorch module"
-        ) from error
+        )
+    engine.check_export(SAVED_MODEL, inputs.columns, transformed, columns)

@@ -14,7 +14,7 @@ from ..ml.trained_transformer import TrainedTransformer
 from ..settings.data import WINDOW_BYTES, DataOptions
 from ..storage.filesystem import Location
 from .attempts import Follower
-from .pipeline import prepare_data, train_request
+from .pipeline import import_ahead, prepare_data, train_request
 from .request import CheckedRequest, TrainingRequest, check_request
 
 
@@ -98,6 +98,7 @@ def _prepare(
     group: Sequence[CheckedRequest], own: Location
 ) -> Iterator[Mapping[str | None, Prepared]]:
     first = group[0]
+    import_ahead(first)
     names = [name for name in dict.fromkeys(map(_key, group)) if name is not None]
     if len(names) > 1:
         request = first.request

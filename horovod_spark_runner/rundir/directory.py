@@ -14,6 +14,7 @@
         metrics.jsonl               one line per epoch, with where its time went
         calls.jsonl                 one line per call: where its time went, its ranks, its versions
         report.html                 what there is to see of the run, as one page
+        plan.json, plan.html        what was predicted of the run, if it was planned here
         mlflow.json                 identity of the run in MLflow, if it is told of the training
         events/train, validation    event files, for TensorBoard
         events/profile/             profiles of chosen steps, if asked for, for TensorBoard, too
@@ -21,6 +22,8 @@
         model/                      model.keras or module.pt2, weights.npz, sample.npz,
                                     signature.json (the last)
         saved_model/                the model as a SavedModel, if asked for
+        handed/                     what ranks begin with that is too large for their call, while
+                                    it lasts
 """
 
 from __future__ import annotations
@@ -100,6 +103,14 @@ class RunDirectory:
         return self.location.join("report.html")
 
     @property
+    def plan(self) -> Location:
+        return self.location.join("plan.json")
+
+    @property
+    def plan_page(self) -> Location:
+        return self.location.join("plan.html")
+
+    @property
     def events(self) -> Location:
         return self.location.join("events")
 
@@ -114,6 +125,10 @@ class RunDirectory:
     @property
     def saved_model(self) -> Location:
         return self.location.join("saved_model")
+
+    @property
+    def handed(self) -> Location:
+        return self.location.join("handed")
 
     @property
     def signature(self) -> Location:
@@ -153,8 +168,8 @@ class RunDirectory:
             probe.delete_file()
         except OSError as error:
             raise RunDirectoryError(
-                f"run_dir {self.location} is not writable: {error}. Give a folder that the driver "
-                "and all executors can write to"
+                f"{self.location} is not writable: {error}. Give a folder that the driver and all "
+                "executors can write to"
             ) from error
 
     def sweep(self) -> None:
@@ -240,27 +255,56 @@ class RunDirectory:
             pass
         return found + [None] * (epochs - len(found))
 
+    def read_plan(self) -> dict[str, Any] | None:
+        """Return the plan that was made in this directory; ``None`` if there is none to read."""
+        try:
+            plan = json.loads(self.plan.read_text())
+        except (OSError, ValueError):  # a record for people
+            return None
+        return plan if isinstance(plan, dict) else None
+
     def write_attempts(self, attempts: Sequence[Mapping[str, Any]]) -> None:
         """Write what is known of all attempts of the run, one JSON object per line."""
         self.attempts.write_text("".join(f"{json.dumps(attempt)}\n" for attempt in attempts))
 
+    def attempts_so_far(self) -> list[dict[str, Any]]:
+        """Return what `write_attempts` wrote; nothing if it is not there.
+
+        Raises:
+            OSError: the storage fails.
+            ValueError: it is damaged.
+        """
+        return _lines(self.attempts)
+
     def read_attempts(self) -> list[dict[str, Any]]:
-        """Return what `write_attempts` wrote; nothing if it is not there or damaged."""
-        return _read_lines(self.attempts)
+        """Return what `write_attempts` wrote; nothing if it is not there or cannot be read."""
+        return _readable(self.attempts)
 
     def add_call(self, call: Mapping[str, Any]) -> None:
-        """Add what is known of a call that has ended."""
-        lines = [json.dumps(one) for one in (*self.read_calls(), call)]
+        """Add what is known of a call that has ended.
+
+        Raises:
+            OSError: the storage fails; nothing was written.
+            ValueError: what there is of earlier calls is damaged; it stays as it is.
+        """
+        lines = [json.dumps(one) for one in (*_lines(self.calls), call)]
         self.calls.write_text("".join(f"{line}\n" for line in lines))
 
     def read_calls(self) -> list[dict[str, Any]]:
-        """Return what `add_call` has added; nothing if it is not there or damaged."""
-        return _read_lines(self.calls)
+        """Return what `add_call` has added; nothing if it is not there or cannot be read."""
+        return _readable(self.calls)
 
 
-def _read_lines(file: Location) -> list[dict[str, Any]]:
+def _lines(file: Location) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in file.read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+
+
+def _readable(file: Location) -> list[dict[str, Any]]:
+    try:
+        return _lines(file)
     except (OSError, ValueError):
         return []
 

@@ -1,12 +1,13 @@
 """The lock that keeps two runs from writing one run directory.
 
 ``lock.json`` names its holder (host, process), who writes it anew every few seconds. It is stale
-once its process is known to be dead; where that cannot be known, because it is of another machine
-or container, once it has not changed while one watched it for a minute: clocks of two hosts may
-differ by more than that. Whoever reads and then writes it holds the file system's lock of another
-file meanwhile; where there is none, as on object stores, it is read back after a moment. And every
-checkpoint's writer looks whether the lock is still its run's own (`check_held`), which keeps out a
-run whose lock was taken while it seemed dead.
+once its process is known to be dead, or is this one and no run in it holds the lock any more. Where
+that cannot be known, because it is of another machine or container, it is once it has not changed
+while one watched it for a minute: clocks of two hosts may differ by more than that. Whoever reads
+and then writes it holds the file system's lock of another file meanwhile; where there is none, as
+on object stores, it is read back after a moment. And every checkpoint's writer looks whether the
+lock is still its run's own (`check_held`), which keeps out a run whose lock was taken while it
+seemed dead.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import IO, Any
 from ..errors import CheckpointError, RunDirectoryError
 from ..machine import boot_id, process_start
 from ..storage.filesystem import Location
-from ..storage.patience import answered
+from ..storage.patience import HungError, answered
 from .directory import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ STALE_SECONDS = 60.0
 WATCH_SECONDS = 1.0
 # How long another writer's lock may take to become visible on an object store.
 SETTLE_SECONDS = 1.0
+# Tokens of the locks that runs of this process hold, or are about to.
+_live: set[str] = set()
 
 
 class Holder(Enum):
@@ -64,6 +67,8 @@ class RunLock:
         self._directory = directory
         self._place = directory.lock
         self.token = uuid.uuid4().hex
+        # All that were written, or may have been where storage failed, or may be yet.
+        self._tokens: set[str] = set()
         self._ended = threading.Event()
         self._guard = threading.Lock()  # token and file change together
         self._renewing = threading.Thread(target=self._renew, name="hsr-lock", daemon=True)
@@ -72,7 +77,11 @@ class RunLock:
         try:
             self._take()
         except OSError as error:
+            self._give_up(delete=not isinstance(error, HungError))
             raise CheckpointError(f"{self._place} cannot be written: {error}") from error
+        except BaseException:
+            self._give_up(delete=bool(self._tokens))
+            raise
         self._renewing.start()
         return self
 
@@ -102,7 +111,7 @@ class RunLock:
                 if reason is None:
                     return False
                 logger.warning("%s is stale (%s) and is taken over", self._place, reason)
-            self._place.write_text(self._record())
+            self._write(self.token)
             if alone:
                 self._directory.sweep_locks()
         if not alone:
@@ -116,6 +125,9 @@ class RunLock:
         holder = holder_of(found)
         if holder is Holder.GONE:
             return f"process {found.get('pid')} on this machine is gone"
+        own = holder is Holder.ALIVE and found.get("pid") == os.getpid()
+        if own and found.get("token") not in _live:
+            return "it was left by a run of this process that has ended"
         same = watch.look(found) if holder is Holder.ELSEWHERE else None
         if same is None:
             raise RunDirectoryError(self._refusal(found))
@@ -131,9 +143,20 @@ class RunLock:
     ) -> None:
         self._ended.set()
         self._renewing.join()
-        with contextlib.suppress(OSError), _alone(self._directory):
-            if holds(self._directory, self.token):
-                self._place.delete_file()
+        self._give_up(delete=True)
+
+    def _give_up(self, *, delete: bool) -> None:
+        """Hold the lock no more; if it cannot be deleted, it is stale."""
+        try:
+            if delete:
+                with contextlib.suppress(OSError), _alone(self._directory):
+                    if self._is_ours():
+                        self._place.delete_file()
+        finally:
+            _live.difference_update(self._tokens)
+
+    def _is_ours(self) -> bool:
+        return (read_lock(self._place) or {}).get("token") in self._tokens
 
     def begin_attempt(self) -> str:
         """Return a new token; writers of an earlier attempt are shut out from now on.
@@ -144,15 +167,20 @@ class RunLock:
         """
         try:
             with self._guard, _alone(self._directory):
-                check_held(self._directory, self.token)
-                self.token = uuid.uuid4().hex
-                self._place.write_text(self._record())
+                if not self._is_ours():
+                    check_held(self._directory, self.token)
+                token = uuid.uuid4().hex
+                self._write(token)
+                self.token = token  # only now: a write that failed has taken nothing from us
         except OSError as error:
             raise CheckpointError(f"{self._place} cannot be renewed: {error}") from error
         return self.token
 
-    def _record(self) -> str:
-        return json.dumps({"token": self.token, "renewed": time.time(), **identity()})
+    def _write(self, token: str) -> None:
+        self._tokens.add(token)
+        _live.add(token)
+        record = {"token": token, "renewed": time.time(), **identity()}
+        self._place.write_text(json.dumps(record))
 
     def _confirm(self) -> None:
         time.sleep(SETTLE_SECONDS)
@@ -172,10 +200,10 @@ class RunLock:
             try:
                 with self._guard, _alone(self._directory):
                     # Never over another's: a run thought dead must not take the lock back.
-                    if not holds(self._directory, self.token):
+                    if not self._is_ours():
                         logger.warning("%s was taken over by another run", self._place)
                         return
-                    self._place.write_text(self._record())
+                    self._write(self.token)
             except OSError as error:
                 logger.warning("%s could not be renewed: %s", self._place, error)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..errors import InvalidInputError, RunDirectoryError
+from ..errors import HorovodSparkError, InvalidInputError, RunDirectoryError
 from ..storage.arrays import Arrays, dump_arrays, load_arrays
 from ..storage.sums import checked, sealed, sum_of, unsealed
 from .categories import IndexToString, OneHotEncoder, StringIndexer
@@ -137,9 +137,9 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
         raise RunDirectoryError(
             f"{path} holds no exported pipeline: {MAIN_FILE} is missing"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, RunDirectoryError):
-            raise
+    except HorovodSparkError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(
             f"the exported pipeline in {path} cannot be read: {error}"
         ) from error

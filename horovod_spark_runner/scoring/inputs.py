@@ -21,6 +21,8 @@ DTYPES = {
     "float": "float32",
     "double": "float64",
 }
+# Whole numbers of Python's beyond it are none of float64.
+_LARGEST = int(np.finfo(np.float64).max)
 TEXT, WORDS, VECTOR, ARRAY = "string", "array<string>", "vector", "array"
 
 
@@ -49,7 +51,7 @@ class Input:
         Raises:
             DataError: a value does not fit; the message names column, row and value.
         """
-        values, valid = _plain(given)
+        values, valid = _plain(given, real=self.kind in ("float", "double"))
         if self.kind in (TEXT, WORDS):
             return self._words(values, valid)
         if self.kind in (VECTOR, ARRAY):
@@ -153,6 +155,9 @@ class Input:
                 if not -(2**63) <= one < 2**63:
                     raise self._misfit(row, one, f"it does not fit {self.kind}")
             return np.array(plain, np.int64), mask
+        for row, one in enumerate(plain):
+            if isinstance(one, int) and not -_LARGEST <= one <= _LARGEST:
+                raise self._misfit(row, one, f"it does not fit {self.kind}")
         return np.array(plain, np.float64), mask
 
     def _whole(self, values: np.ndarray, valid: Mask, dtype: np.dtype) -> tuple[np.ndarray, Mask]:
@@ -195,8 +200,13 @@ def _is_null(value: Any) -> bool:
     return isinstance(value, float) and value != value  # pandas' null among objects
 
 
-def _plain(given: Any) -> tuple[Any, Mask]:
-    """Return a NumPy array or list of the values, and which of them are not null."""
+def _plain(given: Any, *, real: bool) -> tuple[Any, Mask]:
+    """Return a NumPy array or list of the values, and which of them are not null.
+
+    Args:
+        given: a column.
+        real: whether it holds real numbers, of which NaN is one.
+    """
     if isinstance(given, np.ma.MaskedArray):
         return _masked(given)
     if isinstance(given, np.ndarray):
@@ -212,6 +222,8 @@ def _plain(given: Any) -> tuple[Any, Mask]:
     if hasattr(given, "iloc"):  # pandas'
         if isinstance(given.dtype, np.dtype) and given.dtype.kind in "biuf":
             return given.to_numpy(), None
+        if real and given.dtype == object:
+            return given.tolist(), None
         there = ~np.asarray(given.isna(), bool)
         return given.tolist(), None if there.all() else there
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):

@@ -25,6 +25,8 @@ SAVED_MODEL, ONNX = "saved_model", "onnx"
 # The file in the archive that an ONNX network is.
 MODEL_FILE = "model.onnx"
 _SIGNATURE = "serving_default"
+# What an error says of arrays that stand for Spark's whole numbers of 64 bits.
+INEXACT = "it must hold whole numbers below 2**53: larger ones are not held exactly"
 Call = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
@@ -136,12 +138,32 @@ def _fitting(batch: Batch, name: str, dtype: str, width: int) -> Mask:
     column = batch.column(name)
     valid = column.valid
     if isinstance(column, Vectors):
-        return valid if column.size == width else np.zeros(len(column), bool)
+        if column.size != width:
+            return np.zeros(len(column), bool)
+        if np.dtype(dtype).kind != "i" or column.data.dtype == dtype:
+            return valid
+        return _whole(batch, name, column, np.dtype(dtype))
     if isinstance(column, Numbers) and np.dtype(dtype).kind == "i" and column.data.dtype != dtype:
         bounds = np.iinfo(dtype)
         inside = (column.data >= bounds.min) & (column.data <= bounds.max)
         return inside if valid is None else valid & inside
     return valid
+
+
+def _whole(batch: Batch, name: str, column: Vectors, dtype: np.dtype) -> np.ndarray:
+    """Return which arrays hold nothing but numbers that a whole type has.
+
+    Raises:
+        DataError: one holds others than whole numbers, which its column in Spark cannot.
+    """
+    data, bounds = column.dense(), np.iinfo(dtype)
+    valid = np.ones(len(data), bool) if column.valid is None else column.valid
+    right = (data == np.trunc(data)).all(axis=1)
+    batch.check(name, right | ~valid, "it must hold whole numbers")
+    if dtype.itemsize == 8:
+        batch.check(name, (abs(data) < 2.0**53).all(axis=1) | ~valid, INEXACT)
+    inside = (data >= bounds.min) & (data <= bounds.max)
+    return np.asarray(inside.all(axis=1)) & valid
 
 
 def _argument(batch: Batch, name: str, dtype: str, shape: tuple[int, ...]) -> Any:

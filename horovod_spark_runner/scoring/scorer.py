@@ -145,7 +145,7 @@ class Scorer:
         if missing:
             raise DataError(
                 f"column {missing[0]!r} is missing; the pipeline takes {self.input_types}, and "
-                f"there is {sorted(given)}"
+                f"there is {sorted(map(str, given))}"
             )
         taken: dict[str, Column] = {
             name: one.convert(given[name]) for name, one in self._inputs.items() if name in given

@@ -306,8 +306,9 @@ class EstimatorSettings(Settings):
     sync: Mapping[str, Any] = setting(
         {},
         _SYNC,
-        'see `Allreduce`, likewise; ``{"way": "local_sgd"}`` and ``{"way": "diloco"}``, with '
-        "their settings, are `LocalSGD` and `DiLoCo`.",
+        'see `Allreduce`, likewise; ``{"way": "local_sgd"}``, ``{"way": "diloco"}`` and '
+        '``{"way": "async_server"}``, with their settings, are `LocalSGD`, `DiLoCo` and '
+        "`AsyncServer`.",
     )
     mlflow: Mapping[str, Any] | None = setting(
         None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import InvalidInputError, brief
 from .compression import COMPRESSION, MOMENTUM, WAY, Compression, as_json
-from .kinds import FLAG, count, number_above_zero
+from .kinds import FLAG, count, number_above_zero, optional
 from .table import Settings, from_table, required, setting
 
 
@@ -77,9 +77,42 @@ class DiLoCo(Rounds):
     outer_momentum: float = setting(0.9, MOMENTUM, "Nesterov momentum of the outer steps (0.9).")
 
 
-Sync = Allreduce | LocalSGD | DiLoCo
+@from_table
+@dataclass(frozen=True, kw_only=True)
+class AsyncServer(Settings):
+    """Ranks step by themselves on weights that all share, and none waits for the others.
+
+    The trained weights lie on servers, parts of the ranks themselves. A rank takes them, makes a
+    step with its own optimizer on ``batch_size`` rows, as a process of its own would, and adds what
+    that has changed to what others have made of them meanwhile. Batches of an epoch go to whoever
+    is free, so a slow rank takes fewer; every row is still read once. Ranks meet at every
+    epoch's end, where the model is validated and kept. What is trained depends on who is faster:
+    two runs do not end alike. Ranks of several hosts connect to each other on ports of their own.
+    The algorithms: Recht and others, "Hogwild!", NIPS 2011; bounded delay as in Li and others,
+    "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014.
+    """
+
+    staleness: int = setting(
+        8,
+        count(),
+        "steps that each of the other ranks may begin, on average, while one rank is in one; who "
+        "would begin more waits for it (8).",
+    )
+    servers: int | None = setting(
+        None,
+        optional(count()),
+        "ranks that hold a part of the weights; by default all.",
+    )
+
+
+Sync = Allreduce | LocalSGD | DiLoCo | AsyncServer
 # By the names they have in dictionaries and in what a run records.
-WAYS: dict[str, type[Sync]] = {"allreduce": Allreduce, "local_sgd": LocalSGD, "diloco": DiLoCo}
+WAYS: dict[str, type[Sync]] = {
+    "allreduce": Allreduce,
+    "local_sgd": LocalSGD,
+    "diloco": DiLoCo,
+    "async_server": AsyncServer,
+}
 
 
 def check_sync(name: str, value: object) -> Sync:
@@ -98,6 +131,19 @@ def check_sync(name: str, value: object) -> Sync:
         f"{name} must be {', '.join(ways[:-1])} or {ways[-1]}, got an object of type "
         f"{type(value).__name__}"
     )
+
+
+def check_servers(sync: Sync, workers: int) -> None:
+    """Check that there are ranks enough to hold the weights.
+
+    Raises:
+        InvalidInputError: there are not.
+    """
+    if isinstance(sync, AsyncServer) and sync.servers is not None and sync.servers > workers:
+        raise InvalidInputError(
+            f"sync=AsyncServer(servers={sync.servers}): servers are ranks, of which the run has "
+            f"{workers}; give as many or fewer, or leave it out for all"
+        )
 
 
 def recorded_sync(sync: Sync) -> dict[str, Any]:

@@ -222,7 +222,7 @@ def _more_executors(options: LaunchSettings, master: str) -> str:
 def _not_enough(slots: int, shape: TaskShape, capacity: Capacity, more: str) -> NotEnoughSlotsError:
     return NotEnoughSlotsError(
         f"asked for {slots} slots with {shape.describe()}, found {capacity.slots}: "
-        f"{capacity.reason}. Lower num_workers or what a task asks for, or give {more}",
+        f"{capacity.reason}. Ask for fewer ranks, or less for each, or give {more}",
         asked=slots,
         found=capacity.slots,
     )

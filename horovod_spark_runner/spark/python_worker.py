@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ..errors import EnvironmentProblem
-from .session import use_own_python
+from .session import described, use_own_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,8 +45,9 @@ def ask_worker(spark: SparkSession, ask: Callable[[], str], *, keep: bool = Fals
     use_own_python(spark)
     answers = spark.range(0, 1, 1, 1).mapInArrow(_Question(ask), "text string")
     gpus = float(spark.conf.get("spark.executor.resource.gpu.amount", "0") or 0)
-    # Spark ends a worker that it does not hear out, and takes no more than it is asked for.
-    row = answers.collect()[0] if keep and gpus <= 1 else answers.first()
+    with described(spark, "Horovod: asking a Python worker of a model"):
+        # Spark ends a worker that it does not hear out, and takes no more than it is asked for.
+        row = answers.collect()[0] if keep and gpus <= 1 else answers.first()
     assert row is not None  # the question is asked once for the one row there is
     return str(row.text)
 

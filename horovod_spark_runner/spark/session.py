@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..errors import InvalidInputError
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -40,6 +42,20 @@ def is_stopped(spark: SparkSession) -> bool:
         return False
 
 
+def check_running(spark: SparkSession) -> SparkSession:
+    """Return the session of a DataFrame that is to be computed.
+
+    Raises:
+        InvalidInputError: it was stopped.
+    """
+    if is_stopped(spark):
+        raise InvalidInputError(
+            "the DataFrame is of a Spark session that was stopped; read or make it anew in the "
+            "session that is running now"
+        )
+    return spark
+
+
 @contextlib.contextmanager
 def described(spark: SparkSession, text: str) -> Iterator[None]:
     """Let the jobs that this thread starts inside say in Spark's UI what they are.
@@ -55,7 +71,8 @@ def described(spark: SparkSession, text: str) -> Iterator[None]:
     try:
         yield
     finally:
-        context.setLocalProperty(_DESCRIPTION, before)
+        with contextlib.suppress(Exception):  # Spark was stopped, of which what is run here tells
+            context.setLocalProperty(_DESCRIPTION, before)
 
 
 def inheriting_thread(

@@ -38,16 +38,23 @@ class TaggedJob(Generic[T]):
         self._tag = tag
         self._description = description
         self._act = act
-        self._cancelled = False
+        self._on_end: Callable[[], object] = lambda: None
+        self._cancelled = self._ended = False
         self.result: T | None = None
         self.error: BaseException | None = None
         self._thread = self._make_thread()
 
-    def start(self) -> None:
+    def start(self, on_end: Callable[[], object] = lambda: None) -> None:
+        """Start the job.
+
+        Args:
+            on_end: is called once it has ended, by the thread that ran it.
+        """
+        self._on_end = on_end
         self._thread.start()
 
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self._ended
 
     def join(self, timeout: float | None = None) -> None:
         self._thread.join(timeout)
@@ -113,6 +120,9 @@ class TaggedJob(Generic[T]):
     def _run_described(self) -> None:
         context = self._spark.sparkContext
         context.addJobTag(self._tag)
+        with contextlib.suppress(Exception):  # older Sparks have none
+            # By which SparkSession.interruptAll finds jobs that are no queries, too.
+            context.addJobTag(self._spark._jsparkSession.sessionJobTag())
         context.setInterruptOnCancel(True)
         with described(self._spark, self._description):
             self._run()
@@ -126,6 +136,9 @@ class TaggedJob(Generic[T]):
             self.result = self._act()
         except BaseException as error:  # handed to the caller's thread, which raises
             self.error = error
+        # Told before the thread itself has ended, which it cannot tell of.
+        self._ended = True
+        self._on_end()
 
 
 def _active_tasks(tracker: Any, tag: str) -> int:

@@ -7,6 +7,7 @@ import mmap
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 # Bytes up to which contents are simply held in memory.
@@ -78,6 +79,12 @@ class Contents:
                 view = memoryview(piece)
                 for begin in range(0, len(view), size):
                     yield view[begin : begin + size]
+
+    def write_to(self, path: Path) -> None:
+        """Write them into a local file."""
+        with path.open("wb") as file:
+            for part in self.parts():
+                file.write(part)
 
     def read(self) -> bytes:
         """Return them as one object."""

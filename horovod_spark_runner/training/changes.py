@@ -14,8 +14,11 @@ from typing import Any
 from ..errors import RunDirectoryError
 from ..frameworks import model_of
 from ..rundir.checkpoint import CheckpointInfo
+from ..settings.sync import WAYS, AsyncServer
 from ..settings.training import FitOptions
 
+# What a checkpoint keeps of batches that ranks take as they come; see `TakenShares`.
+TAKEN = "taken"
 _SHOWN = 3
 _LONGEST = 80
 _ABSENT = object()
@@ -107,7 +110,12 @@ def settings_to_go_on_with(
 
     Returns:
         The settings that hold, the ``initial_weights`` to record, and warnings.
+
+    Raises:
+        RunDirectoryError: what is left of the checkpoint's epoch is for ``AsyncServer`` only.
     """
+    if WAYS[str(sync["sync"])] is not AsyncServer:
+        check_not_taken(info.state, info.epoch)
     begun = info.settings.get("fit", {})
     kept = {
         name: begun[name]
@@ -133,6 +141,24 @@ def settings_to_go_on_with(
             "and the model stays as it is"
         )
     return held, start if recorded is _ABSENT else recorded, warnings
+
+
+def check_not_taken(state: Mapping[str, Any], epoch: int) -> None:
+    """Check that what is left of a checkpoint's epoch is the same part of every batch.
+
+    Args:
+        state: that of the checkpoint.
+        epoch: whole epochs of it.
+
+    Raises:
+        RunDirectoryError: ranks took whole batches of it.
+    """
+    if state.get(TAKEN) is not None:
+        raise RunDirectoryError(
+            f"the checkpoint was taken within epoch {epoch + 1}, whose batches ranks have taken as "
+            "they came, with sync=AsyncServer(…): what is left of it is no part of every batch. "
+            "Finish the epoch with sync=AsyncServer(…), then change it"
+        )
 
 
 def _without_effect(

@@ -59,6 +59,11 @@ class Engine(Protocol):
         """What a training can begin with besides runs, for `Trainee.load_initial_weights`."""
         ...
 
+    @property
+    def export_formats(self) -> Sequence[str]:
+        """What models are exported to."""
+        ...
+
     # -- on the driver -------------------------------------------------------------------------
 
     def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:

@@ -74,7 +74,11 @@ class Epochs:
         self.steps = (fit.steps_per_epoch if training else None) or self._steps_of_pass
 
     def steps_from(
-        self, epoch: int, first: int = 0, run_step: int | None = None
+        self,
+        epoch: int,
+        first: int = 0,
+        run_step: int | None = None,
+        part: tuple[int, int] | None = None,
     ) -> Generator[Step, None, None]:
         """Yield the steps of ``epoch``, from the ``first`` on, read ahead by a thread.
 
@@ -83,7 +87,9 @@ class Epochs:
             first: the step to begin with.
             run_step: steps of the whole run before that one; by default, as if all epochs had as
                 many as this one. With ``steps_per_epoch`` the position in the data follows from it.
+            part: which part of each global batch, and of how many; by default, this rank's.
         """
+        own, size = part or (self._rank, self._size)
         number = first
         before = epoch * self.steps
         if run_step is not None and self._training and self._fit.steps_per_epoch is not None:
@@ -92,14 +98,12 @@ class Epochs:
             # The run's position in the data, counted in global batches, and the pass it is in.
             passed, begin = divmod(before + number, self._steps_of_pass)
             plan = self._plan(passed if self._training else 0)
-            with contextlib.closing(
-                self._reader.epoch(plan, self._rank, self._size, begin)
-            ) as batches:
+            with contextlib.closing(self._reader.epoch(plan, own, size, begin)) as batches:
                 for batch in batches:
                     if number == self.steps:
                         return
                     rows = plan.batch_rows(batch.step)
-                    equal = rows == self._global_batch and rows % self._size == 0
+                    equal = rows == self._global_batch and rows % size == 0
                     yield Step(number, batch, rows, equal)
                     number += 1
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import io
 import socket
-import tempfile
+import struct
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 
 from ..launch.worker.reporting import notify
 from ..rundir.checkpoint import LogValue, PlainLogs
@@ -27,6 +26,8 @@ _PREFIX = "events.out.tfevents."
 _VALIDATED = "val_"
 # A file that cannot be appended to is written anew, at most once in so many seconds.
 _SECONDS = 30.0
+# Around each record of a file: its size, with a checksum, and that of the record.
+_HEADER, _SUM = struct.Struct("<QI"), struct.Struct("<I")
 
 
 class EventFiles:
@@ -172,18 +173,32 @@ def _record(event: bytes) -> bytes:
 
 def _events_before(file: Location, epoch: int) -> list[tuple[int, bytes]]:
     """Return the points of a file that lie before an epoch, by theirs; a torn end is left out."""
-    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto import event_pb2
 
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, file.name)
-        copy.write_bytes(file.read_bytes())
-        events = list(RawEventFileLoader(str(copy)).Load())
     return [
         (read.step, event)
-        for event in events
+        for event in _records_of(file.read_bytes())
         if (read := event_pb2.Event.FromString(event)).HasField("summary") and read.step < epoch
     ]
+
+
+def _records_of(data: bytes) -> Iterator[bytes]:
+    """Yield what `_record` made, up to what is torn or damaged.
+
+    TensorBoard's reader would import TensorFlow where that is installed, in the trainings of other
+    frameworks, too.
+    """
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    begin = 0
+    while begin + _HEADER.size <= len(data):
+        size, _ = _HEADER.unpack_from(data, begin)
+        end = begin + _HEADER.size + size
+        event, told = data[begin + _HEADER.size : end], data[end : end + _SUM.size]
+        if told != _SUM.pack(masked_crc32c(event)):
+            return
+        yield event
+        begin = end + _SUM.size
 
 
 def _scalars(name: str, value: LogValue) -> dict[str, float]:

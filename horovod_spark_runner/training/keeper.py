@@ -202,6 +202,7 @@ class Keeper:
         self._last = time.monotonic()
         if states is None:
             return
+        self._look_for_metric(progress)
         info = CheckpointInfo(
             step=progress.step,
             epoch=progress.epoch,
@@ -240,6 +241,24 @@ class Keeper:
                 + ", ".join(names)
             )
         self._metric_known = True
+
+    def _look_for_metric(self, progress: Progress) -> None:
+        """Tell, after the first epoch that has all results, if none is the one asked for.
+
+        Here are the results that are not known after a first step: those of a model's own steps,
+        and what callbacks add, perhaps not to every epoch.
+        """
+        validates = self._spec.validation is None or self._spec.fit.validates(progress.epoch - 1)
+        if self._metric_known or progress.epoch_step or not progress.history or not validates:
+            return
+        self._metric_known = True
+        results = progress.history[-1]
+        if self._options.best_metric not in results:
+            notify(
+                f"best_metric={self._options.best_metric!r} is no result of epoch "
+                f"{progress.epoch}, which has {', '.join(sorted(results))}; only a checkpoint of "
+                "an epoch that has it is kept as the best"
+            )
 
     def poll(self) -> None:
         """Raise what went wrong in writing, if anything did."""

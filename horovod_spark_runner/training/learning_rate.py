@@ -10,9 +10,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..settings.training import FitOptions
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +54,8 @@ def warmup_factor(options: FitOptions, world: int, progress: float) -> float:
 class LearningRate:
     """Sets the learning rates of a model during the warm-up; leaves them alone after that.
 
-    A callback that sets a rate has the last word: what it sets is neither scaled nor warmed up.
+    A callback that sets a rate has the last word: what it sets is neither scaled nor warmed up. One
+    that sets what the rate is anyway is seen in a later epoch, when it sets another; it is told of.
 
     Args:
         rates: the rates; ``None`` if they are not to be scaled.
@@ -72,10 +76,12 @@ class LearningRate:
         self._world = world
         self._base: list[float] = []
         self._last: list[float] = []
+        # Of the rates as they were set last, none are known once a callback has set others.
         self._done = rates is None
+        self._epoch: int | None = None
+        self._rates = rates
         if rates is None:
             return
-        self._rates = rates
         now = rates.read()
         state = state or {"base": now, "last": now, "done": False}
         self._base, self._last = list(state["base"]), list(state["last"])
@@ -86,18 +92,39 @@ class LearningRate:
         """What a resumed run needs to know, as JSON."""
         return {"base": self._base, "last": self._last, "done": self._done}
 
+    def share(self, world: MPI.Comm) -> None:
+        """Give all ranks the rates of rank 0, whose `state` holds for all; all must call it.
+
+        Ranks that make steps by themselves are not equally far in the warm-up, and have rates of
+        their own in a checkpoint.
+        """
+        if self._rates is not None:
+            self._rates.write(world.bcast(self._rates.read()))
+
     def before_step(self, progress: float) -> None:
         """Set the rates for the step that begins after ``progress`` epochs."""
-        if self._done:
+        epoch = int(progress)
+        if self._rates is None or not self._last or (self._done and epoch == self._epoch):
             return
-        if self._rates.read() != self._last:
+        self._epoch = epoch
+        now = self._rates.read()
+        if now != self._last:
             logger.warning(
-                "a callback set the learning rate after %.2f epochs; lr_scaling leaves it so",
+                "a callback set the learning rate from %s to %s after %.2f epochs; lr_scaling "
+                "leaves it so: what a callback does not compute from the rate before is unscaled",
+                _shown(self._last),
+                _shown(now),
                 progress,
             )
-            self._done = True
+            self._done, self._last = True, []
+            return
+        if self._done:
             return
         self._done = progress >= self._options.warmup_epochs
         factor = warmup_factor(self._options, self._world, progress)
         self._rates.write([base * factor for base in self._base])
         self._last = self._rates.read()
+
+
+def _shown(rates: Sequence[float]) -> str:
+    return ", ".join(f"{rate:.6g}" for rate in rates)

@@ -15,7 +15,6 @@ from mpi4py import MPI
 
 from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
-from ..launch.worker.reporting import report_progress
 from ..rundir.directory import RunDirectory
 from .accounting import Accounts, Clock, Kind, phases
 from .agreement import PREEMPT, SAVE, STOP, Agreement, raise_together
@@ -29,11 +28,13 @@ from .logs import Logs, numbers, plain
 from .preemption import PreemptionWatch
 from .progress import Progress, ProgressReporter
 from .rank_state import restore_rank
+from .shares import made_alone, shares_of
 from .spec import TrainingReport, TrainingSpec
 from .state import broadcast, kept
 from .sync.synchroniser import Synchroniser
 from .traces import Traces
 from .trainee import Trainee
+from .validation import evaluate
 from .ways import SYNCHRONISERS, Way
 
 
@@ -50,6 +51,7 @@ def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
         CheckpointError: a checkpoint could not be written.
         RanksDivergedError: a callback or train_step made the ranks' models differ.
         EnvironmentProblem: an environment variable changes the framework.
+        InvalidInputError: the outputs cannot be what predictions are asked for.
     """
     clock = Clock()
     engine = engine_named(spec.engine)
@@ -58,6 +60,8 @@ def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
     with PreemptionWatch() as watch:
         world = MPI.COMM_WORLD
         trainee = engine.trainee(spec, world, synchroniser)
+        if spec.check_outputs is not None and (outputs := trainee.outputs()) is not None:
+            spec.check_outputs(outputs)
         training = Training(spec, world, trainee, synchroniser, watch, clock)
         training.prepare()
         try:
@@ -115,15 +119,9 @@ class Training:
         # The window may take as much, so a dataset that fits into it can just as well be kept.
         reader = DatasetReader(data, self._trainee.columns, spec.transforms, spec.window_bytes)
         self._readers.append(reader)
+        ranks = self._rank, self._size
         return Epochs(
-            reader,
-            data,
-            spec.fit,
-            spec.global_batch,
-            spec.window_bytes,
-            self._rank,
-            self._size,
-            training=training,
+            reader, data, spec.fit, spec.global_batch, spec.window_bytes, *ranks, training=training
         )
 
     # -- before the first step -----------------------------------------------------------------
@@ -131,18 +129,18 @@ class Training:
     def prepare(self) -> None:
         """Bring all ranks to the same state: built, restored or broadcast."""
         self._keeper = Keeper(self._spec, self._world, self._trainee, self._sync)
+        wants = self._keeper.wants
+        self._shares = shares_of(self._sync, self._epochs, self._world, self._agreement, wants)
         self._restored = self._keeper.load()
         state: dict[str, Any] = {}
         if self._restored is not None:
             info = self._restored[0]
             state = info.state
-            history = [dict(logs) for logs in info.history]
             if self._rank == 0:
                 directory = RunDirectory(self._spec.run_dir)
-                self._accounts.epochs = directory.read_accounts(len(history))
-            self._progress = Progress(
-                info.step, info.epoch, info.epoch_step, history, state.get("stopped_at")
-            )
+                self._accounts.epochs = directory.read_accounts(len(info.history))
+            self._progress = Progress.of(info)
+            self._shares.restore(state, self._progress)
         elif self._spec.warm_start is not None and self._rank == 0:
             self._trainee.load_initial_weights(self._spec.warm_start)
         self._share_variables()
@@ -223,6 +221,8 @@ class Training:
         self._variables.restore(values)
         self._share_variables()
         restore_rank(own, self._trainee, self._hooks, self._sync)
+        if made_alone(info.state):
+            self._rate.share(self._world)
         return info.epoch_step > 0
 
     def _report(self) -> TrainingReport:
@@ -235,6 +235,7 @@ class Training:
             preempted_at=self._progress.step if self._preempted else None,
             timings=phases(self._accounts.seconds()),
             accounts=self._accounts.totals(),
+            staleness=self._shares.lateness(),
         )
 
     def _begin_epoch(self) -> None:
@@ -245,36 +246,24 @@ class Training:
         progress, steps = self._progress, self._epochs.steps
         if not begun:
             self._begin_epoch()
+            if not self._sync.in_step:  # servers take a part of the weights from each rank
+                self._check_agreement(f"at the beginning of epoch {progress.epoch + 1}")
         time_before, rows_before = time.monotonic(), progress.rows
-        last: tuple[Logs | None, float] = ({}, 1.0)
-        self._clock.to(Kind.DATA)
-        with contextlib.closing(
-            self._epochs.steps_from(progress.epoch, progress.epoch_step, progress.step)
-        ) as reading:
-            for step in reading:
-                self._clock.to(Kind.CALLBACKS)
-                logs, leave = self._run_step(step)
-                self._clock.to(Kind.DATA)
-                last = logs, step.fraction
-                if leave:
-                    break
-        self._clock.to(Kind.EXCHANGE)
-        if not self._preempted:
-            self._sync.meet(self._variables)
+        logs, last = self._run_steps()
         self._clock.to(Kind.AGREE)
         seconds = time.monotonic() - time_before
         progress.seconds += seconds
         if self._preempted:
             return {}
-        results = self._trainee.results("train", *last)
+        results = self._trainee.results("train", logs, self._shares.last_fraction(last))
         if self._validation is not None and self._spec.fit.validates(progress.epoch):
             with self._clock.during(Kind.VALIDATION):
                 results.update(self._evaluate())
         with self._clock.during(Kind.CALLBACKS):
-            logs = self._hooks.epoch_end(progress.epoch, results)
+            told = self._hooks.epoch_end(progress.epoch, results)
         self._agree()
         self._check_agreement(f"at the end of epoch {progress.epoch + 1}")
-        progress.history.append(plain(logs))
+        progress.history.append(plain(told))
         progress.epoch += 1
         progress.epoch_step = 0
         rate = self._accounts.end_epoch(progress.rows - rows_before, seconds, self._rates)
@@ -286,6 +275,30 @@ class Training:
         self._clock.to(Kind.CALLBACKS)
         return results
 
+    def _run_steps(self) -> tuple[Logs | None, Step | None]:
+        """Run the steps of an epoch, or of what is left; return the last of this rank, its logs."""
+        logs: Logs | None = {}
+        step = None
+        while not self._preempted:
+            self._clock.to(Kind.DATA)
+            with contextlib.closing(self._shares.steps(self._progress)) as reading:
+                for step in reading:
+                    self._clock.to(Kind.CALLBACKS)
+                    logs, leave = self._run_step(step)
+                    self._clock.to(Kind.DATA)
+                    if leave:
+                        break
+            self._clock.to(Kind.EXCHANGE)
+            self._sync.meet(self._variables)
+            asked = self._shares.end(self._progress)
+            if asked[STOP]:
+                self._hooks.stop_training = True
+            if asked[STOP] or not any(asked):
+                break
+            self._preempted = bool(asked[PREEMPT])
+            self._save()
+        return logs, step
+
     def _run_step(self, step: Step) -> tuple[Logs | None, bool]:
         """Run one step; return its logs, and whether the ranks have agreed to leave the epoch."""
         progress, steps = self._progress, self._epochs.steps
@@ -295,22 +308,24 @@ class Training:
         begins, ends, end = execution(step.number, steps, self._trainee.steps_per_execution)
         if begins and self._hooks.watch_begin:
             self._hooks.train_step_begin(step.number)
-        asked = (self._hooks.stop_training, self._keeper.clock_is_due(), self._watch.requested)
+        asked = self._asked()
+        if not ends:  # an execution is not left within
+            asked = (False, *asked[1:])
+        self._clock.to(Kind.EXCHANGE)
+        self._sync.before_step(progress.step)
         self._clock.to(Kind.STEP if self._checked else Kind.FIRST_STEP)
         if not self._checked and self._size > 1:
             raise_together(self._world, lambda: self._trainee.probe(step))
         # Without rows of its own, a rank takes part in a step of all, and lets one of its own be.
         idle = not step.batch.rows and not self._sync.meets_in_every_step
-        self._sync.before_step(progress.step)
         with kept(self._variables) if idle else contextlib.nullcontext():
             logs, requests = self._trainee.train_step(step, asked, step.number == steps - 1)
         self._clock.to(Kind.CALLBACKS)
         ends_watched = ends and self._hooks.watch_end
-        if step.number == steps - 1 or ends_watched:
+        if step.number == steps - 1 or ends_watched or not self._sync.in_step:
             self._note_rates()  # callbacks may set others from here on
         progress.rows += step.batch.rows
-        progress.step += 1
-        progress.epoch_step = step.number + 1
+        further = progress.to_step(step.number + 1)
         met = True
         if requests is None:  # the step is this rank's alone
             self._clock.to(Kind.EXCHANGE)
@@ -322,11 +337,10 @@ class Training:
             self._check_first(logs, met)
         if ends_watched:
             self._hooks.train_step_end(end, logs)
-        self._reporter.step(progress, steps, logs, step.rows)
+        self._reporter.step(progress, steps, logs, further * step.rows)
         stop = requests[STOP]
-        # Callbacks may look at their own clock: what one rank decides, all do.
-        if ends_watched and not stop:
-            stop = self._agreement.any_asks(self._hooks.stop_training)
+        if not stop:
+            stop = self._shares.stops(self._asked(), watched=ends_watched)
         if stop:
             if not ends_watched:
                 self._note_rates()
@@ -338,6 +352,10 @@ class Training:
         if self._preempted or (self._save_due and met and not last):
             self._save()
         return logs, self._preempted
+
+    def _asked(self) -> tuple[bool, bool, bool]:
+        """Return what this rank asks of all; see `agreement`."""
+        return self._hooks.stop_training, self._keeper.clock_is_due(), self._watch.requested
 
     def _note_rates(self) -> None:
         if self._rank == 0:
@@ -353,29 +371,9 @@ class Training:
             self._check_agreement("after the first step")
 
     def _evaluate(self) -> dict[str, object]:
-        epochs, hooks = self._validation, self._hooks
-        if epochs is None:
+        if self._validation is None:
             return {}
-        hooks.stop_evaluating = False
-        hooks.test_begin()
-        self._trainee.reset_metrics()
-        length = self._trainee.steps_per_execution
-        last: tuple[Logs | None, float] = ({}, 1.0)
-        with contextlib.closing(epochs.steps_from(0)) as reading:
-            for step in reading:
-                begins, ends, end = execution(step.number, epochs.steps, length)
-                if begins and hooks.watch_test:
-                    hooks.test_step_begin(step.number)
-                logs = self._trainee.test_step(step, step.number == epochs.steps - 1)
-                report_progress()
-                last = logs, step.fraction
-                if ends and hooks.watch_test:
-                    hooks.test_step_end(end, logs)
-                    if self._agreement.any_asks(hooks.stop_evaluating):
-                        break
-        results = self._trainee.results("test", *last)
-        hooks.test_end(results)
-        return {self._trainee.of_validation(name): value for name, value in results.items()}
+        return evaluate(self._trainee, self._hooks, self._validation, self._agreement)
 
     def _check_agreement(self, when: str) -> None:
         with self._clock.during(Kind.AGREE):
@@ -393,6 +391,10 @@ class Training:
 
     def _save(self) -> None:
         self._save_due = False
-        state = {"learning_rate": self._rate.state, "stopped_at": self._progress.stopped_at}
+        state = {
+            "learning_rate": self._rate.state,
+            "stopped_at": self._progress.stopped_at,
+            **self._shares.state(),
+        }
         with self._clock.during(Kind.CHECKPOINT):
             self._keeper.save(self._progress, self._hooks, state, self._accounts.epochs)

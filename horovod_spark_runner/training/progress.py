@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..launch.shared.messages import Progress as ProgressReport
 from ..launch.worker.reporting import send
-from ..rundir.checkpoint import LogValue
+from ..rundir.checkpoint import CheckpointInfo, LogValue
 from .accounting import Accounts, Kind, mean_seconds
 from .logs import Logs, numbers, plain
 
@@ -38,6 +38,20 @@ class Progress:
     stopped_at: int | None = None
     rows: int = 0
     seconds: float = 0.0
+
+    @classmethod
+    def of(cls, info: CheckpointInfo) -> Progress:
+        """Return how far a training had come at a checkpoint."""
+        history = [dict(logs) for logs in info.history]
+        stopped_at = info.state.get("stopped_at")
+        return cls(info.step, info.epoch, info.epoch_step, history, stopped_at)
+
+    def to_step(self, epoch_step: int) -> int:
+        """Note that so many steps of the epoch are done; return how many more that are."""
+        further = epoch_step - self.epoch_step
+        self.step += further
+        self.epoch_step = epoch_step
+        return further
 
     def is_finished(self, epochs: int) -> bool:
         """Tell whether a run that is to have so many epochs is over."""

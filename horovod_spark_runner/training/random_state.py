@@ -14,6 +14,9 @@ import numpy as np
 from ..storage.arrays import Arrays
 from .state import Variable
 
+# Python's and NumPy's, which begin alike on all ranks.
+ALIKE = ("python", "numpy")
+
 
 def capture_random(own: Mapping[str, Variable]) -> tuple[dict[str, Any], Arrays]:
     """Return the state of all global generators of this process.
@@ -33,10 +36,14 @@ def capture_random(own: Mapping[str, Variable]) -> tuple[dict[str, Any], Arrays]
 
 
 def restore_random(state: dict[str, Any], arrays: Arrays, own: Mapping[str, Variable]) -> None:
-    """Put all global generators into a state that `capture_random` returned."""
+    """Put all global generators into a state that `capture_random` returned.
+
+    Those of the framework that are not in it stay as they are.
+    """
     version, gauss = state["python"]
     random.setstate((version, tuple(int(word) for word in arrays["python"]), gauss))
     kind, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, arrays["numpy"], position, has_gauss, cached))
     for name, variable in own.items():
-        variable.assign(arrays[name])
+        if name in arrays:
+            variable.assign(arrays[name])

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import RunDirectoryError
 from ..storage.arrays import Arrays
 from .hooks import Hooks
-from .random_state import capture_random, restore_random
+from .random_state import ALIKE, capture_random, restore_random
 from .state import Variable, separate_seed
 from .sync.synchroniser import Alike, Synchroniser
 from .trainee import Trainee
@@ -136,15 +136,16 @@ def state_for(states: list[RankState], rank: int, size: int) -> RankState:
 
     With another number of ranks, the sums of metrics are added up on rank 0 (what is a mean over
     ranks becomes that of all, what is rank 0's stays, what can be joined is), and a rank that was
-    not there before takes rank 0's generators; its random layers get a stream of their own, and of
-    what the way of synchronising keeps it gets what is shared. What that keeps as terms of a sum
-    over the ranks is added up on rank 0.
+    not there before takes rank 0's generators of Python and NumPy. Its random layers get streams of
+    their own, the framework's generators stay as the rank has begun, and of what the way of
+    synchronising keeps it gets what is shared. What that keeps as terms of a sum over the ranks is
+    added up on rank 0.
     """
     first = states[0]
     own = states[rank] if rank < len(states) else first
     ours = own.arrays
     if rank >= len(states):
-        ours = {n: a for n, a in ours.items() if not n.startswith("sync/")}
+        ours = {n: a for n, a in ours.items() if not n.startswith("sync/") and not _is_stream(n)}
     of_all = {n: a for n, a in first.arrays.items() if n.startswith("sync/shared/")}
     of_callbacks = {n: a for n, a in first.arrays.items() if n.startswith("callback/")}
     arrays = {**of_callbacks, **ours, **of_all}
@@ -161,6 +162,12 @@ def state_for(states: list[RankState], rank: int, size: int) -> RankState:
                 if name.startswith("seed/"):
                     arrays[name] = separate_seed(array, rank)
     return RankState(own.values, arrays)
+
+
+def _is_stream(name: str) -> bool:
+    """Tell whether an array is a generator of which each rank has a stream of its own."""
+    group, _, generator = name.partition("/")
+    return group == "random" and generator not in ALIKE
 
 
 def _merged(parts: list[np.ndarray], merge: str, rank: int) -> np.ndarray:

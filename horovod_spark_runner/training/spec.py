@@ -10,6 +10,7 @@ from ..data.manifest import Manifest
 from ..errors import DataError, InvalidInputError, ModelError, brief
 from ..frameworks import KERAS
 from ..rundir.checkpoint import LogValue
+from ..rundir.handed import Carried
 from ..settings.code import misfit
 from ..settings.data import Transform
 from ..settings.kinds import ColumnNames, check_columns
@@ -32,7 +33,7 @@ class ModelSource:
     """
 
     function: Callable[[], object] | None = None
-    file: bytes | str | None = field(default=None, repr=False)
+    file: Carried | str | None = field(default=None, repr=False)
     custom_objects: Mapping[str, object] = field(default_factory=dict)
     engine: str = KERAS
 
@@ -150,7 +151,7 @@ class WarmStart:
 
     origin: str
     kind: str
-    files: dict[str, bytes] = field(repr=False)
+    files: Mapping[str, Carried] = field(repr=False)
     paths: tuple[str, ...] = field(default=(), repr=False)
     skip_mismatch: bool = False
 
@@ -182,6 +183,8 @@ class TrainingSpec:
         settings: what to record in checkpoints.
         name_outputs: gives the names of the outputs of a SavedModel, which is to be written, too,
             for those of the model's; ``None`` writes none.
+        check_outputs: raises an error for outputs that cannot be what predictions are asked for;
+            called before the first step, where they are known; ``None`` checks nothing.
         final_metrics: whether to evaluate the model once more if callbacks or the optimizer change
             it after the last epoch (false).
     """
@@ -206,6 +209,7 @@ class TrainingSpec:
     settings: dict[str, Any]
     transforms: Mapping[str, Transform] = field(default_factory=dict)
     name_outputs: Callable[[Sequence[str]], Sequence[str]] | None = None
+    check_outputs: Callable[[Sequence[OutputSpec]], None] | None = None
     final_metrics: bool = False
 
     @property
@@ -267,6 +271,8 @@ class TrainingReport:
             was spent on: see `horovod_spark_runner.training.accounting`.
         accounts: where the time of all ranks went, as
             `horovod_spark_runner.training.accounting.record` tells it; only rank 0 knows.
+        staleness: how many updates of the weights came 0, 1, … updates of other ranks after these
+            had been taken; empty where ranks do not step by themselves.
         final: metrics of the validation rows, of the model as it was saved, if that was asked for
             and the training's end has changed it after the last epoch; nothing without such rows.
     """
@@ -278,4 +284,5 @@ class TrainingReport:
     saved: Any = None
     timings: dict[str, float] = field(default_factory=dict)
     accounts: dict[str, Any] = field(default_factory=dict)
+    staleness: list[int] = field(default_factory=list)
     final: dict[str, LogValue] | None = None

@@ -14,7 +14,7 @@ from .epochs import Step
 from .hooks import Hooks
 from .learning_rate import Rates
 from .logs import Logs
-from .spec import WarmStart
+from .spec import OutputSpec, WarmStart
 from .state import TrainingVariables, Variable
 from .traces import Tracer
 
@@ -134,6 +134,10 @@ class Trainee(ABC):
             in_epoch: whether the checkpoint was taken within an epoch, whose sums are continued.
         """
         return ModelChanges(other_model(then, now), record=dict(now))
+
+    def outputs(self) -> Sequence[OutputSpec] | None:
+        """Return what the model gives when it predicts; ``None`` if that is not known yet."""
+        return None
 
     def exchange_seconds(self) -> float | None:
         """Return the seconds that all steps so far have spent exchanging, and waiting for others.

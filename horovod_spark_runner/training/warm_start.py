@@ -81,7 +81,7 @@ def _of_format(location: Location, formats: Sequence[WeightsFormat]) -> WarmStar
         if one.fits(location):
             if one.marker:
                 return WarmStart(str(location), one.kind, _read_folder(location, ""))
-            return WarmStart(str(location), one.kind, {location.name: location.read_bytes()})
+            return WarmStart(str(location), one.kind, {location.name: _contents(location)})
     return None
 
 
@@ -95,7 +95,9 @@ def _of_run(location: Location, engine: str, formats: Sequence[WeightsFormat]) -
         model = read_model(directory)
         signature = model.signature
         _check_engine(text, signature.engine, engine)
-        return WarmStart(text, ARRAYS, {WEIGHTS_FILE: model.read(WEIGHTS_FILE)}, signature.weights)
+        return WarmStart(
+            text, ARRAYS, {WEIGHTS_FILE: model.contents(WEIGHTS_FILE)}, signature.weights
+        )
     newest = newest_readable(directory, read)
     if newest is None:
         others = "".join(f", nor {one.called}" for one in formats)
@@ -111,7 +113,7 @@ def _of_checkpoint(
 ) -> WarmStart:
     _check_engine(str(folder), info.engine, engine)
     paths = tuple(path for name, path, *_ in info.variables if name.startswith("model/"))
-    return WarmStart(str(folder), ARRAYS, {VARIABLES_FILE: data.read()}, paths)
+    return WarmStart(str(folder), ARRAYS, {VARIABLES_FILE: data}, paths)
 
 
 def _check_engine(origin: str, found: str, engine: str) -> None:
@@ -123,12 +125,16 @@ def _check_engine(origin: str, found: str, engine: str) -> None:
         )
 
 
-def _read_folder(folder: Location, below: str) -> dict[str, bytes]:
-    files: dict[str, bytes] = {}
+def _read_folder(folder: Location, below: str) -> dict[str, Contents]:
+    files: dict[str, Contents] = {}
     for entry in folder.list():
         name = f"{below}{entry.name}"
         if entry.is_folder:
             files.update(_read_folder(entry, f"{name}/"))
         else:
-            files[name] = entry.read_bytes()
+            files[name] = _contents(entry)
     return files
+
+
+def _contents(file: Location) -> Contents:
+    return file.spool(lambda part: None)

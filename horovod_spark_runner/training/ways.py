@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..settings.sync import Allreduce, DiLoCo, LocalSGD
+from ..settings.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD
 from .sync.allreduce import AllreduceSynchroniser
+from .sync.asynchronous import AsyncSynchroniser
 from .sync.compressed import CompressedSynchroniser
+from .sync.ranks import MpiRanks
 from .sync.rounds import RoundsSynchroniser
 from .sync.synchroniser import Collectives, Synchroniser
 from .sync.wire import MpiWire
@@ -24,9 +26,15 @@ def allreduce(options: Allreduce, collectives: Collectives) -> Synchroniser:
     return CompressedSynchroniser(compression, collectives, MpiWire())
 
 
+def asynchronous(options: AsyncServer, collectives: Collectives) -> Synchroniser:
+    """Return what lets ranks step by themselves."""
+    return AsyncSynchroniser(options, collectives, MpiRanks())
+
+
 # By the class of the settings.
 SYNCHRONISERS: dict[type, Way] = {
     Allreduce: allreduce,
     LocalSGD: RoundsSynchroniser,
     DiLoCo: RoundsSynchroniser,
+    AsyncServer: asynchronous,
 }

@@ -15,7 +15,8 @@ from ..data.prepare.datasets import session_of
 from ..errors import EnvironmentProblem, InvalidInputError, RunDirectoryError
 from ..launch.driver.console import Console
 from ..run.default_place import default_place
-from ..run.pipeline import prepare_data
+from ..run.looked_at import hand_over
+from ..run.pipeline import import_ahead, prepare_data
 from ..run.request import CheckedRequest, Resume, check_request
 from ..rundir.lock import RunLock
 from ..settings.kinds import check_choice, check_count, check_flag
@@ -116,6 +117,7 @@ def tune(
         RunFailedError: all trials have failed.
         RunCancelledError: a Spark job of the search was cancelled.
     """
+    hand_over(tune)
     studies, samplers = needing_optuna("study"), needing_optuna("samplers")
     space = check_space(space)
     check_names(space, training)
@@ -148,6 +150,7 @@ def tune(
     with RunLock(directory.lock):
         check_whole(directory)
         check_same(directory, wanted)
+        import_ahead(checked, at_once)
         with prepare_data(checked, directory.lock.data) as data:
             begin_or_check(directory, {**wanted, "rows": data.train.fingerprint})
             directory.mend_journal()

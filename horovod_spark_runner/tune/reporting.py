@@ -17,8 +17,8 @@ from .result import trial_line
 if TYPE_CHECKING:
     from .study import Study
 
-# Of the time of a search, what drawing may take at most.
-_SHARE = 0.1
+# Of the time of a search, what drawing may take at most: trials need the driver meanwhile.
+_SHARE = 0.02
 
 logger = logging.getLogger(__name__)
 

@@ -32,6 +32,11 @@ from .space import Space
 # Arguments of `run_training` that a search decides, or that mean nothing to a function's model.
 _OWN = ("df", "model_fn", "num_workers", "run_dir", "resume", "seed", "stream_logs")
 _UNUSED = ("custom_objects",)
+# Arguments of `tune` itself, which no trial can have its own of.
+_OF_SEARCH = (
+    *("space", "metric", "direction", "max_trials", "parallel", "workers_per_trial"),
+    *("sampler", "pruner", "study_dir"),
+)
 _OPTIONS: dict[str, type[Settings]] = {
     "data": DataOptions,
     "checkpoints": CheckpointOptions,
@@ -242,7 +247,8 @@ def check_param_names(names: Mapping[str, Any], training: Mapping[str, Any]) -> 
             raise InvalidInputError(
                 f"{name!r} in the space is a setting of Allreduce, and sync={sync} is given"
             )
-        if name not in _SEARCHED and (name in _TABLE or name in arguments):
+        known = name in _TABLE or name in arguments or name in _OF_SEARCH
+        if known and name not in _SEARCHED:
             raise InvalidInputError(
                 f"{name!r} in the space is the name of a setting that cannot be searched; those "
                 f"that can are {', '.join(_SEARCHED)}. A parameter of model_fn needs another name"

@@ -1,11 +1,12 @@
-"""Runs small Horovod functions on the master given; prints what became of each, as one JSON list.
+"""Runs small Horovod functions on the master given; prints what became of them, as a JSON list.
 
 Usage: function_job.py MASTER REQUEST ... [KEY=VALUE ...]
 
 MASTER is a Spark master, or ``connect:`` and a Spark Connect remote.
-A REQUEST is a JSON object: ``what``, the function, and arguments of HorovodRunner. A function that
+A REQUEST is a JSON object: ``what``, the function, and arguments of HorovodRunner, or
+``"counted"`` and arguments of it. A function that
 ends in ``_by_spark`` lets the slots find each other through Spark, not the driver. A KEY is a
-setting of Spark.
+setting of Spark. The list is printed after every function, and the last is that of all.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import time
 from typing import Any
 from unittest import mock
 
+from counted import counted
+from one_sided import accumulates  # noqa: F401 - found by its name
 from sessions import make_session
 
 from horovod_spark_runner import HorovodRunner
@@ -83,7 +86,8 @@ def answer_to(what: str, **arguments: Any) -> dict[str, Any]:
     """Return what became of a function."""
     began = time.time()
     try:
-        run = HorovodRunner(**arguments).run(globals()[what])
+        given = {"each": arguments.pop("each")} if "each" in arguments else {}
+        run = HorovodRunner(**arguments).run(globals()[what], **given)
         answer: dict[str, Any] = {"results": run.results, "timings": run.timings}
     except Exception as error:
         answer = {"error": type(error).__name__, "message": str(error)}
@@ -103,10 +107,13 @@ def through_spark(what: str, **arguments: Any) -> dict[str, Any]:
         return answer_to(what, **arguments)
 
 
-def answer(text: str) -> dict[str, Any]:
+def answer(text: str, spark: Any) -> dict[str, Any]:
     """Return what became of a request."""
     request = json.loads(text)
     what = request.pop("what")
+    if what == "counted":
+        told: dict[str, Any] = counted(spark, **request)
+        return told
     ask = through_spark if what.endswith("_by_spark") else answer_to
     return ask(what.removesuffix("_by_spark"), **request)
 
@@ -114,8 +121,11 @@ def answer(text: str) -> dict[str, Any]:
 def main() -> None:
     master, *given = sys.argv[1:]
     spark = make_session(master, [text for text in given if not text.startswith("{")], "OFF")
-    answers = [answer(text) for text in given if text.startswith("{")]
-    print(json.dumps(answers), flush=True)
+    answers = []
+    for text in given:
+        if text.startswith("{"):
+            answers.append(answer(text, spark))
+            print(json.dumps(answers), flush=True)
     spark.stop()
 
 

@@ -144,6 +144,12 @@ class Hosts:
         shape += ["burst", "32kbit", "latency", "400ms"]
         subprocess.run(["ip", "netns", "exec", self._space(name), *shape], check=True)
 
+    def pin(self, name: str, core: int) -> None:
+        """Let a host's processes, and those they start, run on one core of this machine only."""
+        for pid in self._pids(self._space(name)):
+            pinned = ["taskset", "--all-tasks", "--cpu-list", "--pid", str(core), pid]
+            subprocess.run(pinned, check=True, capture_output=True)
+
     def processes(self, name: str) -> list[str]:
         """Return the names and command lines of the host's processes."""
         found = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from function_job import answer
@@ -16,6 +17,8 @@ from sessions import make_session
 
 from horovod_spark_runner import HorovodRunner, run_training
 from horovod_spark_runner.tune import choice, tune
+
+ROOT = str(Path(__file__).parents[2])
 
 
 def model_fn() -> Any:
@@ -74,14 +77,13 @@ def main() -> None:
     settings = [text for text in given if not text.startswith("{")]
     spark = make_session(master, ["spark.driver.host=127.0.0.1", *settings], "ERROR")
     places = HorovodRunner(2).run(where).results
-    answers = [answer(text) for text in given if text.startswith("{")]
+    answers = [answer(text, spark) for text in given if text.startswith("{")]
 
-    from sklearn.datasets import load_digits
+    sys.path.insert(0, ROOT)  # of the driver only: the ranks need nothing of the tests
+    from tests.digits import load as load_digits
 
-    data = load_digits()
-    rows = [
-        ((i / 16).ravel().tolist(), int(t)) for i, t in zip(data.images, data.target, strict=True)
-    ]
+    images, digits = load_digits()
+    rows = list(zip(images.tolist(), digits.tolist(), strict=True))
     frame = spark.createDataFrame(rows, "image array<float>, digit int")
     model = run_training(
         frame,

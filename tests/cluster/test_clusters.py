@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +30,6 @@ def run_job(
         check=False,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable, **env},
     )
-
-
-def run_functions(
-    master: str, requests: Sequence[dict[str, Any]], *settings: str
-) -> list[dict[str, Any]]:
-    """Return what became of each of the functions, all in one session; see `function_job`."""
-    texts = [json.dumps(request) for request in requests]
-    run = subprocess.run(
-        [sys.executable, str(HERE / "function_job.py"), master, *texts, *settings],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    answers: list[dict[str, Any]] = json.loads(run.stdout.splitlines()[-1])
-    return answers
 
 
 def result_of(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -88,16 +70,29 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         subprocess.run([str(STANDALONE), "stop", place], check=True)
 
 
-def test_local_cluster_with_an_executor_per_rank(tmp_path: Path) -> None:
-    result = result_of(run_job("local-cluster[2,1,1024]", tmp_path / "run"))
-    check(result)
-    assert len({place["executor"] for place in result["places"]}) == 2
+@pytest.fixture(scope="module")
+def of_encrypted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What became of a job where Spark encrypts and all is on this machine."""
+    encrypted = ("spark.network.crypto.enabled=true", "spark.authenticate=true")
+    secret = "spark.authenticate.secret=only-for-this-test"
+    run_dir = tmp_path_factory.mktemp("encrypted") / "run"
+    return result_of(run_job("local-cluster[2,1,1024]", run_dir, *encrypted, secret))
+
+
+def test_local_cluster_with_an_executor_per_rank(of_encrypted: dict[str, Any]) -> None:
+    check(of_encrypted)
+    assert len({place["executor"] for place in of_encrypted["places"]}) == 2
 
 
 @pytest.fixture(scope="module")
 def of_standalone(standalone: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What became, in one session, of functions on one core for each rank and on two, and a job."""
-    requests = [{"what": "where", "num_workers": 2, "resources": {"cpus": n}} for n in (1, 2)]
+    """What became, in one session, of a job and of functions, the last two of which want more.
+
+    They want one core for each rank, two, and one more rank than there are cores.
+    """
+    ask = {"what": "where", "start_timeout": 1}
+    requests = [{**ask, "num_workers": 2, "resources": {"cpus": n}} for n in (1, 2)]
+    requests.append({**ask, "num_workers": 3})
     given = [*map(json.dumps, requests), "spark.executor.memory=512m"]
     return result_of(run_job(standalone, tmp_path_factory.mktemp("standalone") / "run", *given))
 
@@ -107,16 +102,16 @@ def test_standalone_cluster(of_standalone: dict[str, Any]) -> None:
 
 
 def test_resources_of_one_stage(of_standalone: dict[str, Any]) -> None:
-    one, two = of_standalone["answers"]
+    one, two, _ = of_standalone["answers"]
     assert [r["rank"] for r in one["results"]] == [0, 1]
     assert two["error"] == "NotEnoughSlotsError", two
     assert "asked for 2 slots with 2 cores each, found 0" in two["message"]
 
 
-def test_standalone_cluster_with_too_few_slots(standalone: str, tmp_path: Path) -> None:
-    run = run_job(standalone, tmp_path / "run", "spark.cores.max=1")
-    assert run.returncode != 0
-    assert "NotEnoughSlotsError: asked for 2 slots with 1 core each, found 1" in run.stderr
+def test_standalone_cluster_with_too_few_slots(of_standalone: dict[str, Any]) -> None:
+    too_few = of_standalone["answers"][-1]
+    assert too_few["error"] == "NotEnoughSlotsError", too_few
+    assert "asked for 3 slots with 1 core each, found 2" in too_few["message"]
 
 
 def test_executors_without_the_package_are_explained(tmp_path: Path) -> None:
@@ -146,12 +141,11 @@ def test_functions_on_spark_connect(of_connect: dict[str, Any]) -> None:
     assert "asked for 3 slots with 1 core each, found 2" in too_many["message"]
 
 
-def test_encrypted_spark_is_not_undermined(standalone: str) -> None:
-    encrypted = ("spark.network.crypto.enabled=true", "spark.authenticate=true")
-    secret = ("spark.authenticate.secret=only-for-this-test", "spark.driver.host=127.0.0.1")
-    where = [{"what": "where", "num_workers": 2}]
-    (answer,) = run_functions("local-cluster[2,1,1024]", where, *encrypted, *secret)
-    assert "results" in answer  # all on this machine
-    (answer,) = run_functions(standalone, where, "spark.ssl.enabled=true")
-    assert answer["error"] == "EnvironmentProblem"
-    assert "allow_unencrypted=True" in answer["message"]
+def test_encrypted_spark_is_not_undermined(
+    of_encrypted: dict[str, Any], standalone: str, tmp_path: Path
+) -> None:
+    check(of_encrypted)  # all on this machine
+    run = run_job(standalone, tmp_path / "run", "spark.ssl.enabled=true")
+    assert run.returncode != 0
+    assert "EnvironmentProblem" in run.stderr
+    assert "allow_unencrypted=True" in run.stderr

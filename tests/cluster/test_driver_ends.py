@@ -19,16 +19,22 @@ import pytest
 from tests.leftovers import await_nothing_left
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
+RANKS = 2
 JOB = str(Path(__file__).with_name("function_job.py"))
 
 
 class Driver:
-    """A driver in a process group of its own, whose ranks are in an endless loop."""
+    """A driver in a process group of its own, whose two ranks are in an endless loop.
 
-    def __init__(self, master: str, ranks: int) -> None:
-        request = json.dumps({"what": "forever", "num_workers": ranks})
+    Args:
+        master: Spark's.
+        loops: how many runs of them it starts, one when the other has failed.
+    """
+
+    def __init__(self, master: str, loops: int) -> None:
+        request = json.dumps({"what": "forever", "num_workers": RANKS})
         self.process = subprocess.Popen(
-            [sys.executable, JOB, master, request],
+            [sys.executable, JOB, master, *loops * [request]],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -36,8 +42,6 @@ class Driver:
             env={**os.environ, "PYSPARK_PYTHON": sys.executable},
         )
         self._lines: list[str] = []
-        self._looping = threading.Event()
-        self._ranks = ranks
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -45,11 +49,13 @@ class Driver:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self._lines.append(line)
-            if sum("in the loop" in text for text in self._lines) >= self._ranks:
-                self._looping.set()
 
-    def await_loop(self) -> None:
-        assert self._looping.wait(120), "".join(self._lines)
+    def await_loop(self, number: int = 1) -> None:
+        """Wait until the ranks of so many runs have come to the loop."""
+        deadline = time.monotonic() + 120
+        while sum("in the loop" in line for line in self._lines) < number * RANKS:
+            assert time.monotonic() < deadline, "".join(self._lines)
+            time.sleep(0.05)
 
     def finish(self, timeout: float = 60) -> tuple[str, str]:
         assert self.process.stdout is not None
@@ -63,8 +69,8 @@ class Driver:
         self.process.wait()
 
 
-def run(master: str, fault: Callable[[Driver], None]) -> tuple[Driver, str, str]:
-    driver = Driver(master, 2)
+def run(master: str, fault: Callable[[Driver], None], loops: int = 1) -> tuple[Driver, str, str]:
+    driver = Driver(master, loops)
     try:
         driver.await_loop()
         fault(driver)
@@ -87,9 +93,8 @@ def test_ctrl_c(master: str) -> None:
     assert "KeyboardInterrupt" in err
 
 
-@pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]"])
-def test_a_killed_driver(master: str) -> None:
-    driver, _, _ = run(master, lambda driver: driver.process.kill())
+def test_a_killed_driver() -> None:
+    driver, _, _ = run("local[2]", lambda driver: driver.process.kill())
     assert driver.process.returncode == -signal.SIGKILL
 
 
@@ -103,9 +108,17 @@ def kill_executor(driver: Driver) -> None:
     raise AssertionError("there is no executor")
 
 
-def test_a_lost_executor() -> None:
+def kill_executor_and_driver(driver: Driver) -> None:
+    """Kill an executor under the driver's first run, and the driver under its second."""
+    kill_executor(driver)
+    driver.await_loop(2)
+    driver.process.kill()
+
+
+def test_a_lost_executor_and_then_a_killed_driver() -> None:
     began = time.time()
-    _, out, err = run("local-cluster[2,1,1024]", kill_executor)
+    driver, out, err = run("local-cluster[2,1,1024]", kill_executor_and_driver, loops=2)
+    assert driver.process.returncode == -signal.SIGKILL
     assert out, err
     (answer,) = json.loads(out.splitlines()[-1])
     assert answer["error"] == "RankFailedError", answer

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,22 @@ import pytest
 
 from horovod_spark_runner.launch.shared.processes import GUARD_NAME, READY_NAME
 
+from . import counted
 from .host_cluster import HostCluster
 from .hosts import Hosts
 
-pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.spark]
+# What all functions take falls on the first test.
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.mpi,
+    pytest.mark.spark,
+    pytest.mark.timeout(600),
+]
 
 HERE = Path(__file__).parent
 NODES = ("hsr-a", "hsr-b")
+SIZES = (2, 3, 4)
+KINDS = ("killed", "stopped", "torch")
 
 
 class Cluster(HostCluster):
@@ -33,19 +43,71 @@ class Cluster(HostCluster):
             *map(json.dumps, requests),
             f"spark.driver.host={self.hosts.spark_address(NODES[0])}",
             "spark.executor.memory=512m",
+            # Two ranks would fit on the host whose executor comes first.
+            f"spark.cores.max={2 * len(NODES)}",
+            "spark.scheduler.minRegisteredResourcesRatio=1.0",
         ]
 
-    def run(self, *requests: dict[str, Any]) -> list[dict[str, Any]]:
-        done = self.hosts.run(NODES[0], self.arguments(*requests), self.env)
-        assert done.returncode == 0, done.stderr[-4000:]
-        answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-        return answers
+    def start(self, *requests: dict[str, Any]) -> subprocess.Popen[str]:
+        return self.popen(self.arguments(*requests))
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Hosts(tmp_path / "hosts", NODES) as hosts:
-        yield Cluster(hosts, NODES, tmp_path)
+def answers_of(job: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    out, err = job.communicate(timeout=240)
+    assert job.returncode == 0, err[-4000:]
+    answers: list[dict[str, Any]] = json.loads(out.splitlines()[-1])
+    return answers
+
+
+@dataclass(frozen=True)
+class Told:
+    """What became of functions on two hosts, the second of which has vanished under the last.
+
+    Attributes:
+        answers: the functions', in order.
+        unplugged: when the host vanished.
+        left: processes of ranks and MPI that the other host still had half a minute after all.
+    """
+
+    answers: list[dict[str, Any]]
+    unplugged: float
+    left: list[str]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    folder = tmp_path_factory.mktemp("hosts")
+    requests = [{"what": "where", "num_workers": ranks} for ranks in SIZES]
+    requests.append({"what": "accumulates", "num_workers": 4, "each": 25_000})
+    for kind in KINDS:
+        run_dir = str(folder / kind)
+        requests.append({"what": "counted", "run_dir": run_dir, "kind": kind})
+    requests.append({"what": "where_by_spark", "num_workers": 3})
+    requests.append({"what": "forever", "num_workers": 2, "heartbeat_timeout": 15})
+    with Hosts(folder / "hosts", NODES) as hosts:
+        job = Cluster(hosts, NODES, folder).start(*requests)
+        assert job.stderr is not None
+        lines: list[str] = []
+        while sum("in the loop" in line for line in lines) < 2:
+            lines.append(job.stderr.readline())
+            assert lines[-1], "".join(lines)[-4000:]
+        hosts.unplug(NODES[1])
+        unplugged = time.time()
+        answers = answers_of(job)
+        deadline = time.monotonic() + 30
+        while (left := ranks_on(hosts, NODES[0])) and time.monotonic() < deadline:
+            time.sleep(0.2)
+    return Told(answers, unplugged, left)
+
+
+def ranks_on(hosts: Hosts, name: str) -> list[str]:
+    """Return the processes of ranks and of MPI, but those that wait for the executor's next run."""
+    return [
+        process
+        for process in hosts.processes(name)
+        if ("launch" in process or "prte" in process)
+        and not process.startswith((READY_NAME, GUARD_NAME))
+    ]
 
 
 def check_world(results: list[dict[str, Any]], ranks: int) -> None:
@@ -59,49 +121,63 @@ def check_world(results: list[dict[str, Any]], ranks: int) -> None:
     assert all(locals_ == list(range(len(locals_))) for locals_ in by_host.values())
 
 
-def test_ranks_on_two_hosts(cluster: Cluster) -> None:
-    sizes = (2, 3, 4)
-    *answers, through_spark = cluster.run(
-        *({"what": "where", "num_workers": ranks} for ranks in sizes),
-        {"what": "where_by_spark", "num_workers": 3},
-    )
-    for ranks, answer in zip(sizes, answers, strict=True):
+def test_ranks_on_two_hosts(told: Told) -> None:
+    *answers, through_spark, _ = told.answers
+    for ranks, answer in zip(SIZES, answers, strict=False):
         check_world(answer["results"], ranks)
         assert "all_gather" not in answer["timings"]
     check_world(through_spark["results"], 3)
     assert through_spark["timings"]["all_gather"] > 0
 
 
+def test_sums_of_what_ranks_of_two_hosts_add_are_exact(told: Told) -> None:
+    answer = told.answers[len(SIZES)]
+    assert (
+        answer["results"]
+        == [
+            {
+                "wrong": {"int32": 0, "float32": 0},
+                "counted": True,
+                "accumulates": 100_000,
+                "memory": "ServedMemory",
+            }
+        ]
+        * 4
+    )
+
+
+def test_ranks_of_two_hosts_that_step_by_themselves_lose_no_update(told: Told) -> None:
+    killed, stopped, undisturbed = told.answers[len(SIZES) + 1 : len(SIZES) + 1 + len(KINDS)]
+    every = counted.EPOCHS * counted.PARTS
+    for answer in (killed, undisturbed):
+        assert set(answer["weights"]) == {every}
+        # Each row is read once in an epoch.
+        mean = (counted.ROWS - 1) / 2
+        assert answer["labels"] == pytest.approx([mean] * counted.EPOCHS, rel=1e-6)
+        assert 0 < sum(answer["late"]) <= every
+        assert len(answer["late"]) <= 4 + 1 + 1
+    assert undisturbed["endings"] == ["finished"]
+    assert killed["endings"] == ["rank killed or lost", "finished"]
+    assert killed["first_steps"][1] > 0
+    # The other one shows where it waits; the one that was stopped is named.
+    assert stopped["error"] == "StalledError"
+    assert "asynchronous.py" in stopped["stacks"]["0"]
+    assert "is stopped (by SIGSTOP" in stopped["stacks"]["1"]
+
+
+def test_a_host_that_vanishes_without_a_word(told: Told) -> None:
+    answer = told.answers[-1]
+    assert answer["error"] == "RankFailedError", answer
+    assert "on hsr-b failed: no sign of life for 15 s" in answer["message"]
+    # Detection takes the timeout and one heartbeat; then it is to be over soon.
+    assert answer["ended"] - told.unplugged < 15 + 5 + 20
+    assert told.left == []
+
+
 def test_ranks_on_hosts_with_ipv6_only(tmp_path: Path) -> None:
     with Hosts(tmp_path / "hosts", NODES, ipv6=True) as hosts:
-        (answer,) = Cluster(hosts, NODES, tmp_path).run({"what": "where", "num_workers": 2})
+        cluster = Cluster(hosts, NODES, tmp_path)
+        (answer,) = answers_of(cluster.start({"what": "where", "num_workers": 2}))
     check_world(answer["results"], 2)
     assert "all_gather" not in answer["timings"]
     assert {result["interface"] for result in answer["results"]} == {"=eth0"}
-
-
-def test_a_host_that_vanishes_without_a_word(cluster: Cluster) -> None:
-    request = {"what": "forever", "num_workers": 2, "heartbeat_timeout": 15}
-    job = cluster.popen(cluster.arguments(request))
-    assert job.stderr is not None
-    lines: list[str] = []
-    while sum("in the loop" in line for line in lines) < 2:
-        lines.append(job.stderr.readline())
-    cluster.hosts.unplug(NODES[1])
-    cut = time.time()
-    out, err = job.communicate(timeout=120)
-    (answer,) = json.loads(out.splitlines()[-1])
-    assert answer["error"] == "RankFailedError", err
-    assert "on hsr-b failed: no sign of life for 15 s" in answer["message"]
-    # Detection takes the timeout and one heartbeat; then it is to be over soon.
-    assert answer["ended"] - cut < 15 + 5 + 20
-    deadline = time.monotonic() + 30
-    while left := [
-        process
-        for process in cluster.hosts.processes(NODES[0])
-        if ("launch" in process or "prte" in process)
-        # It waits for the executor's next run.
-        and not process.startswith((READY_NAME, GUARD_NAME))
-    ]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)

@@ -26,7 +26,7 @@ def run(cluster: HostCluster, *functions: str) -> list[dict[str, Any]]:
     address = cluster.hosts.address(cluster.driver)
     settings = [f"spark.driver.host={address}", "spark.executor.memory=512m"]
     # A light function, on machines with fewer cores than hosts.
-    options = {"num_workers": RANKS, "start_timeout": 120, "worker_idle_timeout": 0}
+    options = {"num_workers": RANKS, "start_timeout": 120}
     requests = [json.dumps({"what": what, **options}) for what in functions]
     command = [sys.executable, JOB, cluster.master, *requests, *settings]
     out, err = cluster.popen(command).communicate(timeout=280)

@@ -132,6 +132,7 @@ OF_CALLBACKS = [
     Case("own-sets-rate", lambda: compiled(dense()), callbacks=one(lambda: Own(on_epoch_begin=freeze))),
     Case("own-predicts", lambda: compiled(dense()), callbacks=one(lambda: Own(on_epoch_end=predict))),
     Case("own-checks-params", lambda: compiled(dense()), callbacks=one(lambda: Own(on_train_begin=check_params))),
+    Case("stop-before-executions", lambda: compiled(dense(), steps_per_execution=3), callbacks=one(lambda: Own(on_epoch_begin=stop_early, on_train_batch_end=add_to_batch_logs)), epochs=3, note="Keras ends the execution that it has begun"),
     Case("several-in-order", lambda: compiled(dense()), callbacks=lambda folder: orders("first", "second", "third")),
     Case("several-of-keras", lambda: compiled(dense(), metrics=["mae"]), callbacks=lambda folder: [callbacks.CSVLogger(folder / "a.csv"), *early(patience=1)(folder), *checkpoints("last.keras")(folder), callbacks.ReduceLROnPlateau(patience=0), callbacks.CSVLogger(folder / "b.csv")], epochs=3),
 

@@ -89,6 +89,7 @@ OF_LOSSES = [
         y=label,
         two=None if name in APART else 1e-5,
         why=APART.get(name, ""),
+        note="two ranks warn of it" if name in APART else "",
         shows=(f"losses.{name}",),
     )
     for name, (loss, label, out, activation) in LOSSES.items()
@@ -102,6 +103,7 @@ OF_LOSSES = [
     Case("loss-sum", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="sum")), two=1e-4, why="sums are larger than means"),
     Case("loss-none-reduction", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="none")), refused_by_two="has reduction='none'"),
     Case("loss-mean-with-sample-weight", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="mean_with_sample_weight")), weight="w"),
+    Case("loss-ignore-class", lambda: compiled(stack(layers.Dense(5, "tanh"), shape=(5, 3), out=3, activation="softmax"), loss=losses.SparseCategoricalCrossentropy(ignore_class=2)), x="series", y="steps", note="a mean over the labels of other classes"),
     Case("loss-list", lambda: compiled(two_outputs(), loss=["mae", CE]), y=TWO),
     Case("loss-one-for-two-outputs", lambda: compiled(two_outputs(), loss="mse"), y=["y", "onehot"]),
     Case("loss-dict-by-layer", lambda: compiled(two_outputs(), loss={"alpha": CE, "zeta": "mse"}), y=TWO),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import pickle
 import re
 import time
 import traceback
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from horovod_spark_runner.training.keras.archive import CONFIG_FILE
 from horovod_spark_runner.training.keras.saved import ARCHIVE_FILE
 from horovod_spark_runner.training.loop import train
 from horovod_spark_runner.training.spec import ModelSource, TrainingSpec, bind_columns
+from horovod_spark_runner.training.trained_model import Recipe
 
 from .case import Case
 from .data import (
@@ -216,13 +220,25 @@ def _predict(
     objects = {**_own_classes(run_dir / "model" / ARCHIVE_FILE), **case.custom_objects}
     source = ModelSource(function=case.model)
 
+    done: dict[bytes, list[np.ndarray]] = {}
+
+    def compute(recipe: Recipe) -> list[np.ndarray]:
+        columns = [column.name for column in recipe.columns]
+        values = load_model(recipe)({name: arrays[name] for name in columns})
+        # In the order in which Keras flattens them.
+        pairs = zip(recipe.outputs, values, strict=True)
+        return [value for _, value in sorted(pairs, key=lambda pair: pair[0].path)]
+
     def predict(trained: TrainedModel) -> list[np.ndarray]:
         check_callable(trained)
-        columns = [column.name for column in trained.recipe.columns]
-        values = load_model(trained.recipe)({name: arrays[name] for name in columns})
-        # In the order in which Keras flattens them.
-        pairs = zip(trained.recipe.outputs, values, strict=True)
-        return [value for _, value in sorted(pairs, key=lambda pair: pair[0].path)]
+        recipe = trained.recipe
+        if recipe.own.source is not None:
+            return compute(recipe)
+        # Made of the same bytes, it is the same model; what compiles it is for evaluation only.
+        made_of = pickle.dumps(replace(recipe, own=replace(recipe.own, compiled_by=None)))
+        if made_of not in done:
+            done[made_of] = compute(recipe)
+        return done[made_of]
 
     ways: dict[str, Callable[[], list[np.ndarray]]] = {
         "run_training": lambda: predict(read_trained_model(directory, source, saved, {})),
@@ -255,8 +271,12 @@ def _own_classes(archive: Path) -> dict[str, Any]:
 
 
 def forget() -> None:
-    """Take back what a case may have left in Keras' global state."""
+    """Take back what a case may have left in Keras' global state.
+
+    What TensorFlow keeps of it for good is not looked through for garbage again.
+    """
     keras.backend.clear_session()
+    gc.freeze()
     keras.config.set_dtype_policy("float32")
     keras.config.set_floatx("float32")
     keras.config.disable_traceback_filtering()

@@ -40,17 +40,12 @@ def main() -> None:
     if size != PARTS[part]:
         raise SystemExit(f"part {part!r} is for {PARTS[part]} ranks, got {size}")
 
-    def start_over() -> None:
-        """Forget the case before; what TensorFlow keeps of it for good is not looked through."""
-        forget()
-        gc.freeze()
-
     for name in names:
         case, place = BY_NAME[name], folder / name
         if part == "one" and not case.refused:
-            start_over()
+            forget()
             save(fit(case, folder / "data", place / "files-fit"), place / "fit.npz")
-        start_over()
+        forget()
         files, run_dir = place / f"files-{part}-{rank}", place / f"run-{part}"
         recording = ours(case, folder / "data", files, run_dir, size, rank)
         save(recording, place / f"{part}-{rank}.npz")

@@ -1,36 +1,45 @@
 """A Python that runs scripts one after the other, in one Spark session if they use one.
 
-Each line that it reads is the path of a script. It runs that with names of its own, writes what it
-prints beside it (``.out`` and ``.err``), and answers ``0``, or ``1`` if the script has failed.
+Each line that it reads is a list in JSON: the path of a script, and its arguments. It runs that
+with names of its own, writes what it prints into files in its own folder (``.out`` and ``.err``),
+and answers ``0``, or ``1`` if the script has failed. A script that stops the session leaves it to
+the next one: the last one's end is the session's.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import sys
 import traceback
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
+_stop = SparkSession.stop
+
 
 def main() -> None:
     """Run scripts until there are no more, then stop their session."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
+    SparkSession.stop = lambda session: None
     for line in sys.stdin:
-        print(_run(Path(line.strip())), file=answers)
-    from pyspark.sql import SparkSession
-
+        print(_run(*json.loads(line)), file=answers)
     if (session := SparkSession.getActiveSession()) is not None:
-        session.stop()
+        _stop(session)
 
 
-def _run(script: Path) -> int:
-    with script.with_suffix(".out").open("wb") as out, script.with_suffix(".err").open("wb") as err:
+def _run(script: str, *arguments: str) -> int:
+    name = Path(script).stem
+    with open(f"{name}.out", "wb") as out, open(f"{name}.err", "wb") as err:
         os.dup2(out.fileno(), 1)
         os.dup2(err.fileno(), 2)
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).parent)  # as for a script that Python is started with
     try:
-        runpy.run_path(str(script), run_name="__main__")
-    except Exception:
+        runpy.run_path(script, run_name="__main__")
+    except (Exception, SystemExit):
         traceback.print_exc()
         return 1
     finally:

@@ -1,22 +1,74 @@
-"""Settings of Spark for scripts that make their session themselves."""
+"""Scripts that make their Spark session themselves, as users' do."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+_SETTINGS = """\
+# Python workers that need not import TensorFlow, each again.
+spark.python.daemon.module tests.python_daemon
+spark.ui.enabled false
+spark.sql.shuffle.partitions 4
+"""
 
 
-def with_own_daemon(folder: Path) -> dict[str, str]:
-    """Return the environment of a script whose Spark has the tests' daemon of Python workers.
+class Interpreter:
+    """A Python that runs scripts one after the other, each as one that is started by itself.
+
+    They share a folder and a Spark session, which takes longer to start than most of them.
+
+    Args:
+        folder: where they run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("interpreter.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env=_environment(folder),
+        )
+
+    def run(self, script: Path, *arguments: str) -> tuple[str, str]:
+        """Return what a script prints to standard output and error; fail if it fails."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps([str(script), *arguments]), file=self._process.stdin, flush=True)
+        code = self._process.stdout.readline().strip()
+        out, err = ((self._folder / f"{script.stem}.{end}").read_text() for end in ("out", "err"))
+        assert code == "0", err[-4000:]
+        return out, err
+
+    def end(self) -> None:
+        """End it and its session."""
+        try:
+            self._process.communicate(timeout=60)
+        finally:
+            self._process.kill()
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Return the environment of scripts whose Spark has the tests' own settings.
 
     Args:
         folder: for the file of settings.
     """
     settings = folder / "conf"
-    settings.mkdir(exist_ok=True)
-    (settings / "spark-defaults.conf").write_text("spark.python.daemon.module tests.python_daemon")
+    settings.mkdir()
+    (settings / "spark-defaults.conf").write_text(_SETTINGS)
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {"SPARK_CONF_DIR": str(settings), "PYTHONPATH": os.pathsep.join(paths)}
-    return {**os.environ, **own}
+    return {
+        **os.environ,
+        "SPARK_CONF_DIR": str(settings),
+        # As the package has it from its first job on: one daemon of Python workers, not a second.
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(paths),
+    }

@@ -1,4 +1,4 @@
-"""The examples run as a user would run them, from another folder."""
+"""The examples run from another folder: one as a user runs it, the others in one Spark session."""
 
 from __future__ import annotations
 
@@ -6,32 +6,36 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs.sessions import with_own_daemon
+from tests.docs.sessions import Interpreter
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
 
-def run_example(name: str, folder: Path, *arguments: str) -> str:
-    run = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd=folder,
-        env=with_own_daemon(folder),
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    return run.stdout
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the examples run."""
+    return tmp_path_factory.mktemp("examples")
 
 
-def test_flights(tmp_path: Path) -> None:
-    output = run_example("flights.py", tmp_path, "--rows", "20000", "--epochs", "3")
+@pytest.fixture(scope="module")
+def interpreter(folder: Path) -> Iterator[Interpreter]:
+    interpreter = Interpreter(folder)
+    yield interpreter
+    interpreter.end()
+
+
+def example(name: str) -> Path:
+    return ROOT / "examples" / f"{name}.py"
+
+
+def test_flights(interpreter: Interpreter, folder: Path) -> None:
+    output, _ = interpreter.run(example("flights"), "--rows", "20000", "--epochs", "3")
     errors = {
         name: float(minutes)
         for name, minutes in re.findall(r"^  (the \w+.*?) +([\d.]+)$", output, re.M)
@@ -40,12 +44,12 @@ def test_flights(tmp_path: Path) -> None:
     assert errors["the model"] < errors["the training mean"]
     (epochs, run_dir) = re.findall(r"^Epochs trained: (\d+); run directory: (.+)$", output, re.M)[0]
     assert epochs == "3"
-    logs = sorted(path.name for path in (tmp_path / run_dir / "logs").iterdir())
+    logs = sorted(path.name for path in (folder / run_dir / "logs").iterdir())
     assert logs == ["rank-00000.log", "rank-00001.log"]
 
 
-def test_digits_with_pytorch(tmp_path: Path) -> None:
-    output = run_example("digits_torch.py", tmp_path, "--epochs", "4")
+def test_digits_with_pytorch(interpreter: Interpreter) -> None:
+    output, _ = interpreter.run(example("digits_torch"), "--epochs", "4")
     assert "Epochs trained: 4" in output
     (accuracy,) = re.findall(r"^Held-out accuracy: ([\d.]+)$", output, re.M)
     assert float(accuracy) > 0.9
@@ -94,9 +98,9 @@ def test_the_demo_once_all_is_set_up(tmp_path: Path) -> None:
     assert sum(digit == predicted for digit, predicted, _ in predictions) >= 6
 
 
-def test_tune_digits(tmp_path: Path) -> None:
+def test_tune_digits(interpreter: Interpreter, folder: Path) -> None:
     arguments = ("--trials", "3", "--epochs", "2", "--study-dir", "study")
-    output = run_example("tune_digits.py", tmp_path, *arguments)
+    output, _ = interpreter.run(example("tune_digits"), *arguments)
     ((best, _),) = re.findall(r"^Best: trial (\d), \{'rate': (.+)\}$", output, re.M)
     rows = re.findall(r"^ +(\d) +(finished|pruned) +([\d.]+) ", output, re.M)
     assert len(rows) == 3
@@ -104,12 +108,12 @@ def test_tune_digits(tmp_path: Path) -> None:
     assert (max(finished)[0], best) in finished
     assert float(re.findall(r"^Its accuracy on the test images: ([\d.]+)$", output, re.M)[0]) > 0.5
     assert "3 trials in " in output
-    assert len(list((tmp_path / "study" / "trials").iterdir())) == 3
+    assert len(list((folder / "study" / "trials").iterdir())) == 3
 
 
-def test_flights_pipeline(tmp_path: Path) -> None:
-    arguments = ("--rows", "4000", "--epochs", "2", "--folds", "2")
-    output = run_example("flights_pipeline.py", tmp_path, *arguments)
+def test_flights_pipeline(interpreter: Interpreter, folder: Path) -> None:
+    arguments = ("--rows", "4000", "--epochs", "2", "--folds", "2", "--run-dir", "searched")
+    output, _ = interpreter.run(example("flights_pipeline"), *arguments)
     tried = re.findall(r"^  modelArgs=\{'units': (\d+)\}, batchSize=(\d+) +([\d.]+)$", output, re.M)
     assert [(units, rows) for units, rows, _ in tried] == [
         *(("16", "64"), ("16", "512"), ("128", "64"), ("128", "512"))
@@ -120,11 +124,11 @@ def test_flights_pipeline(tmp_path: Path) -> None:
     }
     assert errors["the best model"] < errors["the training mean"]
     # Two folds, in each a run for each of four, and one of the winner on all rows.
-    assert len(list(tmp_path.glob("runs/*/fit-*"))) == 8
-    assert len(list(tmp_path.glob("runs/*"))) == 3
-    assert (tmp_path / "late_flights" / "stages").is_dir()
+    assert len(list(folder.glob("searched/*/fit-*"))) == 8
+    assert len(list(folder.glob("searched/*"))) == 3
+    assert (folder / "late_flights" / "stages").is_dir()
     # What it has saved leaves Spark.
-    output = run_example("export_flights.py", tmp_path, "--rows", "500")
+    output, _ = interpreter.run(example("export_flights"), "--rows", "500")
     found = re.findall(r"^(\d+) flights scored (.+); at most ([\d.]+) minutes apart$", output, re.M)
     assert [how for _, how, _ in found] == ["without Spark", "by onnxruntime"]
     for scored, _, apart in found:

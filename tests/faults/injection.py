@@ -40,8 +40,6 @@ CLUSTER_KINDS = (
     "sigterm executor",
     "sigstop executor",
 )
-# What a fault of a kind that ends in " later" waits for, in the folder of faults.
-GO_FILE = "go"
 # How the files begin that say when an attempt has done its first step, in nanoseconds.
 BEGUN = "begun-"
 
@@ -72,15 +70,20 @@ class Fault:
         return f"{self.step}:{self.rank}:{self.kind}"
 
 
-def choose_faults(seed: int, count: int, steps: int, kinds: tuple[str, ...]) -> list[Fault]:
+def choose_faults(
+    seed: int, count: int, steps: int, kinds: tuple[str, ...], first: int = 1
+) -> list[Fault]:
     """Return ``count`` faults at different random steps, every kind about equally often.
 
+    The steps are from ``first`` to before ``steps``.
+
     Which kinds are chosen where there are more than faults is random, too. The step after a
-    SIGTERM, in which the ranks agree to end, has no fault: it would be another one's end.
+    SIGTERM, in which the ranks agree to end, has no fault: it would be another one's end. Nor is
+    it the last one, after which a run has finished, asked or not.
     """
     generator = random.Random(seed)
     while True:
-        chosen = sorted(generator.sample(range(1, steps), count))
+        chosen = sorted(generator.sample(range(first, steps), count))
         shuffled: list[str] = []
         while len(shuffled) < count:
             shuffled += generator.sample(kinds, len(kinds))
@@ -89,7 +92,7 @@ def choose_faults(seed: int, count: int, steps: int, kinds: tuple[str, ...]) -> 
             for step, kind in zip(chosen, shuffled, strict=False)
         ]
         asked = (fault.step + 1 for fault in faults if fault.kind.startswith("sigterm"))
-        if not {*chosen}.intersection(asked):
+        if not {*chosen, steps}.intersection(asked):
             return faults
 
 
@@ -116,7 +119,7 @@ def callbacks_for(faults: Sequence[Fault], folder: str) -> Callable[[], list[Any
                 for fault in own:
                     if fault.step == step and first_time(folder, fault):
                         if fault.kind.endswith(" later"):
-                            await_file(Path(folder, GO_FILE))
+                            await_file(go_file(folder, fault))
                         strike(fault.kind.removesuffix(" later"), driver, folder)
 
             def on_train_end(self, logs: Any = None) -> None:
@@ -141,6 +144,11 @@ def first_time(folder: str, fault: Fault) -> bool:
 def note_of(folder: str, fault: Fault) -> Path:
     """Return the file whose time of change is that of the fault."""
     return note_path(folder, f"step-{fault.step}-{fault.kind}")
+
+
+def go_file(folder: str, fault: Fault) -> Path:
+    """Return the file that a fault waits for if its kind ends in " later"."""
+    return note_path(folder, f"go-{fault.step}")
 
 
 def note_path(folder: str, name: str) -> Path:

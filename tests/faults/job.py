@@ -2,7 +2,8 @@
 
 Usage: python -m tests.faults.job MASTER RUN_DIR FOLDER OPTIONS [FAULT ...]
 
-OPTIONS are further arguments of ``training.train``, as JSON. A FAULT is what its ``text`` says.
+OPTIONS are further arguments of ``training.train``, as JSON, and ``calls``: how often it is called
+if it fails (1). A FAULT is what its ``text`` says. Prints the attempts of the last call.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+
+from horovod_spark_runner.errors import HorovodSparkError
 
 from .injection import Fault
 from .phases import PhaseFault
@@ -45,7 +49,17 @@ def main() -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")
-    result = train(make_frame(spark), Path(run_dir), faults, folder, **json.loads(options))
+    given = json.loads(options)
+    calls = given.pop("calls", 1)
+    while True:
+        try:
+            result = train(make_frame(spark), Path(run_dir), faults, folder, **given)
+            break
+        except HorovodSparkError:
+            calls -= 1
+            if not calls:
+                raise
+            traceback.print_exc()
     spark.stop()
     print(json.dumps([asdict(attempt) for attempt in result.summary.attempts]))
 

@@ -17,7 +17,7 @@ from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import Hosts
 from tests.preload import build
 
-from .injection import GO_FILE, Fault, note_of
+from .injection import Fault, go_file, note_of
 from .test_faults import assert_little_is_lost, job_command
 from .training import assert_same_end
 
@@ -70,40 +70,32 @@ def test_strangers_an_hour_apart_on_a_slow_link(undisturbed: Path, tmp_path: Pat
 
 @pytest.mark.timeout(600)
 def test_a_host_that_vanishes_is_done_without(undisturbed: Path, tmp_path: Path) -> None:
+    """For 20 seconds its interface is down, which the attempt survives; then it is for good."""
+    away, gone = Fault(20, 0, "pause later"), Fault(40, 1, "pause later")
     with Hosts(tmp_path / "hosts", NAMES) as hosts:
         cluster = HostCluster(hosts, NAMES, tmp_path, cores=2)
-        fault = Fault(30, 1, "pause later")
         run_dir = tmp_path / "run"
-        options = {"launch": {"heartbeat_timeout": 15}, "restarts": {"max_restarts": 6}}
-        job = cluster.popen(job_command(cluster.master, run_dir, tmp_path, [fault], **options))
-        while not note_of(str(tmp_path), fault).exists():
-            assert job.poll() is None, job.communicate()[1][-3000:]
-            time.sleep(0.1)
+        options = {"launch": {"heartbeat_timeout": 30}, "restarts": {"max_restarts": 6}}
+        faults = [away, gone]
+        job = cluster.popen(job_command(cluster.master, run_dir, tmp_path, faults, **options))
+        await_fault(job, away, tmp_path)
+        hosts.unplug(NAMES[1])
+        go_file(str(tmp_path), away).touch()
+        time.sleep(20)
+        hosts.plug_in(NAMES[1])
+        await_fault(job, gone, tmp_path)
         hosts.unplug(NAMES[1])
         attempts = attempts_of(job)
     assert attempts[0]["ending"] == KILLED
-    assert re.search(rf"on {NAMES[1]} failed: no sign of life for 15 s", attempts[0]["cause"])
+    assert re.search(rf"on {NAMES[1]} failed: no sign of life for 30 s", attempts[0]["cause"])
     assert attempts[-1]["ending"] == FINISHED
     # Until Spark, too, has missed the host, attempts may still be given a place there.
     for attempt in attempts[1:]:
-        assert_little_is_lost(fault, attempt["first_step"])
+        assert_little_is_lost(gone, attempt["first_step"])
     assert_same_end(run_dir, undisturbed)
 
 
-@pytest.mark.timeout(600)
-def test_an_interface_that_is_down_for_a_while(undisturbed: Path, tmp_path: Path) -> None:
-    with Hosts(tmp_path / "hosts", NAMES) as hosts:
-        cluster = HostCluster(hosts, NAMES, tmp_path, cores=1)
-        fault = Fault(30, 0, "pause later")
-        run_dir = tmp_path / "run"
-        job = cluster.popen(job_command(cluster.master, run_dir, tmp_path, [fault]))
-        while not note_of(str(tmp_path), fault).exists():
-            assert job.poll() is None, job.communicate()[1][-3000:]
-            time.sleep(0.1)
-        hosts.unplug(NAMES[1])
-        (tmp_path / GO_FILE).touch()
-        time.sleep(20)
-        hosts.plug_in(NAMES[1])
-        attempts = attempts_of(job)
-    assert [attempt["ending"] for attempt in attempts] == [FINISHED]
-    assert_same_end(run_dir, undisturbed)
+def await_fault(job: subprocess.Popen[str], fault: Fault, folder: Path) -> None:
+    while not note_of(str(folder), fault).exists():
+        assert job.poll() is None, job.communicate()[1][-3000:]
+        time.sleep(0.1)

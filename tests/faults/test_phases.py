@@ -48,7 +48,8 @@ def fault(phase: str, *victims: tuple[int, str]) -> PhaseFault:
     return PhaseFault(phase, victims)
 
 
-WHILE_CHECKPOINTS_ARE_WRITTEN_AND_READ: list[Planned] = [
+PLANNED: list[Planned] = [
+    # While checkpoints are written and read.
     (fault(CHECKPOINT_FILE, (0, "sigkill")), EVERY),
     (fault(CHECKPOINT_FOLDER, (0, "sigkill")), 2 * EVERY),
     (fault(CHECKPOINT_FILE, (1, "sigkill")), 3 * EVERY),
@@ -58,17 +59,15 @@ WHILE_CHECKPOINTS_ARE_WRITTEN_AND_READ: list[Planned] = [
     (fault(RESTORE, (1, "sigkill")), 5 * EVERY),
     (fault(RESTORE, (0, "mpirun")), 5 * EVERY),
     (fault(RESTORE, (1, "spark worker")), 5 * EVERY),
-]
-# The checkpoint of an epoch's end, of which there are three, is taken after its validation.
-IN_VALIDATION_AND_TWO_AT_ONCE: list[Planned] = [
-    (fault(VALIDATION, (1, "sigkill")), 16),
-    (fault(VALIDATION, (0, "mpirun")), 16),
-    (fault(VALIDATION, (0, "spark worker"), (1, "spark worker")), 16),
-    (fault(STEP, (0, "sigkill"), (1, "sigkill")), 20),
-    (fault(STEP, (0, "sigkill"), (1, "mpirun")), 24),
-    (fault(STEP, (0, "spark worker"), (1, "sigkill")), 28),
-]
-WHILE_THE_MODEL_IS_SAVED: list[Planned] = [
+    # The checkpoint of an epoch's end, here of the second's, is taken after its validation.
+    (fault(VALIDATION, (1, "sigkill")), 36),
+    (fault(VALIDATION, (0, "mpirun")), 36),
+    (fault(VALIDATION, (0, "spark worker"), (1, "spark worker")), 36),
+    # Two at once.
+    (fault(STEP, (0, "sigkill"), (1, "sigkill")), 40),
+    (fault(STEP, (0, "sigkill"), (1, "mpirun")), 44),
+    (fault(STEP, (0, "spark worker"), (1, "sigkill")), 48),
+    # While the model is saved.
     (fault(MODEL_FILE, (0, "sigkill")), STEPS),
     (fault(MODEL_FILE, (1, "sigkill")), STEPS),
     (fault(SIGNATURE, (1, "mpirun")), STEPS),
@@ -98,25 +97,18 @@ def files_of(run_dir: Path) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "planned",
-    [
-        pytest.param(WHILE_CHECKPOINTS_ARE_WRITTEN_AND_READ, id="checkpoints"),
-        pytest.param(IN_VALIDATION_AND_TWO_AT_ONCE, id="validation"),
-        pytest.param(WHILE_THE_MODEL_IS_SAVED, id="model"),
-    ],
-)
-def test_faults_in_the_midst_of(
-    planned: Sequence[Planned], frame: Any, undisturbed: Path, tmp_path: Path
+def test_faults_while_something_else_is_done_than_steps(
+    frame: Any, undisturbed: Path, tmp_path: Path
 ) -> None:
-    faults = [fault for fault, _ in planned]
+    """One run, each of whose attempts but the last is hit in the midst of something."""
+    faults = [fault for fault, _ in PLANNED]
     run_dir = tmp_path / "run"
     run = train(frame, run_dir, faults, str(tmp_path), validate=True)
     # Every attempt was hit, and nothing was lost that had been saved.
     assert len(list(tmp_path.glob("attempt-*-reached"))) == len(faults)
     assert [attempt.first_step for attempt in run.summary.attempts] == [
         0,
-        *(step for _, step in planned),
+        *(step for _, step in PLANNED),
     ]
     assert run.summary.attempts[-1].ending == FINISHED
     assert_all_is_well(run_dir, undisturbed)
@@ -216,18 +208,11 @@ def test_a_driver_that_is_killed_in_every_phase(undisturbed: Path, tmp_path: Pat
     phases = [CHECKPOINT_FILE, RESTORE, MODEL_FILE]
     faults = [*rows, *(fault(phase, (1, "driver")) for phase in phases)]
     run_dir = tmp_path / "run"
-    command = job_command(
-        # One executor for both ranks: five sessions of two would take twice the time.
-        "local-cluster[1,2,1024]",
-        run_dir,
-        tmp_path,
-        faults,
-        validate=True,
-        restarts={"max_restarts": 0},
-    )
+    options: dict[str, Any] = {"validate": True, "restarts": {"max_restarts": 0}}
     codes = []
-    for _ in range(5):
-        job = start_job(command)
+    # Rows need an executor to be killed; the others are quicker without.
+    for master in ("local-cluster[1,2,1024]", *4 * ["local[2]"]):
+        job = start_job(job_command(master, run_dir, tmp_path, faults, **options))
         _, err = job.communicate(timeout=400)
         codes.append(job.returncode)
     assert codes == [-9, -9, -9, -9, 0], err[-3000:]

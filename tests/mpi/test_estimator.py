@@ -27,7 +27,13 @@ from pyspark.ml.linalg import Vectors
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import functions as F
 
-from horovod_spark_runner import HorovodEstimator, ModelError, TFTransformer, run_training
+from horovod_spark_runner import (
+    HorovodEstimator,
+    InvalidInputError,
+    ModelError,
+    TFTransformer,
+    run_training,
+)
 from tests.runs import assert_same_weights
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -151,7 +157,7 @@ def test_maps_share_the_rows_and_run_at_once(
         estimator=estimator,
         estimatorParamMaps=maps,
         evaluator=RegressionEvaluator(),
-        numFolds=3,
+        numFolds=2,
         parallelism=2,
         seed=1,
         collectSubModels=True,
@@ -159,15 +165,15 @@ def test_maps_share_the_rows_and_run_at_once(
     found = search.fit(rows)
     assert len(found.avgMetrics) == 2
     assert all(np.isfinite(found.avgMetrics))
-    assert [[len(models) for models in found.subModels]] == [[2, 2, 2]]
+    assert [[len(models) for models in found.subModels]] == [[2, 2]]
     # For each fold, one of the two writes the rows; and the best once more, on all rows. Spark
     # hands over each fold's rows by themselves, so each row is written for the folds that train on
     # it.
     shown = capfd.readouterr().err
     written = re.findall(r"(\d+) rows to train on, written in", shown)
-    assert len(written) == 4
-    assert sum(map(int, written)) == 2 * ROWS + ROWS
-    assert len(re.findall(r"rows to train on, found again in", shown)) == 3
+    assert len(written) == 3
+    assert sum(map(int, written)) == ROWS + ROWS
+    assert len(re.findall(r"rows to train on, found again in", shown)) == 2
     assert re.search(r"^fit-01: epoch 2/2 ", shown, re.MULTILINE)
     *folds, best = runs(tmp_path)
     for fold in folds:
@@ -357,6 +363,9 @@ def test_a_fold_of_one_class_and_labels_that_are_none(
     predicted = found.transform(single).select("prediction", "probability").collect()
     assert {row.prediction for row in predicted} <= {0.0, 1.0}
     assert all(len(row.probability) == 2 for row in predicted)
+    # So is, before the first step, what no output can be.
+    with pytest.raises(InvalidInputError, match="raw_prediction_col says .* activation is 'sig"):
+        estimator.copy({estimator.rawPredictionCol: "raw"}).fit(single)
     # What its loss is not for is refused, as by Spark's LogisticRegression.
     with pytest.raises(ModelError, match="label column 'label' holds -1, for which it has no low"):
         estimator.fit(single.withColumn("label", 1 - 2 * F.col("label")))
@@ -410,10 +419,10 @@ def test_the_folds_of_a_cross_validation_share_the_rows(
     rows: Any, estimator: HorovodEstimator, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each fold's validation is what its column says, and every row was written once."""
-    folded = rows.selectExpr("*", *(f"int(a * 48) % 3 = {n} AS fold{n}" for n in range(3)))
+    folded = rows.selectExpr("*", *(f"int(a * 48) % 2 = {n} AS fold{n}" for n in range(2)))
     maps = [
         {estimator.validationIndicatorCol: f"fold{n}", estimator.epochs: epochs}
-        for n in range(3)
+        for n in range(2)
         for epochs in (1, 8)
     ]
     data = {"data_dir": str(tmp_path / "data")}
@@ -424,9 +433,9 @@ def test_the_folds_of_a_cross_validation_share_the_rows(
         error = RegressionEvaluator(metricName="mse").evaluate(many.transform(held_out))
         assert error == pytest.approx(many.summary.history[-1]["val_loss"], rel=1e-5)
     shown = capfd.readouterr().err
-    assert len(re.findall("32 rows to train on, 16 to validate on, written in", shown)) == 1
-    assert len(re.findall("32 rows to train on, 16 to validate on, found again", shown)) == 5
-    assert len(list((tmp_path / "data").glob("data-*"))) == 3
+    assert len(re.findall("24 rows to train on, 24 to validate on, written in", shown)) == 1
+    assert len(re.findall("24 rows to train on, 24 to validate on, found again", shown)) == 3
+    assert len(list((tmp_path / "data").glob("data-*"))) == 2
 
 
 def make_classifier(units: int = 4) -> Any:

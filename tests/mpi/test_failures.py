@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -165,8 +166,9 @@ def test_mpirun_is_ended(spark: Any, tmp_path: Path, number: signal.Signals, tol
         lambda spark: spark.sparkContext.cancelAllJobs(),
         lambda spark: spark.sparkContext.cancelJobGroup("nightly"),
         lambda spark: spark.sparkContext.cancelJobsWithTag("team-a"),
+        lambda spark: spark.interruptAll(),
     ],
-    ids=["all", "group", "tag"],
+    ids=["all", "group", "tag", "session"],
 )
 def test_a_job_cancelled_through_spark(
     spark: Any, tmp_path: Path, cancel: Callable[[Any], None]
@@ -287,6 +289,8 @@ def test_a_stopped_rank_is_a_stall(spark: Any) -> None:
     with pytest.raises(StalledError, match=r"stall_timeout=4 s") as caught:
         HorovodRunner(2, stall_timeout=4, stream_logs=False).run(stop, "rank")
     assert "allreduce" in caught.value.stacks[0]
+    named = r"stacks of rank 1 on \S+:\nnone: process \d+ is stopped \(by SIGSTOP"
+    assert re.search(named, str(caught.value))
     await_nothing_left()
 
 

@@ -18,6 +18,7 @@ from horovod_spark_runner import (
     TFTransformer,
 )
 from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.rundir import handed
 from horovod_spark_runner.rundir import lock as lock_module
 from horovod_spark_runner.rundir.checkpoint import (
     CheckpointInfo,
@@ -30,6 +31,7 @@ from horovod_spark_runner.rundir.checkpoint import (
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.rundir.lock import RunLock
 from horovod_spark_runner.settings.training import CheckpointOptions
+from horovod_spark_runner.storage.contents import Contents
 from horovod_spark_runner.storage.filesystem import Location
 from tests.faults.injection import Fault
 from tests.faults.training import make_frame, train
@@ -80,7 +82,9 @@ def save(directory: RunDirectory, step: int) -> Location:
     return save_checkpoint(directory, info, {"variables.npz": {"a": np.full(1000, step)}})
 
 
-def test_checkpoints_in_an_object_store(s3: dict[str, str]) -> None:
+def test_checkpoints_in_an_object_store(
+    s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = RunDirectory("s3://bucket/one/run")
     directory.check_writable()
     assert newest_checkpoint(directory) is None
@@ -97,6 +101,11 @@ def test_checkpoints_in_an_object_store(s3: dict[str, str]) -> None:
     readable = newest_readable(directory, load_checkpoint)
     assert readable is not None
     assert readable[1].step == 20
+    monkeypatch.setattr(handed, "SMALL_BYTES", 2)
+    with handed.handing_over(directory) as hand:
+        assert handed.contents_of(hand(Contents(b"more"))).read() == b"more"
+        assert directory.handed.exists()
+    assert not directory.handed.exists()
 
 
 def test_two_writers_in_an_object_store(

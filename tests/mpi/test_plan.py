@@ -28,7 +28,7 @@ def test_a_plan_is_measured_on_the_slots(
 ) -> None:
     monkeypatch.setattr(call, "_SECONDS", 0.4)
     plan = plan_training(
-        digits_df,
+        digits_df.withColumn("held", digits_df.id % 10 == 0),
         digits_model,
         feature_cols=["image"],
         label_cols=["digit"],
@@ -36,14 +36,15 @@ def test_a_plan_is_measured_on_the_slots(
         batch_size=16,
         batch_sizes=[64, 1000],
         epochs=3,
+        validation="held",
         networks=["1gbit"],
-        ranks=[2, 4, 64, 4096],
+        ranks=[4, 64, 4096],
         sample_rows=1000,
         plan_dir=tmp_path / "plan",
         stream_logs=False,
     )
     work, measured = plan.measurement.workload, plan.measurement
-    assert (work.rows, measured.workers, measured.ranks_per_host) == (1797, 2, 2)
+    assert (work.rows, measured.workers, measured.ranks_per_host) == (1617, 2, 2)
     assert 800 < measured.measured_rows < 1200
     # 1,000 rows fill a step of one rank, if the sample has them, and none of two.
     assert {16, 64} <= set(work.steps) <= {16, 64, 1000}
@@ -66,39 +67,72 @@ def test_a_plan_is_measured_on_the_slots(
     assert work.build > 0
     (network,) = plan.networks
     assert [one.ranks for one in network.predictions] == [1, 2, 4, 64]
-    assert network.verdict.startswith("do not distribute this"), "1,797 rows"
+    assert network.verdict.startswith("do not distribute this"), "1,617 rows"
     left = sorted(path.name for path in (tmp_path / "plan").iterdir())
-    assert left == ["logs", "plan.html", "plan.json", "rows"]
-    assert not list((tmp_path / "plan" / "rows").iterdir())
+    assert left == ["logs", "plan.html", "plan.json"]
 
 
-def test_a_plan_of_pytorch_on_files(
-    digits_df: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+SCRIPT = """
+import argparse
+
+from pyspark.sql import SparkSession
+
+from horovod_spark_runner import TorchCallback, run_training
+from tests.torch.models import digits_model
+
+parser = argparse.ArgumentParser()
+parser.add_argument("rows")
+parser.add_argument("--run-dir")
+given = parser.parse_args()
+
+
+class Never(TorchCallback):
+    def on_train_begin(self, module):
+        raise AssertionError("this trains")
+
+
+SparkSession.builder.getOrCreate()
+print("the script's own words")
+try:
+    run_training(
+        given.rows, digits_model, feature_cols=["image"], label_cols=["digit"], num_workers=2,
+        epochs=3, callbacks=[Never()], run_dir=given.run_dir, stream_logs=False,
+    )
+    raise AssertionError("run_training has returned")
+finally:
+    print("the script has cleared up")
+"""
+
+
+def test_a_script_of_pytorch_on_files_is_planned(
+    digits_df: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Which a training reads where they lie, so that nothing is written, nor sampled."""
     pytest.importorskip("torch")
-    from tests.torch.models import digits_model as torch_model
-
     monkeypatch.setattr(call, "_SECONDS", 0.2)
     digits_df.write.parquet(str(tmp_path / "digits"))
-    plan = plan_training(
-        tmp_path / "digits",
-        torch_model,
-        feature_cols=["image"],
-        label_cols=["digit"],
-        num_workers=2,
-        batch_sizes=[],
-        sample_rows=1000,
-        plan_dir=tmp_path / "plan",
-        stream_logs=False,
-    )
-    work = plan.measurement.workload
-    assert (work.materialize, plan.measurement.measured_rows, work.rows) == (0.0, 1797, 1797)
-    assert not (tmp_path / "plan" / "rows").exists()
-    assert work.kept
-    assert set(work.steps) == {32}
-    assert 0 <= work.overlap <= 1
-    assert work.gradient_bytes > 0
+    script, run_dir = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(SCRIPT)
+    given = ["plan", str(script), "--json", "--network", "10gbit", "--ranks", "8"]
+    given += ["--sample-rows", "1000", "--", str(tmp_path / "digits"), "--run-dir", str(run_dir)]
+    assert main(given) == 0
+    told = capsys.readouterr()
+    assert "the script's own words\nthe script has cleared up" in told.err
+    plan = json.loads(told.out)
+    work = plan["measured"]["workload"]
+    assert (work["materialize"], plan["measured"]["measured_rows"]) == (0.0, 1797)
+    assert (work["rows"], work["epochs"], work["batch_size"]) == (1797, 3, 32)
+    assert work["kept"]
+    assert set(work["steps"]) == {"32", "8", "64"}
+    assert 0 <= work["overlap"] <= 1
+    assert work["gradient_bytes"] > 0
+    assert [one["ranks"] for one in plan["networks"][0]["predictions"]] == [1, 2, 8]
+    # In the directory of the run to come, which holds no run.
+    left = sorted(path.name for path in run_dir.iterdir())
+    assert left == ["logs", "plan.html", "plan.json"]
 
 
 def test_a_run_tells_a_plan(
@@ -119,6 +153,12 @@ def test_a_run_tells_a_plan(
     assert min(rates) * 0.7 < two["samples_per_second"] < max(rates) * 1.3
     assert main(["plan", str(tmp_path / "run"), "--output", str(tmp_path / "plan.html")]) == 0
     assert "<svg" in (tmp_path / "plan.html").read_text()
+    # A plan in its directory, as one that was made before it would be, is compared with it.
+    assert main(["plan", str(tmp_path / "run"), "--output", str(tmp_path / "run/plan.json")]) == 0
+    assert main(["report", str(tmp_path / "run")]) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Predicted and measured" in page
+    assert "the whole call" in page
     # What plan_training would write is not put into a run's directory.
     with pytest.raises(InvalidInputError, match="is the directory of a run"):
         plan_training(digits_df, digits_model, plan_dir=tmp_path / "run")
@@ -135,11 +175,17 @@ def test_what_tells_nothing_is_refused(
             few, digits_model, feature_cols=["image"], label_cols=["digit"], num_workers=2,
             plan_dir=tmp_path / "few", stream_logs=False,
         )  # fmt: skip
+    with pytest.raises(DataError, match="there are no rows, so nothing to plan for"):
+        plan_training(
+            few.limit(0), digits_model, feature_cols=["image"], label_cols=["digit"],
+            plan_dir=tmp_path / "none", stream_logs=False,
+        )  # fmt: skip
     with pytest.raises(DataError, match=r"are \d\d to measure with.*or a larger sample_rows"):
         plan_training(
             digits_df, digits_model, feature_cols=["image"], label_cols=["digit"], num_workers=2,
             sample_rows=45, plan_dir=tmp_path / "sample", stream_logs=False,
         )  # fmt: skip
+    assert not list((tmp_path / "sample").iterdir())
     with pytest.raises(ModelError):
         plan_training(
             digits_df, lambda: None, feature_cols=["image"], label_cols=["digit"], num_workers=1,

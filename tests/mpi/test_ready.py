@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
 import pytest
 
 from horovod_spark_runner import HorovodRunner, LaunchOptions, RankFailedError, run_training
@@ -49,13 +48,14 @@ def test_all_ranks_and_the_next_run_come_from_one_process(spark: Any) -> None:
     assert len({task for _, _, task in first}) == 2
 
 
-def load_framework(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def load_framework(rows: Iterable[int]) -> Iterator[int]:
     """Do in Spark's Python worker what an inference does there."""
     keep_to_task()
     import tensorflow as tf
 
-    for _ in batches:
-        yield pa.RecordBatch.from_pydict({"pid": [os.getpid()], "version": [tf.__version__]})
+    assert tf.__version__
+    for _ in rows:
+        yield os.getpid()
 
 
 def look_around() -> tuple[int, int, dict[str, str]]:
@@ -69,10 +69,9 @@ def look_around() -> tuple[int, int, dict[str, str]]:
 def test_an_inference_in_between_changes_nothing(spark: Any) -> None:
     """Its workers have loaded a framework, which sets variables of its own."""
     before = run(look_around, ranks=2, env={"HSR_TEST": "inference"})
-    frame = spark.range(0, 1, 1, 1).mapInArrow(load_framework, "pid long, version string")
-    (row,) = frame.collect()
+    (pid,) = spark.sparkContext.range(1, numSlices=1).mapPartitions(load_framework).collect()
     after = run(look_around, ranks=4, env={"HSR_TEST": "inference"})
-    assert row.pid in {task for _, task, _ in after}, "one of the slots is in that worker"
+    assert pid in {task for _, task, _ in after}, "one of the slots is in that worker"
     assert len({parent for parent, _, _ in (*before, *after)}) == 1
     names = {frozenset(environment) for _, _, environment in (*before, *after)}
     threads = {environment["TF_NUM_INTEROP_THREADS"] for _, _, environment in (*before, *after)}
@@ -255,9 +254,6 @@ def test_a_rank_ends_though_its_ready_process_is_stopped(spark: Any, tmp_path: P
 
 def fork_and(what: str) -> int:
     """Leave a child that holds on to everything this process had open, then end."""
-    import tensorflow as tf
-
-    assert tf.__version__
     child = os.fork()
     if child == 0:
         time.sleep(600)
@@ -269,26 +265,43 @@ def fork_and(what: str) -> int:
     return child
 
 
-@pytest.mark.parametrize("kept", [60.0, 0.0], ids=["forked", "started"])
+def with_framework(function: Callable[[str], Any], how: str) -> Any:
+    """Call a function on a rank that was forked: the ready process is for those of frameworks."""
+    import tensorflow as tf
+
+    assert tf.__version__
+    assert psutil.Process(os.getppid()).name() == "horovod-ready"
+    return function(how)
+
+
+def without_framework(function: Callable[[str], Any], how: str) -> Any:
+    """Call a function on a rank that was started by itself."""
+    assert os.getppid() == own_task()
+    return function(how)
+
+
+WAYS = pytest.mark.parametrize(
+    "way", [with_framework, without_framework], ids=["forked", "started"]
+)
+
+
+@WAYS
 @pytest.mark.parametrize("what", ["return", "be killed", "raise"])
 def test_a_child_of_a_rank_does_not_keep_the_run_from_ending(
-    spark: Any, what: str, kept: float
+    spark: Any, what: str, way: Callable[..., Any]
 ) -> None:
     expected = {"be killed": "rank 0 .* killed by signal 9", "raise": "ValueError: while a child"}
     if what == "return":
-        (child,) = run(fork_and, what, worker_idle_timeout=kept)
+        (child,) = run(way, fork_and, what)
         await_end(child)
     else:
         with pytest.raises(RankFailedError, match=expected[what]):
-            run(fork_and, what, worker_idle_timeout=kept)
+            run(way, fork_and, what)
     await_nothing_left()
 
 
 def fork_and_leave(how: str) -> str:
     """Let a forked child leave the function by itself, as careless code does; wait for it."""
-    import tensorflow as tf
-
-    assert tf.__version__
     child = os.fork()
     if child == 0:
         if how == "raise":
@@ -300,10 +313,9 @@ def fork_and_leave(how: str) -> str:
     return f"of the parent, {os.waitstatus_to_exitcode(status)}"
 
 
-@pytest.mark.parametrize("kept", [60.0, 0.0], ids=["forked", "started"])
+@WAYS
 @pytest.mark.parametrize(("how", "code"), [("return", 0), ("raise", 1), ("exit", 3)])
-def test_a_forked_child_is_no_rank(spark: Any, how: str, code: int, kept: float) -> None:
-    assert (
-        run(fork_and_leave, how, ranks=2, worker_idle_timeout=kept)
-        == (f"of the parent, {code}",) * 2
-    )
+def test_a_forked_child_is_no_rank(
+    spark: Any, how: str, code: int, way: Callable[..., Any]
+) -> None:
+    assert run(way, fork_and_leave, how, ranks=2) == (f"of the parent, {code}",) * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -149,17 +150,23 @@ def test_a_killed_run_ends_as_an_undisturbed_one(small: Any, tmp_path: Path) -> 
         assert curves == {}
 
 
+@pytest.fixture(scope="module")
+def plain(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An undisturbed run of the plain model."""
+    return train(small, tmp_path_factory.mktemp("plain") / "run", model_fn=plain_model, epochs=2)
+
+
 def test_arrays_that_are_damaged_cost_one_checkpoint(
-    small: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    small: Any, plain: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = train(small, tmp_path / "run", model_fn=plain_model, epochs=2)
+    shutil.copytree(plain.summary.run_dir, tmp_path / "run")
     newest = max((tmp_path / "run" / "checkpoints").iterdir())
     data = bytearray((newest / "variables.npz").read_bytes())
     data[len(data) // 2] ^= 1
     (newest / "variables.npz").write_bytes(data)
     caplog.clear()
     run = train(small, tmp_path / "run", model_fn=plain_model, epochs=2)
-    assert run.summary.history == whole.summary.history
+    assert run.summary.history == plain.summary.history
     (told,) = run.summary.attempts
     assert 0 < told.first_step < told.last_step == int(newest.name[5:])
     skipped = [text for text in caplog.messages if "is skipped" in text]
@@ -167,8 +174,9 @@ def test_arrays_that_are_damaged_cost_one_checkpoint(
     assert "variables.npz is damaged" in skipped[0]
 
 
-def test_another_number_of_ranks_sees_the_same_batches(small: Any, tmp_path: Path) -> None:
-    whole = train(small, tmp_path / "whole", model_fn=plain_model, epochs=2)
+def test_another_number_of_ranks_sees_the_same_batches(
+    small: Any, plain: Any, tmp_path: Path
+) -> None:
     faults = callbacks_for([Fault(5, 0, "exception")], str(tmp_path))
     with pytest.raises(Exception, match="an injected fault"):
         train(
@@ -187,9 +195,9 @@ def test_another_number_of_ranks_sees_the_same_batches(small: Any, tmp_path: Pat
     run = train(small, tmp_path / "run", model_fn=plain_model, **arguments)
     assert [attempt.first_step for attempt in run.summary.attempts] == [4]
     assert run.summary.attempts[0].number == 3
-    for ours, theirs in zip(run.summary.history, whole.summary.history, strict=True):
+    for ours, theirs in zip(run.summary.history, plain.summary.history, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
-    assert_same_weights(tmp_path / "run", tmp_path / "whole", atol=1e-5)
+    assert_same_weights(tmp_path / "run", Path(plain.summary.run_dir), atol=1e-5)
 
     # Weights of that run to begin another with.
     start = train(
@@ -201,7 +209,7 @@ def test_another_number_of_ranks_sees_the_same_batches(small: Any, tmp_path: Pat
         checkpoints=CheckpointOptions(best_metric="val_loss", every_minutes=1e-4, keep=99),
     )
     assert len(list((tmp_path / "warm" / "checkpoints").iterdir())) > 1
-    assert start.summary.history[0]["loss"] < whole.summary.history[0]["loss"] * 0.7
+    assert start.summary.history[0]["loss"] < plain.summary.history[0]["loss"] * 0.7
     with pytest.raises(InvalidInputError, match="best_metric='val_los' is no metric .* val_loss"):
         train(
             small,

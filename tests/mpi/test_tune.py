@@ -115,6 +115,10 @@ def test_trials_have_their_names_in_spark(whole: tuple[TuneResult, Path, Path], 
     assert {one.partition(" of ")[0] for one in told} >= {
         f"Horovod: trial {number}" for number in range(4)
     }
+    # What imports ahead of ranks takes a slot: it goes on while rows are written, once for all.
+    ahead = [one for one in descriptions(spark) if "importing ahead" in one]
+    assert ahead
+    assert not [one for one in ahead if "trial" in one]
 
 
 def test_rows_are_computed_for_the_first_trial_only(whole: tuple[TuneResult, Path, Path]) -> None:

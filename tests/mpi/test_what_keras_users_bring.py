@@ -60,7 +60,8 @@ def test_optimizers_are_averaged_wherever_they_are_kept(worlds: Any, keep: str) 
 @pytest.mark.parametrize("size", [1, 2])
 def test_all_optimizers_are_gone_on_with(worlds: Any, name: str, size: int) -> None:
     for found in worlds[size]:
-        whole, parts = found[f"{name} resumed"]["whole"], found[f"{name} resumed"]["parts"]
+        whole, parts = found[name], found[f"{name} resumed"]
+        assert [each["error"] for each in (whole, parts)] == ["", ""]
         assert parts["history"] == whole["history"]
         same(parts["weights"], whole["weights"])
 
@@ -80,6 +81,10 @@ def test_all_optimizers_are_gone_on_with(worlds: Any, name: str, size: int) -> N
         (
             "assigns-on-one-rank",
             ("RanksDivergedError: at the end of epoch 1, 1 of", "rank 1", "kernel'", "callback"),
+        ),
+        (
+            "begins-on-one-rank",
+            ("RanksDivergedError: at the beginning of epoch 2, 1 of", "rank 1", "kernel'"),
         ),
         (
             "assigns-itself",

@@ -20,6 +20,7 @@ import tensorflow as tf
 from keras import layers, ops
 from mpi4py import MPI
 
+from horovod_spark_runner import AsyncServer
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.training.keras.metrics import epoch_logs
 from horovod_spark_runner.training.keras.optimizers import find_optimizers, leaf_optimizers
@@ -126,6 +127,17 @@ class AssignsOnOneRank(keras.callbacks.Callback):
         if hvd.rank() == 1:
             weight = self.model.layers[-1].kernel
             weight.assign(weight + 1.0)
+
+
+class BeginsOnOneRank(AssignsOnOneRank):
+    """Does so before the second epoch's steps only."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1:
+            super().on_epoch_end(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Leave it."""
 
 
 # -- noise ----------------------------------------------------------------------------------------
@@ -256,26 +268,31 @@ def halving(folder: Path) -> list[Any]:
     return [keras.callbacks.LearningRateScheduler(lambda epoch: 0.04 / 2**epoch)]
 
 
+def plain(name: str, model: Callable[[], Any], **more: Any) -> Case:
+    """Return a case without validation data, which show nothing of it."""
+    return Case(name, model, validation=False, **more)
+
+
 CASES = {
     case.name: case
     for case in [
         *(
-            Case(f"optimizers-{keep}", adversaries(keep), y="y2", validation=False)
+            plain(f"optimizers-{keep}", adversaries(keep), y="y2")
             for keep in ("dict", "list", "sub-models", "helper")
         ),
-        Case("assigns-itself", lambda: dense(kind=AssignsItself)),
-        Case("by-autograph", lambda: dense(kind=ByAutograph)),
-        Case("on-rank-zero", lambda: dense(kind=OnRankZero, run_eagerly=True)),
-        Case("rate-of-its-own", dense, callbacks=lambda folder: [RateOfItsOwn()]),
-        Case("assigns-on-one-rank", dense, callbacks=lambda folder: [AssignsOnOneRank()]),
-        Case("noise", lambda: dense(kind=Noisy), callbacks=lambda folder: [WritesNoise(folder)]),
+        plain("assigns-itself", lambda: dense(kind=AssignsItself)),
+        plain("by-autograph", lambda: dense(kind=ByAutograph)),
+        plain("on-rank-zero", lambda: dense(kind=OnRankZero, run_eagerly=True)),
+        plain("rate-of-its-own", dense, callbacks=lambda folder: [RateOfItsOwn()]),
+        plain("assigns-on-one-rank", dense, callbacks=lambda folder: [AssignsOnOneRank()]),
+        plain("noise", lambda: dense(kind=Noisy), callbacks=lambda folder: [WritesNoise(folder)]),
         Case("synchronized", synchronized),
-        Case("rate-scheduled", **linear(dense, halving)),
-        Case("rates-of-two", y="y2", validation=False, **linear(two_rates, lambda folder: [])),
+        plain("rate-scheduled", **linear(dense, halving)),
+        plain("rates-of-two", y="y2", **linear(two_rates, lambda folder: [])),
         Case("rates-of-multi", **linear(multi, lambda folder: [], warmup_epochs=1.0)),
-        Case("backup", with_moments, callbacks=backed_up, epochs=3),
-        Case("backup-again", with_moments, callbacks=backed_up, epochs=3),
-        Case(
+        plain("backup", with_moments, callbacks=backed_up, epochs=3),
+        plain("backup-again", with_moments, callbacks=backed_up, epochs=3),
+        plain(
             "summaries",
             summarizing,
             callbacks=lambda folder: [keras.callbacks.TensorBoard(folder / "logs", update_freq=1)],
@@ -307,6 +324,9 @@ def train_all(data: str, folder: str) -> dict[str, Any]:
     for name in RESUMED:
         found[f"{name} resumed"] = _in_two_parts(CASES[name], Path(data), Path(folder, name))
     found["another share"] = _another_share(Path(data), Path(folder, "share"))
+    parting = plain("begins-on-one-rank", dense, callbacks=lambda folder: [BeginsOnOneRank()])
+    place = Path(folder, parting.name)
+    found[parting.name] = _trained(parting, Path(data), place, place, sync=AsyncServer())
     found["logs"] = _logs_of_unequal_steps()
     return found
 
@@ -345,14 +365,12 @@ def _of_helper(model: Any) -> list[Any]:
 
 
 def _in_two_parts(case: Case, data: Path, folder: Path) -> dict[str, Any]:
-    """Train a case at once, and in two parts."""
+    """Train a case in two parts."""
     files, run_dir = folder / f"files-{hvd.rank()}", folder / "parts"
     files.mkdir(parents=True, exist_ok=True)
-    whole = _trained(case, data, folder / "whole", files)
     _trained(case, data, run_dir, files, fit={"epochs": 1})
     checkpoint = RunDirectory(str(run_dir)).checkpoint_steps()[0]
-    parts = _trained(case, data, run_dir, files, checkpoint=checkpoint)
-    return {"whole": whole, "parts": parts}
+    return _trained(case, data, run_dir, files, checkpoint=checkpoint)
 
 
 def _another_share(data: Path, folder: Path) -> dict[str, Any]:

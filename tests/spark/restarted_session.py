@@ -1,4 +1,4 @@
-"""Run by a test: a transformer is used in two Spark sessions, one after the other."""
+"""Run by a test: a transformer in two Spark sessions, one after the other, and after both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from horovod_spark_runner import TFTransformer
+from horovod_spark_runner import InvalidInputError, TFTransformer, run_training
 
 
 def main() -> None:
@@ -22,6 +22,16 @@ def main() -> None:
         frame = spark.createDataFrame([([1.0, 2.0, 3.0], 4)], "x array<float>, n int")
         print("predicted", transformer.transform(frame).first().prediction)
         spark.stop()
+    # What is left of a DataFrame is refused by its name.
+    for use in (
+        lambda: transformer.transform(frame),
+        lambda: transformer.evaluate(frame, ["mse"]),
+        lambda: run_training(frame, object, feature_cols=["x"]),
+    ):
+        try:
+            use()
+        except InvalidInputError as error:
+            print("stopped" if "session that was stopped" in str(error) else error)
 
 
 if __name__ == "__main__":

@@ -284,6 +284,14 @@ def test_what_is_no_data(spark: Any, tmp_path: Path) -> None:
             prepare_dataset(data, ["a"], data_dir=str(tmp_path))
     with pytest.raises(InvalidInputError, match="must be a path or URL, got ''"):
         attempt("", tmp_path)
+    stream = spark.readStream.format("rate").load().selectExpr("1.0 as a", "1 as y")
+    with pytest.raises(DataError, match="a streaming DataFrame cannot be trained on, as its rows"):
+        attempt(stream, tmp_path)
+    still = spark.createDataFrame(frame)
+    with pytest.raises(DataError, match="a streaming DataFrame cannot be validated with"):
+        attempt(still, tmp_path, validation=stream)
+    with pytest.raises(DataError, match="a streaming DataFrame cannot be trained on"):
+        prepare_dataset(stream, ["a"], data_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize("columns", ["a", None, ["a", 1], 3])

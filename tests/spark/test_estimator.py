@@ -172,6 +172,7 @@ def test_it_is_saved_and_loaded_alone_and_within_others(
         data={"shapes": {"features": (2, 1)}},
         launch={"mpi": {"algorithm": "ring"}},
         probabilityCol="p",
+        initialWeights="s3://bucket/runs/earlier",
     )
     kept = {param.name: value for param, value in estimator._paramMap.items()}
     named = {**kept, "modelFn": f"{__name__}:make_model", "callbacks": f"{__name__}:make_callbacks"}

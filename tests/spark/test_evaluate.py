@@ -426,9 +426,12 @@ def test_wrong_arguments_are_named(
         regression.evaluate(frame, **arguments)
 
 
-def test_a_frame_that_is_none(regression: TFTransformer) -> None:
+def test_a_frame_that_is_none(regression: TFTransformer, spark: Any) -> None:
     with pytest.raises(InvalidInputError, match="evaluate takes a Spark DataFrame, got 3"):
         regression.evaluate(3)
+    stream = spark.readStream.format("rate").load()
+    with pytest.raises(DataError, match="a streaming DataFrame cannot be evaluated on"):
+        regression.evaluate(stream)
 
 
 def refused(name: str) -> tuple[Callable[[], Any], str]:

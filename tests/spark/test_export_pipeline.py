@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ ROWS: list[tuple[Any, ...]] = [
 ]
 ROWS += [(12, "new", 1.0, 2, [1.0, 2.0, 3.0]), (13, None, -1.0, 0, [0.0, 0.0, 0.0])]
 SCHEMA = "id int, text string, x double, n int, a array<float>"
-# A process that has neither Spark nor Java, and counts what it has of the package.
+# What a process may import that has installed NumPy and onnxruntime alone, and what these ask for.
+WITH_ONNX = ("numpy", "onnxruntime", "flatbuffers", "google", "packaging", "horovod_spark_runner")
+# A process that has neither Spark nor Java, nor what it is told that it has not.
 ALONE = """
 import json, sys
 for name in ("pyspark", "pyarrow", "pandas", "py4j", *sys.argv[2:]):
@@ -162,7 +165,9 @@ def test_the_network_is_scored_as_spark_does_in_a_process_without_it(
     np.testing.assert_allclose(found, probabilities, rtol=0, atol=1e-6)
     # With onnxruntime in place of TensorFlow.
     export_pipeline(fitted, place, frame, network="onnx", mode="overwrite")
-    found = in_another_process(ALONE, str(place), "tensorflow", "keras", rows=rows)
+    others = packages_distributions().keys() - {*WITH_ONNX}
+    assert {"cloudpickle", "psutil", "tensorflow"} <= others
+    found = in_another_process(ALONE, str(place), *others, rows=rows)
     np.testing.assert_allclose(found, probabilities, rtol=0, atol=1e-6)
     # And all of it as one file.
     file = tmp_path / "pipeline.onnx"

@@ -68,3 +68,4 @@ def test_a_trained_model_stays_out_of_the_driver(rows: int, tmp_path: Path) -> N
     assert told["found"] == told["wanted"]
     assert told["copies"]["run_training"] < 0.5
     assert told["copies"]["from_run"] < 0.5
+    assert told["copies"]["initial_weights"] < 0.5

@@ -18,7 +18,10 @@ import pytest
 
 from horovod_spark_runner import DataError, prepare_dataset
 from horovod_spark_runner.data.manifest import Manifest
+from horovod_spark_runner.data.prepare.counting import rows_to_write
+from horovod_spark_runner.data.prepare.datasets import frame_of
 from horovod_spark_runner.data.prepare.fingerprint import source_fingerprint
+from horovod_spark_runner.data.prepare.footers import read_footers
 from horovod_spark_runner.data.prepare.materialize import DataRequest, materialize
 from horovod_spark_runner.data.prepare.parquet import open_parquet
 from horovod_spark_runner.data.prepare.schema import Roles
@@ -323,6 +326,19 @@ def test_the_same_files_are_written_once(spark: Any, source: str, tmp_path: Path
     assert not changed.reused
     assert read(changed.manifest)["id"].tolist() == list(range(1000, 1100))
     assert run().reused
+    # What input files do not tell: plans within expressions, and what was cached from files.
+    stored = spark.read.parquet(source)
+    for query in (
+        "a - (SELECT avg(a) FROM {e}) AS a, id FROM {e}",
+        "* FROM {e} WHERE id IN (SELECT id FROM {e})",
+    ):
+        assert source_fingerprint(spark.sql(f"SELECT {query}", e=stored)) == ""
+    assert source_fingerprint(stored)
+    stored.cache()
+    try:
+        assert source_fingerprint(spark.read.parquet(source).select("a")) == ""
+    finally:
+        stored.unpersist()
     # A dataset of which a file was cut or lost is not used.
     file = Path(changed.manifest.url, changed.manifest.files[0])
     file.write_bytes(file.read_bytes()[:-1])
@@ -379,6 +395,22 @@ def test_rows_from_memory_and_user_functions_are_compared_by_content(
     assert not run(1).reused
     assert run(1).reused
     assert run(1, partitions=3).reused  # in another order
+    # How elements are shared out among columns, and nested, is part of the contents.
+    series = [float(n) for n in range(12)]
+
+    def cut(at: int, rows: int) -> Any:
+        nested = [series[n : n + 12 // rows] for n in range(0, 12, 12 // rows)]
+        row = [(series[:at], series[at:], nested, 1)]
+        schema = "past array<double>, future array<double>, m array<array<double>>, id int"
+        request = request_for("past", "future", "m", "id")
+        return materialize(spark.createDataFrame(row, schema), request, cache)
+
+    for at, rows in ((10, 2), (8, 2), (8, 3)):
+        found = cut(at, rows)
+        assert not found.reused
+        shapes = [column.shape for column in found.manifest.columns[:3]]
+        assert shapes == [(at,), (12 - at,), (rows, 12 // rows)]
+    assert cut(10, 2).reused
     changed = run(2)
     assert not changed.reused
     assert read(changed.manifest)["a"][0] == 2.0
@@ -447,6 +479,20 @@ def test_parquet_files_are_read_as_they_are(spark: Any, tmp_path: Path) -> None:
     assert open_parquet(Location(tmp_path / "d"), request_for("a", "id")) is None
     frame.write.partitionBy("even").parquet(str(tmp_path / "p"))
     assert open_parquet(Location(tmp_path / "p"), request_for("a", "even")) is None
+    # Spark reads the files that are read without it: also in folders of any name.
+    (tmp_path / "p" / "2").write_bytes(next((tmp_path / "p").rglob("*.parquet")).read_bytes())
+    assert frame_of(tmp_path / "p").count() == sum(
+        g.rows for g in read_footers(Location(tmp_path / "p")).row_groups
+    )
+    # Of a stream's files those that its log tells of.
+    schema = spark.read.parquet(str(tmp_path / "d")).schema
+    stream = spark.readStream.schema(schema).parquet(str(tmp_path / "d"))
+    sink = stream.writeStream.format("parquet").trigger(availableNow=True)
+    sink = sink.option("checkpointLocation", str(tmp_path / "c"))
+    sink.start(str(tmp_path / "s")).awaitTermination()
+    (tmp_path / "s" / "half.parquet").write_bytes(b"of an attempt that failed")
+    assert open_parquet(Location(tmp_path / "s"), request_for("a", "id")) is None
+    assert frame_of(tmp_path / "s").count() == 100
 
 
 def test_faults_in_parquet_files_are_named(spark: Any, tmp_path: Path) -> None:
@@ -532,30 +578,44 @@ def test_what_takes_long_is_told_while_it_lasts(spark: Any, tmp_path: Path) -> N
 
     frame = spark.range(1000).repartition(12).mapInArrow(slow, "id long")
     said: list[str] = []
-    with told_of(spark, said.append, every=0.1):
+    with told_of(spark, said.append, expected=1012, every=0.1):
+        spark.range(12).write.parquet(str(tmp_path / "first"))
         frame.write.parquet(str(tmp_path / "rows"))
     spark.range(10).count()
-    found = [re.fullmatch(r"([\d,]+) rows written, (\d+) of 12 tasks done", line) for line in said]
+    told_as = r"materializing ([\d,]+) of 1,012 rows, (\d+) of 12 tasks done"
+    found = [re.fullmatch(told_as, line) for line in said]
     told = [(int(one[1].replace(",", "")), int(one[2])) for one in found if one is not None]
     assert len(told) >= 3, said
     assert told == sorted(told)
-    assert 0 < told[-1][0] <= 1000
+    assert 12 < told[-1][0] <= 1012, "those of both jobs"
     assert 0 < told[-1][1] < 12
     assert not [tag for tag in spark.sparkContext.getJobTags() if "told" in tag]
+
+
+def test_rows_are_counted_ahead_where_that_costs_nothing(spark: Any, tmp_path: Path) -> None:
+    place = str(tmp_path / "rows")
+    spark.range(1000).repartition(3).write.parquet(place)
+    stored = spark.read.parquet(place)
+    assert rows_to_write(place, None) == 1000
+    assert rows_to_write(stored.selectExpr("id + 1 AS id").orderBy("id"), 0.2) == 1000
+    assert rows_to_write(stored, stored) == 2000
+    for frame in (stored.filter("id > 3"), stored.limit(9), stored.union(stored)):
+        assert rows_to_write(frame, None) is None
 
 
 def test_where_data_are_kept_and_for_how_long(spark: Any, source: str, tmp_path: Path) -> None:
     from horovod_spark_runner import DataOptions, RankFailedError, prepare_dataset
     from horovod_spark_runner.data.prepare.datasets import DATA_DIR_SETTING, prepared
+    from horovod_spark_runner.errors import RunDirectoryError
 
     frame = spark.read.parquet(source)
     cache, own = tmp_path / "cache é", Location(tmp_path / "run" / "data")
     roles = Roles(("a",), ("id",))
 
-    def run(fail: bool = False, **options: Any) -> bool:
-        with prepared(frame, roles, DataOptions(**options), None, own, 0) as data:
-            if fail:
-                raise RankFailedError("boom", rank=0, host="h")
+    def run(fail: BaseException | None = None, validation: Any = None, **options: Any) -> bool:
+        with prepared(frame, roles, DataOptions(**options), validation, own, 0) as data:
+            if fail is not None:
+                raise fail
             return data.reused
 
     def kept(folder: Any) -> int:
@@ -563,10 +623,22 @@ def test_where_data_are_kept_and_for_how_long(spark: Any, source: str, tmp_path:
 
     assert not run()
     assert kept(own) == 0
-    with pytest.raises(RankFailedError):
-        run(fail=True)
+    for error in (
+        RankFailedError("boom", rank=0, host="h"),
+        RunDirectoryError("another batch_size within an epoch"),
+        DataError("an image is damaged"),
+        SystemExit(),
+    ):
+        with pytest.raises(type(error)):
+            run(fail=error)
+        assert kept(own) == 1
+    with pytest.raises(DataError, match="there are no rows to validate with"):
+        run(validation=frame.filter("id < 0"))  # refused, so that none are written anew
     assert kept(own) == 1
-    assert run()  # what the failed run left
+    assert run()  # what the failed runs left
+    assert kept(own) == 0
+    with pytest.raises(DataError, match="there are no rows to validate with"):
+        run(validation=frame.filter("id < 0"))
     assert kept(own) == 0
     run(keep_data=True)
     assert kept(own) == 1

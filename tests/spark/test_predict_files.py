@@ -160,13 +160,17 @@ def test_files_of_many_row_groups_are_divided(run: Path, spark: Any, tmp_path: P
     (tmp_path / "source").mkdir()
     ids = np.arange(300_000)
     x = pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(ids, 2).astype(np.float64)), 2)
-    table = pa.table({"id": ids, "x": x.cast(pa.list_(pa.float64()))})
+    x = x.cast(pa.list_(pa.float64()))
+    table = pa.table({"id": ids, "x": x, "kind": ids % 7, "text": np.char.mod("%d", ids % 3)})
     pq.write_table(table, tmp_path / "source" / "all.parquet", row_group_size=20_000)
     assert line(run).predict_files(tmp_path / "source", tmp_path / "scored") == len(ids)
     parts = sorted((tmp_path / "scored").glob("all-*.parquet"))
     assert len(parts) > 3
     scored = pa.concat_tables([pq.read_table(part) for part in parts])
-    assert scored.column("id").to_pylist() == ids.tolist()
+    assert scored.drop(["x", "prediction"]).equals(table.drop(["x"]))
+    # A dictionary of keys, each of which is there once, would only take room and time.
+    chunks = [pq.read_metadata(parts[0]).row_group(0).column(number) for number in range(4)]
+    assert [chunk.has_dictionary_page for chunk in chunks] == [False, False, True, True]
     np.testing.assert_allclose(scored.column("prediction"), 11.0 * ids + 0.5)
     assert spark.read.parquet(str(tmp_path / "scored")).count() == len(ids)
 
@@ -298,6 +302,12 @@ def test_what_cannot_be_done_is_refused_on_the_driver(
         place = write(spark.sql(source), tmp_path / name)
         with pytest.raises(DataError, match=match):
             transformer.predict_files(place, target)
+    folders = f"{tmp_path}/folders"
+    spark.sql("select 1 as id, 2f as x").write.partitionBy("x").parquet(folders)
+    with pytest.raises(DataError, match="'x'.* in the names of folders, .* use transform"):
+        transformer.predict_files(folders, target)
+    with pytest.raises(DataError, match="the source .*/none does not exist"):
+        transformer.predict_files(tmp_path / "none", target)
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="holds no Parquet files"):
         transformer.predict_files(tmp_path / "none", target)

@@ -629,12 +629,15 @@ def test_keras_models_that_cannot_be_taken(tmp_path: Path) -> None:
         pass
 
     open_ended = keras.Sequential([keras.Input((None,)), keras.layers.Lambda(lambda x: x)])
+    x = keras.Input((2,))
+    mean = keras.Model(x, keras.ops.mean(x))
     for given, columns, message in (
         (Subclass(), None, "inputs of the model 'subclass.*' are not known"),
         (open_ended, None, r"takes float32 of shape \(None,\)"),
         (summing(), ["x"], "the model's inputs are 'n'.*the feature columns are 'x'"),
         (summing(), {"x": ["a", "b"], "n": "n"}, r"shape \(3,\), which are not 2 columns"),
         (summing(), {"x": "a", "n": "a"}, "feeds several inputs that take different values"),
+        (mean, ["x"], r"cannot predict: ModelError: output 'prediction' has the shape \(\) for 2"),
         (lambda: None, None, "takes a keras.Model"),
         (tmp_path / "none.keras", None, "does not exist"),
         (tmp_path / "model.h5", None, "must end in .keras"),

@@ -167,6 +167,25 @@ def test_what_the_model_is_not_is_refused_on_the_driver(
         TFTransformer.from_run(models[name][0], **settings).transform(labelled)
 
 
+def test_scores_that_are_none_are_refused_when_they_are_asked_for(models: Any) -> None:
+    place = models["ten"][0]
+    message = "raw_prediction_col says .* last activation is 'softmax': it is probabilities"
+    with pytest.raises(InvalidInputError, match=message):
+        TFTransformer.from_run(place, raw_prediction_col="r")
+    transformer = TFTransformer.from_run(place, probability_col="p")
+    with pytest.raises(InvalidInputError, match=message):
+        transformer.setRawPredictionCol("r")
+    with pytest.raises(InvalidInputError, match="probability_col names the output 'digit'"):
+        transformer.setProbabilityCol({"digit": "q"})
+    assert transformer.getRawPredictionCol() is None
+    assert transformer.getProbabilityCol() == "p"
+    copied = transformer.copy({transformer.predictionCol: "c"})
+    assert (copied.getProbabilityCol(), copied.getPredictionCol()) == ("p", "c")
+    # Scores may be named after their probabilities.
+    late = TFTransformer.from_run(models["ten scores"][0], probability_col="p")
+    assert late.setRawPredictionCol("r").getRawPredictionCol() == "r"
+
+
 def test_columns_of_classes_replace_nothing(models: Any, labelled: Any) -> None:
     for taken in ("label", "prediction"):
         with pytest.raises(DataError, match=f"'{taken}'"):

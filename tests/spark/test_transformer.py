@@ -145,6 +145,9 @@ def test_columns_with_backticks_and_columns_of_one_name_stay(two: str, frame: An
 def test_feature_columns_that_spark_cannot_tell_apart(one: str, frame: Any) -> None:
     with pytest.raises(DataError, match="several columns named 'x', which the model takes"):
         TFTransformer.from_run(one).transform(frame.selectExpr("*", "x as X"))
+    nested = frame.selectExpr("struct(x) as s")
+    with pytest.raises(DataError, match=r"no column 's.x', .*add it with df.withColumn\("):
+        TFTransformer.from_run(one).setFeatureCols(["s.x", "n"]).transform(nested)
 
 
 BROKEN = [
@@ -292,7 +295,8 @@ def test_a_transformer_outlives_its_session(one: str) -> None:
     run = subprocess.run(
         [sys.executable, str(script), one], capture_output=True, text=True, timeout=200
     )
-    assert run.stdout.split() == ["predicted", "10.0"] * 2, run.stderr[-2000:]
+    expected = [*["predicted", "10.0"] * 2, *["stopped"] * 3]
+    assert run.stdout.split() == expected, run.stderr[-2000:]
 
 
 def test_model_fn_must_build_the_model_that_was_trained(frame: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Run by a test: a saved pipeline is loaded and used where no TensorFlow may be imported."""
+"""Run by a test: a saved pipeline is loaded and used, and a module trained, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.ml import PipelineModel
 from pyspark.sql import SparkSession
 
-from horovod_spark_runner import TorchTransformer
+from horovod_spark_runner import TorchModel, TorchTransformer, run_training
 
 FRAMEWORKS = ("tensorflow", "keras", "torch")
 
@@ -25,9 +25,20 @@ def telling() -> Any:
     return Telling()
 
 
+def make_model() -> TorchModel:
+    """Return a module, where TensorFlow cannot be imported."""
+    import torch
+
+    try:
+        import tensorflow
+    except ModuleNotFoundError:
+        return TorchModel(torch.nn.Linear(3, 1), "MSELoss", "Adam")
+    raise AssertionError(f"{tensorflow} is there")
+
+
 def main() -> None:
-    source, target = sys.argv[1:]
-    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    source, target, run_dir = sys.argv[1:]
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
     spark = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
     model = PipelineModel.load(source)
@@ -36,6 +47,19 @@ def main() -> None:
     predicted = model.transform(frame).first().p
     model.write().overwrite().save(target)
     again = PipelineModel.load(target).transform(frame).first().p
+    trained = run_training(
+        frame.selectExpr("explode(sequence(1, 32)) AS i", "x", "n"),
+        make_model,
+        feature_cols=["x"],
+        label_cols=["n"],
+        num_workers=2,
+        batch_size=4,
+        epochs=1,
+        run_dir=run_dir,
+        stream_logs=False,
+    )
+    trained.write().overwrite().save(target)
+    own = TorchTransformer.load(target).transform(frame).first().prediction
     driver = [name for name in FRAMEWORKS if name in sys.modules]
     import torch
 
@@ -46,6 +70,8 @@ def main() -> None:
         "driver": driver,
         "in worker": asked.transform(frame).first().prediction,
         "loss": model.stages[-1].summary.history[0]["loss"],
+        "trained": list(trained.summary.history[0]),
+        "its prediction": isinstance(own, float),
     }
     print(json.dumps(found), flush=True)
     spark.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from horovod_spark_runner import (
     RanksDivergedError,
     TorchCallback,
     TorchModel,
+    TorchTransformer,
 )
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.read.reader import DatasetReader
@@ -29,6 +30,7 @@ from tests.torch.models import (
     TwoHeads,
     adversaries,
     digits_model,
+    digits_net,
     flat_weights,
     recomputed_model,
 )
@@ -137,6 +139,31 @@ def test_fewer_rows_in_the_last_batch_than_ranks(digits_df: Any, tmp_path: Path)
         np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
 
 
+def test_a_sum_over_fewer_rows_than_ranks(
+    digits_df: Any, digits: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    """The last batch, and the only one of the validation, are of one row."""
+
+    def summing() -> TorchModel:
+        still = functools.partial(torch.optim.SGD, lr=1e-30)
+        return TorchModel(digits_net(), nn.CrossEntropyLoss(reduction="sum"), still)
+
+    run = train(
+        digits_df.filter(f"id <= {GLOBAL_BATCH}"),
+        tmp_path,
+        model_fn=summing,
+        batch_size=GLOBAL_BATCH // 2,
+        epochs=1,
+        validation=digits_df.filter("id = 1"),
+    )
+    images, labels = (torch.from_numpy(one[: GLOBAL_BATCH + 1]) for one in digits)
+    outputs = digits_net()(images.float())
+    each = nn.functional.cross_entropy(outputs, labels.long(), reduction="none").detach()
+    (logs,) = run.summary.history
+    assert logs["loss"] == pytest.approx(float(each.sum()) / 2, rel=1e-5)  # of two batches
+    assert logs["val_loss"] == pytest.approx(float(each[1]), rel=1e-5)
+
+
 def without_exchange() -> TorchModel:
     """Return the network, and let this rank keep its gradients to itself."""
     from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
@@ -198,18 +225,24 @@ def test_a_gradient_that_comes_in_parts_only_later(frame: Any, tmp_path: Path) -
 
 
 class Thawed(nn.Module):
-    """Its first layer is trained later; a buffer is another tensor after every step."""
+    """Its first layer is trained later, weights are complex; a buffer is set in every step.
+
+    Another one is a mask as of attention, with infinities.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(13)
         self.first, self.last = nn.Linear(64, 16), nn.Linear(16, 10)
         self.first.requires_grad_(requires_grad=False)
+        self.turn = nn.Parameter(torch.full((16,), 1 + 1j))
         self.centre: torch.Tensor
         self.register_buffer("centre", torch.zeros(64))
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.last(torch.tanh(self.first(image - self.centre)))
+        hidden = torch.tanh(self.first(image - self.centre)) * self.turn
+        found: torch.Tensor = self.last(hidden.real + hidden.imag.square())
         if self.training:
             self.centre = 0.9 * self.centre + 0.1 * image.mean(0)
         return found
@@ -221,6 +254,9 @@ class Thawing(TorchCallback):
 
     def on_epoch_begin(self, epoch: int) -> None:
         self.module.first.requires_grad_(requires_grad=epoch == 1)
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any]) -> None:
+        self.module.eval()  # for numbers of its own, and forgets to go back
 
 
 def thawed() -> TorchModel:
@@ -248,8 +284,9 @@ def test_layers_that_are_trained_later_and_buffers_that_are_set(
         steps += 1
     assert steps == EPOCHS * 4
     assert not torch.equal(module.first.weight, Thawed().first.weight), "it was not trained"
-    centre = transformer.getModel().get_buffer("centre")
-    np.testing.assert_allclose(centre, module.centre, rtol=0, atol=1e-6)
+    trained = transformer.getModel()
+    np.testing.assert_allclose(trained.get_buffer("centre"), module.centre, rtol=0, atol=1e-6)
+    assert torch.equal(trained.get_buffer("mask"), module.get_buffer("mask"))
 
 
 def two_heads() -> TorchModel:
@@ -305,9 +342,29 @@ def test_adversaries_train_in_a_step_of_their_own(frame: Any, tmp_path: Path) ->
         assert part.mean() > 0.5
 
 
+class Brightness(nn.Module):
+    """Takes the logarithm of what no row may be: all zero."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return image + image.sum(1, keepdim=True).log()
+
+
 def normalised(sync: bool) -> TorchModel:
+    from horovod_spark_runner.training.torch import exchange
+
+    exchange.BUCKET_BYTES = 1
     torch.manual_seed(11)
-    module = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+    module = nn.Sequential(
+        nn.Linear(64, 64),
+        nn.BatchNorm1d(64),
+        nn.Sigmoid(),
+        Brightness(),
+        nn.Linear(64, 8),
+        nn.BatchNorm1d(8),
+        nn.ReLU(),
+        nn.Linear(8, 10),
+    )
+    module = nn.Sequential(Brightness(), *module)
     return TorchModel(module, "CrossEntropyLoss", plain_rate, sync_batch_norm=sync)
 
 
@@ -322,5 +379,10 @@ def test_moments_of_the_global_batch(digits_df: Any, tmp_path: Path) -> None:
     expected = plain_torch(tmp_path / "run", normalised(True), cross_entropy)
     for ours in weights:
         np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-5)
+    model = TorchTransformer.from_run(tmp_path / "run").getModel()  # by its program
+    assert all(torch.isfinite(value).all() for value in model.state_dict().values())
+    one_more = digits_df.filter(f"id < {4 * GLOBAL_BATCH + 1}")
+    with pytest.raises(ModelError, match=r"leave all ranks together a single row.*batch_size$"):
+        recorded(one_more, tmp_path / "lone", lambda: normalised(True), 3)
     with pytest.raises(ModelError, match=r"98 rows in global batches of 24 leave a rank a single"):
         recorded(frame, tmp_path / "alone", lambda: normalised(False), 3)

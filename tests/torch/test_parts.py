@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from horovod_spark_runner import InvalidInputError, ModelError, TorchModel
+from horovod_spark_runner import (
+    Allreduce,
+    InvalidInputError,
+    LocalSGD,
+    ModelError,
+    TorchEarlyStopping,
+    TorchModel,
+)
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.frameworks import KERAS, TORCH
 from horovod_spark_runner.training.engine import engine_of
@@ -18,10 +27,16 @@ from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.torch.build import check_module
 from horovod_spark_runner.training.torch.feeding import input_feed
 from horovod_spark_runner.training.torch.losses import Losses
-from horovod_spark_runner.training.torch.optimizers import make_optimizers, settings_of
+from horovod_spark_runner.training.torch.optimizers import (
+    check_complex,
+    check_gradients,
+    make_optimizers,
+    settings_of,
+)
 from horovod_spark_runner.training.torch.probe import check_means
 from horovod_spark_runner.training.torch.schedulers import Schedulers, planned_schedulers
 from horovod_spark_runner.training.torch.source import model_source
+from horovod_spark_runner.training.torch.targets import CLASSES, ELEMENTS
 from horovod_spark_runner.training.torch.variables import TorchVariables, as_array, set_tensor
 from tests.torch.models import TwoHeads, digits_model, digits_net
 
@@ -66,6 +81,11 @@ def test_what_a_torch_model_must_have(fields: Any, message: str) -> None:
         TorchModel(NET, **fields)
 
 
+class Sharp(torch.optim.SGD):
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        return super().step(closure)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
@@ -73,6 +93,7 @@ def test_what_a_torch_model_must_have(fields: Any, message: str) -> None:
         (lambda p: torch.optim.LBFGS(p), "computes gradients several times a step"),
         (torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), "are not the module's"),
         (lambda p: 3, "must be a torch.optim.Optimizer, got 3"),
+        (lambda p: Sharp(p), r"optimizer Sharp .* step\(\) must be given a closure"),
         ({"a": torch.optim.SGD(NET.parameters(), lr=1.0)}, "several optimizers need a train_step"),
     ],
 )
@@ -86,6 +107,22 @@ def test_modules_that_cannot_be_kept() -> None:
         check_module(torch.compile(NET))  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="has no shape yet"):
         check_module(nn.LazyLinear(3))
+    with pytest.raises(ModelError, match="'weight' of Linear is on the device 'meta'"):
+        check_module(nn.Linear(2, 1, device="meta"))
+
+
+def test_weights_that_ranks_would_change_or_send_otherwise() -> None:
+    scaling = nn.Sequential(nn.Embedding(3, 2, max_norm=1.0))
+    check_gradients(scaling, ranks=1)
+    with pytest.raises(ModelError, match=r"layer '0' has max_norm=1: .* ranks would hold other"):
+        check_gradients(scaling, ranks=2)
+    with pytest.raises(ModelError, match=r"layer '0' has max_norm=1, .* sync=AsyncServer"):
+        check_gradients(scaling, ranks=1, in_step=False)
+    turning = nn.Linear(2, 1, dtype=torch.complex64)
+    check_complex(turning, Allreduce())
+    for sync in (Allreduce(compression="fp16"), LocalSGD(every=2)):
+        with pytest.raises(ModelError, match="weight 'weight' is complex, which sync="):
+            check_complex(turning, sync)
 
 
 COLUMNS = {
@@ -120,10 +157,80 @@ def test_columns_called_as_parameters_feed_them_in_any_order() -> None:
     assert set(feed.call(TwoHeads(), values)) == {"number", "kind"}
 
 
+class Supervised(nn.Module):
+    """A loss that can be had without labels, too, and is another one then."""
+
+    def forward(self, output: Tensor, label: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        return scale * (output if label is None else output - label).square().mean()
+
+
 def loss_of(given: Any, output: Tensor, label: Tensor, weights: Tensor | None = None) -> float:
     losses = Losses(given, Binding(("y",)), weighted=weights is not None)
     (term,) = losses.terms(output, [label], [output], weights)
     return float(term.summed) / float(term.count)
+
+
+LABELS: dict[str, Callable[[Tensor], Tensor]] = {
+    "MultiLabelMarginLoss": lambda scores: torch.tensor([[3, 0, -1, 1], [1, -1, 0, 0]]),
+    "MultiMarginLoss": lambda scores: torch.tensor([3, 0]),
+    "CrossEntropyLoss": lambda scores: torch.tensor([3, 0]),
+    "NLLLoss": lambda scores: torch.tensor([3, 0]),
+    "HingeEmbeddingLoss": lambda scores: torch.randn_like(scores).sign(),
+    "SoftMarginLoss": lambda scores: torch.randn_like(scores).sign(),
+}
+
+
+@pytest.mark.parametrize("cls", [*CLASSES, *ELEMENTS], ids=lambda cls: cls.__name__)
+def test_weights_of_one_change_no_loss(cls: Any) -> None:
+    torch.manual_seed(2)
+    scores = torch.rand(2, 4)
+    name = cls.__name__
+    label = LABELS.get(name, torch.rand_like)(scores)
+    expected = float(cls()(scores, label))
+    for loss in (cls(), cls(reduction="none")):
+        for weights in (None, torch.ones(2)):
+            assert loss_of(loss, scores, label, weights) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (2, 4, 3), (2, 4, 3, 5)])
+def test_a_loss_of_probabilities_of_all_classes(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(2)
+    scores, label = torch.randn(shape), torch.rand(shape).softmax(1)
+    for smoothing in (0.0, 0.1):
+        loss = nn.CrossEntropyLoss(torch.tensor([1.0, 2, 0.5, 3]), label_smoothing=smoothing)
+        expected = float(loss(scores, label))
+        assert loss_of(loss, scores, label) == pytest.approx(expected, rel=1e-6)
+        assert loss_of(loss, scores, label, torch.ones(2)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_values_of_one_type_are_given_to_tensors_of_another() -> None:
+    types = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32)
+    for theirs in types:
+        for ours in types:
+            given, tensor = torch.tensor([1, 2, 3], dtype=theirs), torch.zeros(3, dtype=ours)
+            set_tensor(tensor, as_array(given))
+            assert tensor.tolist() == [1, 2, 3], (theirs, ours)
+
+
+def stopped_after(patience: int, losses: list[float]) -> int | None:
+    """Return the epoch, from 0, after which `TorchEarlyStopping` ends a training."""
+    callback = TorchEarlyStopping(patience=patience)
+    for epoch, loss in enumerate(losses):
+        callback.on_epoch_end(epoch, {"val_loss": loss})
+        if callback.stop_training:
+            return epoch
+    return None
+
+
+def test_an_early_end_comes_when_keras_would_end() -> None:
+    assert [stopped_after(patience, [2.0, 1.0, 3.0, 3.0, 3.0, 3.0]) for patience in range(4)] == [
+        2,
+        2,
+        3,
+        4,
+    ]
+    assert stopped_after(2, [math.nan, 3.0, 2.0, 1.0]) is None
+    assert stopped_after(1, [math.inf, 3.0, 2.0, 1.0]) is None
 
 
 def test_losses_are_those_of_pytorch() -> None:
@@ -142,6 +249,12 @@ def test_losses_are_those_of_pytorch() -> None:
     weights = torch.arange(7.0)
     expected = float((weights * (output[:, 0] - label).abs()).mean())
     assert loss_of("L1Loss", output, label, weights) == pytest.approx(expected)
+    # What can do without labels is given them, as a module of a library is anywhere.
+    expected = float((output[:, 0] - label).square().mean())
+    assert loss_of(Supervised(), output[:, 0], label) == pytest.approx(expected)
+    assert loss_of(lambda o: o.square().mean(), output, label) == pytest.approx(
+        float(output.square().mean())
+    )
     images, pixels = torch.randn(7, 4, 3), torch.randint(0, 4, (7, 3))
     expected = float(nn.functional.cross_entropy(images, pixels))
     assert loss_of("CrossEntropyLoss", images, pixels) == pytest.approx(expected)
@@ -154,7 +267,9 @@ def test_losses_are_those_of_pytorch() -> None:
         ("MSELoss", (2, 3), torch.zeros(2), r"rows of shape \(3,\) and the label rows of shape \("),
         ("CrossEntropyLoss", (2, 3), torch.tensor([0.5, 1.0]), "holds fractions such as 0.5"),
         ("CrossEntropyLoss", (2, 3), torch.tensor([0, 3]), "label 3, but the output has 3 classes"),
+        (nn.GaussianNLLLoss(), (2, 3), torch.zeros(2), "GaussianNLL.* must be given 3 things"),
         (lambda o, y: 3.0, (2, 3), torch.zeros(2), "must return a tensor"),
+        (lambda o, y=None: o, (2, 3), torch.zeros(2), "outputs alone, and which is meant does not"),
         (lambda o, y: o[:1, 0], (2, 3), torch.zeros(2), r"returned shape \(1,\) for 2 rows"),
     ],
 )

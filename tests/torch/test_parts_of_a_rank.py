@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import mpi4py.MPI  # noqa: F401 - it listens from its import on, so before the tests
@@ -10,13 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from horovod_spark_runner import InvalidInputError, ModelError, TorchModel
+from horovod_spark_runner import AsyncServer, InvalidInputError, ModelError, TorchModel
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.read.reader import Batch
 from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
 from horovod_spark_runner.training.epochs import Step
 from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
+from horovod_spark_runner.training.sync.asynchronous import AsyncSynchroniser
 from tests.runs import source, spec_of
+from tests.torch.models import flat_weights
 
 pytestmark = pytest.mark.mpi
 
@@ -30,15 +34,23 @@ def begun() -> None:
     begin(0)
 
 
-def trainee(made: Any, **fields: Any) -> Any:
+def trainee(made: Any, sync: Any = None, **fields: Any) -> Any:
     """Return what a rank makes of what ``made`` returns, as its only one."""
     from mpi4py import MPI
 
     from horovod_spark_runner.training.torch.collectives import TensorCollectives
     from horovod_spark_runner.training.torch.trainees import trainee_of
 
-    synchroniser = AllreduceSynchroniser("none", TensorCollectives())
+    synchroniser = sync or AllreduceSynchroniser("none", TensorCollectives())
     return trainee_of(spec_of([X], model=source(made), **fields), MPI.COMM_SELF, synchroniser)
+
+
+def alone() -> AsyncSynchroniser:
+    """Return the way of the first of two ranks that make steps by themselves."""
+    from horovod_spark_runner.training.torch.collectives import TensorCollectives
+
+    ranks: Any = SimpleNamespace(rank=0, size=2)
+    return AsyncSynchroniser(AsyncServer(), TensorCollectives(), ranks)
 
 
 def step(number: int, rows: int = 4) -> Step:
@@ -83,6 +95,25 @@ def following(way: str = "") -> TorchModel:
     return TorchModel(Following(way), "MSELoss", "SGD")
 
 
+def test_what_a_module_predicts_is_known_before_the_first_step() -> None:
+    def made() -> TorchModel:
+        module = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2), nn.Softmax(1))
+        return TorchModel(module, "CrossEntropyLoss", "SGD")
+
+    one = trainee(made)
+    generator = torch.get_rng_state()
+    (output,) = one.outputs()
+    assert (output.shape, output.dtype, output.activation) == ((2,), "float32", "softmax")
+    assert all(part.training for part in one.module.modules())
+    assert torch.equal(torch.get_rng_state(), generator)
+
+    class Uncallable(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("not in evaluation")
+
+    assert trainee(lambda: TorchModel(Uncallable(3, 1), "MSELoss", "SGD")).outputs() is None
+
+
 def test_a_buffer_that_is_set_to_another_tensor_is_kept() -> None:
     one = trainee(following)
     alone = Following()
@@ -110,6 +141,37 @@ def test_a_buffer_that_is_set_to_another_tensor_is_kept() -> None:
 def test_a_buffer_that_cannot_be_kept_is_refused(way: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         train(trainee(lambda: following(way)), 0)
+
+
+def test_autocast_is_pytorchs() -> None:
+    def net() -> nn.Module:
+        torch.manual_seed(5)
+        return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def model(autocast: Any) -> TorchModel:
+        return TorchModel(net(), "MSELoss", plain_sgd, autocast=autocast)
+
+    def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    narrow, wide = (trainee(lambda way=way: model(way)) for way in ("bfloat16", None))
+    alone = net()
+    optimizer = plain_sgd(alone.parameters())
+    for number in range(3):
+        train(narrow, number)
+        train(wide, number)
+        arrays = {name: torch.from_numpy(a) for name, a in step(number).batch.arrays.items()}
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            given = alone(arrays["x"])
+            assert given.dtype == torch.bfloat16
+            loss = nn.functional.mse_loss(given[:, 0], arrays["y"])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    found, expected = flat_weights(narrow.module), flat_weights(alone)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    away = np.abs(flat_weights(wide.module) - expected).max()
+    assert away > 10 * np.abs(found - expected).max(), "autocast changes nothing"
 
 
 def frozen() -> TorchModel:
@@ -310,3 +372,38 @@ def test_a_value_of_the_last_step_is_that_of_those_who_log_it_last() -> None:
         rank.log("early", 5.0 + rank._rank, "training_step", 4, 0, None, None)
     told = results_of(merged(parts_of([rank.numpy() for rank in ranks])), TRAINING)
     assert told == {"x": 12.0, "early": 5.5}
+
+
+def test_a_schedule_of_steps_is_refused_where_ranks_make_as_many_as_they_come_to() -> None:
+    def made(schedule: Any) -> Any:
+        return lambda: TorchModel(
+            nn.Linear(3, 1),
+            nn.MSELoss(),
+            torch.optim.SGD,
+            scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+            schedule=schedule,
+        )
+
+    trainee(made("epoch"), alone())
+    with pytest.raises(ModelError, match=r"after every step .*=AsyncServer.*schedule='epoch'"):
+        trainee(made("step"), alone())
+
+
+def test_a_loss_that_is_a_sum_is_that_of_a_global_batch_whoever_takes_its_parts() -> None:
+    def made() -> TorchModel:
+        return TorchModel(
+            nn.Linear(3, 1), nn.L1Loss(reduction="sum"), lambda p: torch.optim.SGD(p, lr=0.0)
+        )
+
+    one = trainee(made, alone())
+    whole = [step(number) for number in range(3)]
+    for each in whole:  # of which this rank takes 5 halves
+        for begin in (0, 2) if each.number else (0,):
+            arrays = {name: array[begin : begin + 2] for name, array in each.batch.arrays.items()}
+            half = replace(each, batch=Batch(each.number, 2, arrays), equal=False)
+            one.train_step(half, (False,) * 3, last=False)
+    with torch.no_grad():
+        given = [one.module(torch.from_numpy(each.batch.arrays["x"])) for each in whole]
+    off = [y[:, 0].numpy() - each.batch.arrays["y"] for y, each in zip(given, whole, strict=True)]
+    total = np.abs(off).sum() - np.abs(off[0][2:]).sum()
+    assert one.results("train", None, 1.0)["loss"] == pytest.approx(total / 2.5, rel=1e-5)

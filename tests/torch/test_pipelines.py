@@ -1,7 +1,8 @@
-"""A pipeline with a PyTorch module leaves Spark: as a bundle, and as one ONNX file."""
+"""PyTorch modules in Spark ML's searches, and pipelines that leave Spark, as a bundle or ONNX."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,57 @@ import numpy as np
 import pytest
 import torch
 from pyspark.ml import PipelineModel
+from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
 from torch import nn
 
-from horovod_spark_runner import ModelError, TorchTransformer, export_pipeline
+from horovod_spark_runner import (
+    HorovodEstimator,
+    ModelError,
+    TorchModel,
+    TorchTransformer,
+    export_pipeline,
+)
 from horovod_spark_runner.scoring import load_pipeline
 from horovod_spark_runner.scoring.onnx_session import OnnxSession
 
 pytestmark = pytest.mark.spark
+
+
+def line(rate: float) -> TorchModel:
+    torch.manual_seed(0)
+    return TorchModel(nn.Linear(2, 1), "MSELoss", functools.partial(torch.optim.SGD, lr=rate))
+
+
+@pytest.mark.mpi
+def test_a_search_over_folds(spark: Any, tmp_path: Path) -> None:
+    rows = [([n / 32, n % 3 / 3], n / 16 - n % 3 / 3, n % 2) for n in range(32)]
+    frame = spark.createDataFrame(rows, "features array<float>, label float, fold int").coalesce(1)
+    estimator = HorovodEstimator(
+        modelFn=line, numWorkers=1, batchSize=4, epochs=4, runDir=str(tmp_path / "runs")
+    )
+    still, good = {"rate": 1e-30}, {"rate": 0.3}
+    search = CrossValidator(
+        estimator=estimator,
+        estimatorParamMaps=ParamGridBuilder().addGrid(estimator.modelArgs, [still, good]).build(),
+        evaluator=RegressionEvaluator(metricName="mse"),
+        numFolds=2,
+        foldCol="fold",
+        parallelism=2,
+    )
+    found = search.fit(frame)
+    wanted = np.array([row[1] for row in rows], np.float32)
+    with torch.no_grad():
+        module: Any = line(1.0).module
+        start = module(torch.tensor([row[0] for row in rows]))[:, 0]
+    assert found.avgMetrics[0] == pytest.approx(np.square(start.numpy() - wanted).mean(), rel=1e-4)
+    assert found.avgMetrics[1] < found.avgMetrics[0] / 2
+    assert isinstance(found.bestModel, TorchTransformer)
+    found.write().save(str(tmp_path / "search"))
+    loaded = CrossValidatorModel.load(str(tmp_path / "search"))
+    told = [model.transform(frame).select("prediction").collect() for model in (found, loaded)]
+    assert told[0] == told[1]
 
 
 def test_a_module_in_a_pipeline_is_scored_by_onnxruntime(spark: Any, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from horovod_spark_runner import (
     TorchTransformer,
 )
 from horovod_spark_runner.data.manifest import Column
+from tests.absent import without
 
 from .models import TwoHeads, digits_model, digits_net
 from .runs import save_run
@@ -139,6 +140,15 @@ def test_a_module_that_changes_its_inputs_does_not_change_rows(frame: Any, tmp_p
             assert row["1_class"] == (0 if row.id else 1)
 
 
+def test_a_stream_is_predicted_on(run: str, frame: Any, spark: Any, tmp_path: Path) -> None:
+    frame.write.parquet(str(tmp_path / "rows"))
+    stream = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "rows"))
+    predicted = TorchTransformer.from_run(run, prediction_col="p").transform(stream)
+    writer = predicted.writeStream.format("memory").queryName("predicted_by_torch")
+    assert writer.trigger(availableNow=True).start().awaitTermination(120)
+    check(spark.table("predicted_by_torch"), "p")
+
+
 def test_rows_without_values(run: str, frame: Any) -> None:
     from pyspark.sql import functions as F
 
@@ -166,15 +176,21 @@ def test_classes_and_their_probabilities(
     assert row.prediction == float(expected.argmax())
 
 
-def test_a_pipeline_is_loaded_where_tensorflow_is_not(
+@pytest.mark.mpi
+def test_users_of_pytorch_only_do_not_need_tensorflow(
     spark: Any, run: str, python: str, tmp_path: Path
 ) -> None:
+    """Which is nowhere: on the driver, in Spark's workers, on the ranks."""
     pipeline = PipelineModel([TorchTransformer.from_run(run, prediction_col="p")])
     pipeline.write().save(str(tmp_path / "saved"))
-    command = [
-        python, "-m", "tests.torch.load_stage", str(tmp_path / "saved"), str(tmp_path / "again"),
-    ]  # fmt: skip
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    places = [str(tmp_path / name) for name in ("saved", "again", "run")]
+    told = subprocess.run(
+        [python, "-m", "tests.torch.load_stage", *places],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=without("tensorflow", "tensorflow-cpu", "keras"),
+    )
     assert told.returncode == 0, told.stderr[-3000:]
     found = json.loads(told.stdout.splitlines()[-1])
     assert found == {
@@ -183,6 +199,8 @@ def test_a_pipeline_is_loaded_where_tensorflow_is_not(
         "driver": [],
         "in worker": False,
         "loss": 1.0,
+        "trained": ["loss"],
+        "its prediction": True,
     }
 
 

@@ -75,7 +75,7 @@ def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(
         batch_size=8,
         epochs=3,
         validation=frame.filter("id < 30"),
-        callbacks=[FaultAt(faults, kept)],
+        callbacks=[FaultAt(faults, kept), NoTensorFlow()],
         checkpoints=CheckpointOptions(every_steps=4),
         restarts=RestartOptions(max_restarts=1, backoff_seconds=0.1),
     )
@@ -134,9 +134,9 @@ def test_warm_starts_and_an_early_end(frame: Any, tmp_path: Path) -> None:
         epochs=6,
         validation=0.2,
         initial_weights=str(tmp_path / "start.pt"),
-        callbacks=[TorchEarlyStopping(patience=1)],
+        callbacks=[TorchEarlyStopping(patience=2)],
     )
-    assert len(run.summary.history) == 3  # the first is the best, and one may be no better
+    assert len(run.summary.history) == 3  # the first is the best, and two are no better
     weights = arrays_in(tmp_path / "run" / "model" / "weights.npz")
     for number, expected in enumerate(started.state_dict().values()):
         np.testing.assert_allclose(weights[f"{number:05d}"], expected.numpy(), rtol=1e-6)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from mpi4py import MPI
 
+from horovod_spark_runner import AsyncServer
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.training.keras.batches import class_weights
 from horovod_spark_runner.training.keras.binding import input_structure
-from horovod_spark_runner.training.keras.build import BuiltModel
+from horovod_spark_runner.training.keras.build import BuiltModel, check_between_meetings
 from horovod_spark_runner.training.keras.collectives import TensorCollectives
 from horovod_spark_runner.training.keras.outputs import call_outputs
 from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
+from horovod_spark_runner.training.sync.asynchronous import AsyncSynchroniser
 from tests.runs import source, spec_of
 
 X, Y, Z = Column("x", "float32", (3,)), Column("y", "float32", ()), Column("z", "float32", ())
@@ -40,6 +44,33 @@ def build(
     spec = spec_of(columns, model=source(make), inputs=features, outputs=labels, **fields)
     allreduce = AllreduceSynchroniser("none", TensorCollectives())
     return BuiltModel(spec, MPI.COMM_WORLD, allreduce, share_logs=False)
+
+
+def constrained() -> keras.Model:
+    kernel = keras.constraints.NonNeg()
+    return keras.Sequential([layers.Input((3,)), layers.Dense(1, kernel_constraint=kernel)])
+
+
+@pytest.mark.parametrize(
+    ("model", "steps", "message"),
+    [
+        (constrained, 1, r"weight '[^']*kernel' has a constraint.*sync=Allreduce\(\)"),
+        (lambda: keras.Sequential([layers.Input((3,))]), 4, "steps_per_execution=4: .* compile"),
+    ],
+    ids=["constraint", "steps_per_execution"],
+)
+def test_what_ranks_that_step_by_themselves_cannot_do_is_refused(
+    model: Any, steps: int, message: str
+) -> None:
+    made = model()
+    made.compile("sgd", "mse", steps_per_execution=steps)
+    hvd.init()
+    ranks: Any = SimpleNamespace(rank=0, size=2)
+    sync = AsyncSynchroniser(AsyncServer(), TensorCollectives(), ranks)
+    with pytest.raises(ModelError, match=f"(?i){message}"):
+        check_between_meetings(made, [made.optimizer], sync)
+    allreduce = AllreduceSynchroniser("none", TensorCollectives())
+    check_between_meetings(made, [made.optimizer], allreduce)
 
 
 def rows(count: int = 4) -> dict[str, np.ndarray]:
@@ -90,8 +121,6 @@ class Callless(Dense):
     call = keras.Model.call
 
     def train_step(self, data: Any) -> Any:
-        import tensorflow as tf
-
         x = data[0] if isinstance(data, tuple) else data
         with tf.GradientTape() as tape:
             loss = keras.ops.mean(self.dense(x) ** 2)
@@ -169,8 +198,6 @@ def test_xla_is_switched_off_and_told_of_where_it_was_asked_for(
 
 
 def under_a_strategy() -> Any:
-    import tensorflow as tf
-
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         return sequential((3,))
 
@@ -349,3 +376,88 @@ def test_columns_that_the_only_input_cannot_take_one_by_one() -> None:
     ):
         build(dense, Binding(("a", "b")))
     assert build(lambda: dense(layers.Concatenate()), Binding(("a", "b"))).model.built
+
+
+OF_NO_MODEL = keras.metrics.Mean(name="of_no_model")
+
+
+class Keeping(Dense):
+    """One whose step changes what Keras knows, and reads what it does not."""
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        super().__init__()
+        self.scale = tf.Variable(2.0)
+        self.centre = self.add_weight(shape=(), trainable=False)
+        self.noise = keras.random.SeedGenerator(1)
+        self.seen = keras.metrics.Mean(name="seen")
+
+    def train_step(self, data: Any) -> Any:
+        import tensorflow as tf
+
+        x, y = data
+        x = x * self.scale + keras.random.normal(tf.shape(x), seed=self.noise)
+        x += keras.random.normal(tf.shape(x)) + tf.random.get_global_generator().normal(())
+        self.centre.assign(tf.reduce_mean(x))
+        self.seen.update_state(x)
+        return super().train_step((x, y))
+
+
+class Tracking(Dense):
+    """As Keras' documentation of ``compute_loss`` has it: ``metrics`` are the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__(name="tracking")
+        self.own = keras.metrics.Mean(name="own")
+
+    def compute_loss(self, *given: Any, **named: Any) -> Any:
+        loss = super().compute_loss(*given, **named)
+        self.own.update_state(loss)
+        return loss
+
+    @property
+    def metrics(self) -> Any:
+        return [self.own]
+
+
+class Around(Dense):
+    """One that trains a model within it, which is compiled by itself."""
+
+    def __init__(self) -> None:
+        super().__init__(name="around")
+        self.inner = compiled(Dense(name="inner"), metrics=["mae"])
+
+    def train_step(self, data: Any) -> Any:
+        return self.inner.train_step(data)
+
+
+class Losing(Dense):
+    """One whose step changes what Keras does not know."""
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        super().__init__(name="losing")
+        self.centre = tf.Variable(0.0)
+        self.kept = [{"last": tf.Variable(0.0)}]
+        self.noise = tf.random.Generator.from_seed(1)
+
+    def train_step(self, data: Any) -> Any:
+        import tensorflow as tf
+
+        x, y = data
+        x += self.noise.normal(tf.shape(x))
+        tf.function(lambda: self.centre.assign(1.0))()
+        tf.cond(tf.size(x) > 9, lambda: self.kept[0]["last"].assign(1.0), lambda: 0.0)
+        OF_NO_MODEL.update_state(x)
+        return super().train_step((x, y))
+
+
+def test_what_a_step_changes_is_known_to_keras_or_refused() -> None:
+    for model in (Keeping, Tracking, Around):
+        build(lambda model=model: compiled(model(), metrics=["mae"]))
+    named = ", ".join(f"attribute '{name}' of 'losing'" for name in ("centre", "kept", "noise"))
+    named += ", variable 'of_no_model/count', variable 'of_no_model/total'"
+    with pytest.raises(ModelError, match=f"changes {named}, which Keras .*add_weight"):
+        build(lambda: compiled(Losing()))

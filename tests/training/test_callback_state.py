@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+import logging
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from horovod_spark_runner.training.keras.callback_state import CallbackStates
+from horovod_spark_runner.training.keras.callbacks import Callbacks
 from tests.runs import variables_of
 
 EPOCHS, STEPS = 7, 3
@@ -190,3 +193,88 @@ def test_containers_that_a_callback_has_made_before_are_kept(
     assert again.seen == {"a", "b"}
     assert (list(again.last), again.last.maxlen) == ([2.0, 3.0], 2)
     assert again.models == []
+
+
+Pair = namedtuple("Pair", "first second")
+
+
+class Annealing(keras.callbacks.Callback):
+    """Holds variables that a loss reads, and containers of classes of their own."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.set_model(model)
+        self.beta = keras.Variable(0.0)
+        self.raw = tf.Variable([0.0, 0.0])
+        self.of_model = model.weights[0]
+        self.several = [keras.Variable(0.0)]
+        self.several_of_model = [model.weights[0]]
+        self.fresh = False
+        self.rows = [1]
+        self.count: Any = Counter()
+        self.lists: Any = defaultdict(list)
+        self.ordered: Any = OrderedDict()
+        self.pair = Pair(0, 0)
+        self.named: Any = defaultdict(lambda: 7)
+
+
+def test_variables_that_a_callback_holds_are_assigned_to(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = make_model()
+    first, again = Annealing(model), Annealing(model)
+    states = CallbackStates({"0": first})
+    first.beta.assign(0.3)
+    first.raw.assign([1.0, 2.0])
+    first.of_model.assign(first.of_model + 1.0)
+    first.count.update("aab")
+    first.lists["x"].append(np.float32(0.5))
+    first.ordered.update({3: "c", 1: "a"})
+    first.pair = Pair(1, 2)
+    first.named["y"] += 1
+    first.several[0].assign(1.0)
+    values, arrays = states.capture()
+    warned = [record.getMessage().split()[3] for record in caplog.records]
+    assert warned == ["several", "pair", "named"]
+
+    beta, raw, weight = again.beta, again.raw, np.array(again.of_model)
+    after = CallbackStates({"0": again})
+    # What the beginning of an epoch that is gone on with has changed.
+    again.fresh, again.rows = True, [1, 2]
+    again.raw.assign([9.0, 9.0])
+    after.restore(json.loads(json.dumps(values)), arrays)
+    assert (again.fresh, again.rows) == (False, [1])
+    assert again.beta is beta
+    assert float(beta) == pytest.approx(0.3)
+    assert again.raw is raw
+    assert raw.numpy().tolist() == [1.0, 2.0]
+    np.testing.assert_array_equal(again.of_model, weight)
+    assert again.count == Counter(a=2, b=1)
+    assert type(again.count) is Counter
+    assert again.lists["x"] == [0.5]
+    assert again.lists["new"] == []
+    assert type(again.ordered) is OrderedDict
+    assert list(again.ordered.items()) == [(3, "c"), (1, "a")]
+    assert again.pair == Pair(0, 0)
+    assert again.named["z"] == 7
+
+
+def test_a_rank_that_was_not_there_lacks_no_callback_of_rank_zero(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def of_rank(rank: int) -> Callbacks:
+        given = [keras.callbacks.CSVLogger(str(tmp_path / "log.csv")), Collector()]
+        return Callbacks(
+            given, make_model(), rank, {"epochs": 1}, resumed=False, retrace=lambda: None
+        )
+
+    first, second = of_rank(0), of_rank(1)
+    for callbacks in (first, second):
+        callbacks.train_begin()
+        callbacks.remember()
+    first.epoch_begin(0)
+    first.epoch_end(0, {"loss": 1.0})
+    with caplog.at_level(logging.WARNING):
+        second.restore(*first.capture())
+    first.train_end(None)
+    assert caplog.text == ""

@@ -297,6 +297,14 @@ def test_another_compression_is_told() -> None:
     assert "compression is 'none' now, the checkpoint was taken with 'fp16': what is" in warning
 
 
+def test_another_way_within_an_epoch_of_taken_batches_is_refused() -> None:
+    within, over = (replace(INFO, state={**INFO.state, "taken": one}) for one in ([3, 2], None))
+    with pytest.raises(RunDirectoryError, match=r"within epoch 2, .*sync=AsyncServer"):
+        settings_to_go_on_with(within, FIT, 2, None, DATA, SYNC)
+    for info, sync in ((over, SYNC), (within, {"sync": "async_server", "staleness": 8})):
+        assert settings_to_go_on_with(info, FIT, 2, None, DATA, sync)[2] == []
+
+
 def test_the_same_class_weight_is_not_warned_of() -> None:
     then, now = {"2": 2.0, "10": 3.0}, {2: 2.0, 10: 3.0}
     settings = {**INFO.settings, "fit": {**INFO.settings["fit"], "class_weight": then}}

@@ -224,9 +224,7 @@ def test_what_onnx_cannot_hold_is_refused(layer: Any, told: str, tmp_path: Path)
 
 def test_a_saved_model_calls_no_function_of_this_process(tmp_path: Path) -> None:
     given = TFTransformer.from_keras(single(Doubled), ["x"], custom_objects={"Doubled": Doubled})
-    with pytest.raises(
-        ModelError, match=r"a SavedModel cannot hold.*a function of Python's .PyFun"
-    ):
+    with pytest.raises(ModelError, match=r"cannot hold the model '[^']*': it calls .* .PyFun"):
         given.export(tmp_path / "m")
     assert not list(tmp_path.iterdir())
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.data.manifest import Column, Manifest
-from horovod_spark_runner.errors import ModelError
+from horovod_spark_runner.errors import DataError, ModelError
 from horovod_spark_runner.training.keras.binding import InputBinding, bind_outputs
 from horovod_spark_runner.training.keras.model import build_model, check_trainable
 from horovod_spark_runner.training.keras.optimizers import check_optimizers, find_optimizers
@@ -89,6 +89,30 @@ def test_several_columns_for_one_input_point_to_the_assembler() -> None:
 def test_a_single_number_feeds_an_input_of_one() -> None:
     binding = InputBinding(sequential((1,)), Binding(("x",)), manifest(x=()))
     assert binding({"x": np.zeros(3, np.float32)}).shape == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("taken", "column", "right", "wrong"),
+    [
+        ("uint8", "int16", [0, 255], [256, -1]),
+        ("uint32", "int64", [0, 2**32 - 1], [2**32, -1]),
+        ("int32", "int64", [-(2**31), 2**31 - 1], [2**31]),
+        ("bool", "int8", [0, 1, 2], []),
+        ("bfloat16", "int64", [2**20], []),
+        ("float32", "int64", [2**62], []),
+    ],
+)
+def test_whole_numbers_that_an_input_cannot_hold(
+    taken: str, column: str, right: list[int], wrong: list[int]
+) -> None:
+    """Keras would take 256 for 0."""
+    x = keras.Input((1,), dtype=taken, name="n")
+    made = Manifest("", (), (Column("x", column),), (), "")
+    binding = InputBinding(keras.Model(x, keras.ops.cast(x, "float64")), Binding(("x",)), made)
+    assert binding({"x": np.array(right, column)}).ravel().tolist() == right
+    for number in wrong:
+        with pytest.raises(DataError, match=rf"column 'x' holds {number}, .*input 'n' of {taken} "):
+            binding({"x": np.array([0, number], column)})
 
 
 def test_unknown_sizes_fit_anything() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -12,6 +14,9 @@ from keras import ops
 
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.training.keras import probe
+from horovod_spark_runner.training.keras.evaluator import KerasEvaluator
+from horovod_spark_runner.training.keras.generators import generators
+from horovod_spark_runner.training.random_state import capture_random
 
 X = np.random.default_rng(0).random((7, 3)).astype(np.float32)
 Y = X.sum(1).astype(np.float32)
@@ -81,9 +86,41 @@ def test_a_sum_is_refused() -> None:
 
 
 def test_what_is_neither_is_warned_of(warnings: list[str]) -> None:
+    ratio, pairs = keras.losses.Dice(), keras.losses.Circle()
+    labels = DATA[0], tf.constant([0, 1, 2, 0, 1, 2, 0])
     run(built(lambda y, p: ops.max(squares(y, p))))
-    assert len(warnings) == 1
-    assert "is no mean over the rows" in warnings[0]
+    run(built(ratio))
+    embedding = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+    embedding.compile("sgd", pairs)
+    embedding.test_on_batch(*labels)
+    probe.Probe(embedding, labels).run()
+    assert len(warnings) == 3
+    assert all("is no mean over the rows" in warning for warning in warnings)
+    # Over each row's own pixels, it is one.
+    by_row = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, "sigmoid")])
+    by_row.compile("sgd", keras.losses.Dice(axis=1))
+    by_row.test_on_batch(X, X)
+    probe.Probe(by_row, (X, X)).run()
+    assert len(warnings) == 3
+
+
+def test_what_a_loss_masks_itself_is_no_matter_of_rows(warnings: list[str]) -> None:
+    labels = np.array([0, 1, 1, 1, 2, 2, 2])
+
+    def own(y: Any, p: Any) -> Any:
+        return keras.losses.sparse_categorical_crossentropy(y, p, ignore_class=1)
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, "softmax")])
+    model.compile("sgd", own)
+    model.test_on_batch(X, labels)
+    probe.Probe(model, (X, labels)).run()
+    assert warnings == []
+    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=1)
+    call = KerasEvaluator._checking(cast(Any, SimpleNamespace(_model=model)), type(loss).__call__)
+    for rows in (slice(0, 1), slice(0, 7)):  # also where no label is ignored
+        with pytest.raises(ModelError, match="is a mean over what is not masked"):
+            call(loss, labels[rows], model(X[rows]))
+    assert "call" not in vars(loss)
 
 
 def test_functions_as_metrics_are_tried_too(warnings: list[str]) -> None:
@@ -128,13 +165,16 @@ def test_nothing_is_left_of_it() -> None:
         def call(self, x: Any) -> Any:
             self.seen.update_state(ops.mean(x))
             self.calls.assign_add(1.0)
-            return self.out(x)
+            return self.out(x + keras.random.normal((1,)) + np.random.normal() + random.random())
 
     model = Tracks()
     model.compile("sgd", squares, metrics=[lambda y, p: squares(y, p)])
     model.test_on_batch(X, Y)
     before = [np.array(v) for v in [*model.weights, *model.metrics[-1].variables]]
+    drawn = capture_random(generators())
     run(model)
+    for now, then in zip(capture_random(generators()), drawn, strict=True):
+        np.testing.assert_equal(now, then)
     after = [np.array(v) for v in [*model.weights, *model.metrics[-1].variables]]
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, other)

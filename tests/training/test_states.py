@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import mpi4py.MPI  # noqa: F401 - it listens from its import on, so before the tests
 import numpy as np
 import pytest
 
+from horovod_spark_runner.data.read.reader import Batch
 from horovod_spark_runner.errors import ModelError, RunDirectoryError
+from horovod_spark_runner.training.epochs import Step
 from tests.runs import variables_of
 
 
@@ -42,6 +45,10 @@ def test_generators_go_on_where_they_were(keras: Any) -> None:
     draw()
     restore_random(json.loads(json.dumps(values)), arrays, generators())
     assert draw() == expected
+    before = generators()["keras"].numpy().tolist()
+    restore_random(values, {name: arrays[name] for name in ("python", "numpy")}, generators())
+    assert generators()["keras"].numpy().tolist() == before
+    assert random.random() == expected[0]
 
 
 def test_making_the_generators_draws_nothing(keras: Any) -> None:
@@ -84,7 +91,7 @@ def test_callbacks_go_on_where_they_were(keras: Any) -> None:
 
     before = some_callbacks(keras)
     states = CallbackStates(before)
-    assert states.capture() == ({}, {})
+    assert states.capture() == ({name: {} for name in before}, {})
     for epoch, loss in enumerate([3.0, 1.0, 2.0, 1.05]):
         before["0"].on_epoch_end(epoch, {"loss": loss})
         before["1"].on_epoch_end(epoch, {"loss": loss})
@@ -129,6 +136,8 @@ def rank_states() -> list[Any]:
             {
                 "seed/00000": np.array([rank + 5, 9], np.uint32),
                 "metric/00000": np.array(10.0 + rank, np.float32),
+                "random/python": np.array([rank]),
+                "random/keras": np.array([rank]),
                 **({"callback/0/best/00000": np.ones(2)} if rank == 0 else {}),
             },
         )
@@ -165,6 +174,10 @@ def test_other_numbers_of_ranks_keep_the_sums() -> None:
         seeds = [tuple(s.arrays["seed/00000"]) for s in states]
         assert len(set(seeds)) == size
         assert all(count == 9 for _, count in seeds)
+        # A new rank draws none of the framework's numbers of rank 0.
+        streams = [{n: a.tolist() for n, a in s.group("random").items()} for s in states]
+        both = [{"python": [rank], "keras": [rank]} for rank in range(2)]
+        assert streams == [*both, {"python": [0]}][:size]
 
 
 def test_metrics_are_merged_as_they_say() -> None:
@@ -267,11 +280,35 @@ def test_other_metrics_within_an_epoch_are_refused(keras: Any) -> None:
             self.variables = variables_of(self.model)
 
     one, other = Fitted(["mae"]), Fitted([])
+    one._given, other._given = [], [keras.callbacks.LambdaCallback(on_epoch_end=print)]
+    assert one.tells_all
+    assert not other.tells_all  # its results may have more than the steps tell
     sync: Any = object.__new__(AllreduceSynchroniser)
     state = capture_rank(one, Hooks(), sync, rank=0, in_epoch=True)
     restore_rank(state, one, Hooks(), sync)
     with pytest.raises(RunDirectoryError, match="compiled with other metrics"):
         restore_rank(state, other, Hooks(), sync)
+
+
+def test_a_step_of_one_rank_without_rows_leaves_the_metrics(keras: Any) -> None:
+    from horovod_spark_runner.training.keras.trainee import KerasTrainee
+
+    class Fitted(KerasTrainee):
+        def __init__(self) -> None:
+            self.model = small_model(keras)
+            self.model.compile("sgd", "mse", metrics=["mae"])
+            self.model.fit(np.zeros((4, 2)), np.ones(4), verbose=0)
+            exchange: Any = SimpleNamespace(size=1)
+            self._exchange = exchange
+
+    one = Fitted()
+    before = {name: float(value) for name, value in one.model.get_metrics_result().items()}
+    logs, counts = one.train_step(Step(3, Batch(3, 0, {}), 1, equal=False), (False,) * 3, True)
+    assert counts is None
+    assert logs is not None
+    every: tuple[Any, ...] = (logs, one.model.get_metrics_result())
+    for told in every:
+        assert {name: float(value) for name, value in told.items()} == before
 
 
 def test_ranks_drop_other_units(keras: Any) -> None:
@@ -379,3 +416,30 @@ def test_other_variables_are_refused_whatever_their_names(keras: Any) -> None:
         variables(0.9, 4).check_same(saved.describe(), "checkpoint")
     with pytest.raises(RunDirectoryError, match=r"momentum' .* where this model has .*\(because\)"):
         variables(0.0).check_same(saved.describe(), "checkpoint", ["because"])
+
+
+def test_a_best_metric_that_comes_later_is_told_only_where_it_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
+    from horovod_spark_runner.training import keeper
+    from horovod_spark_runner.training.progress import Progress
+
+    told: list[str] = []
+    monkeypatch.setattr(keeper, "notify", told.append)
+
+    def told_after(*epochs: dict[str, Any]) -> list[str]:
+        told.clear()
+        fit = FitOptions(epochs=9, validation_freq=2)
+        one = object.__new__(keeper.Keeper)
+        one._spec = cast(Any, SimpleNamespace(fit=fit, validation=object()))
+        one._options = CheckpointOptions(best_metric="val_f1")
+        one._metric_known = False
+        for number, results in enumerate(epochs, start=1):
+            history = [*epochs[: number - 1], results]
+            one._look_for_metric(Progress(epoch=number, history=history))
+        return list(told)
+
+    assert told_after({"loss": 1.0}, {"loss": 1.0, "val_f1": 0.5}, {"loss": 1.0}) == []
+    (text,) = told_after({"loss": 1.0}, {"loss": 1.0, "val_loss": 1.0}, {"loss": 1.0})
+    assert text.startswith("best_metric='val_f1' is no result of epoch 2, which has loss, val_loss")

@@ -16,12 +16,13 @@ from horovod_spark_runner.errors import (
     NotEnoughSlotsError,
     PreemptedError,
     RankFailedError,
+    RunDirectoryError,
     RunFailedError,
 )
 from horovod_spark_runner.launch.driver.launch import RunResult
 from horovod_spark_runner.launch.shared.messages import Progress, Resumed, Told
 from horovod_spark_runner.run.attempts import Attempts, Stopped
-from horovod_spark_runner.run.request import FoundCheckpoint, find_checkpoint
+from horovod_spark_runner.run.found_checkpoint import FoundCheckpoint, find_checkpoint
 from horovod_spark_runner.rundir.attempt import STOPPED, Attempt, steps_lost
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
@@ -33,6 +34,7 @@ from horovod_spark_runner.settings.training import (
     FitOptions,
     RestartOptions,
 )
+from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.training.spec import (
     Binding,
     ModelSource,
@@ -194,6 +196,47 @@ def test_the_last_error_tells_all_attempts(directory: RunDirectory) -> None:
     text = str(caught.value)
     assert "attempt 1, 4 ranks, 0 s, steps 0 to 13: rank killed or lost" in text
     assert "attempt 2, 4 ranks, 0 s, steps 10 to 15: user error" in text
+
+
+def test_damaged_checkpoints_end_the_restarts(directory: RunDirectory) -> None:
+    cluster = Cluster(directory, [4, 4], [(10, 13, killed())])
+    launch = cluster.launch
+
+    def damaging(*args: Any, **options: Any) -> RunResult:
+        try:
+            return launch(*args, **options)
+        finally:
+            directory.checkpoint(10).join("checkpoint.json").write_text("{")
+
+    cluster.launch = damaging  # type: ignore[method-assign]
+    with pytest.raises(RunDirectoryError, match="none that can be resumed from"):
+        run(cluster, max_restarts=5)
+    assert [attempt.ending for attempt in cluster.done] == ["rank killed or lost", "user error"]
+
+
+@pytest.mark.parametrize("fault", ["storage", "damage"])
+def test_a_record_that_cannot_be_read_is_not_written_over(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    earlier = '{"number": 1}\n' if fault == "storage" else '{"number": 1}\n{"numb'
+    records = (directory.attempts, directory.calls)
+    for file in records:
+        file.write_text(earlier)
+    with monkeypatch.context() as broken:
+        if fault == "storage":
+            read = Location.read_bytes
+
+            def fail(place: Location) -> bytes:
+                if place.name.endswith(".jsonl"):
+                    raise OSError(5, "Input/output error")
+                return read(place)
+
+            broken.setattr(Location, "read_bytes", fail)
+        run(Cluster(directory, [], [(0, 1, None)]))
+        with pytest.raises((OSError, ValueError)):  # of which `CallRecord` warns
+            directory.add_call({"ending": "finished"})
+        assert directory.read_attempts() == directory.read_calls() == []
+    assert [file.read_text() for file in records] == [earlier, earlier]
 
 
 def replace_type(error: RankFailedError, kind: str) -> RankFailedError:

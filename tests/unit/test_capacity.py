@@ -87,7 +87,8 @@ def test_the_advice_helps(
 ) -> None:
     monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
     session: Any = Cluster(master, 2)
-    with pytest.raises(NotEnoughSlotsError, match=f"asked for 3 slots .* found 2: .*{ending}"):
+    told = f"asked for 3 slots .* found 2: .*Ask for fewer ranks, .*{ending}"
+    with pytest.raises(NotEnoughSlotsError, match=told):
         check_slots(session, LaunchSettings(start_timeout=start_timeout), 3)
 
 

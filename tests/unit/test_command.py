@@ -36,7 +36,7 @@ def test_one_host() -> None:
     assert tuple(argv[-3:]) == SHIM
     assert "plm_ssh_agent" not in argv
     assert "--allow-run-as-root" not in argv
-    assert "--mca btl self,sm --mca pml ob1" in " ".join(argv)
+    assert "--mca btl self,sm --mca osc ^ucx --mca pml ob1" in " ".join(argv)
     assert "coll" not in " ".join(argv)
 
 

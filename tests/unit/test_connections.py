@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import select
 import socket
 import subprocess
@@ -482,6 +483,12 @@ def test_lines_that_nobody_takes_are_dropped_and_counted() -> None:
     there_is_room_again = told(0, Log(("there is room again",)))
     mailbox.put(there_is_room_again)
     assert mailbox.get(timeout=1) == there_is_room_again
+    mailbox.wake()
+    began = time.monotonic()
+    with pytest.raises(queue.Empty):
+        mailbox.get(timeout=5)
+    assert time.monotonic() - began < 4
+    mailbox.wake()
     assert mailbox.drain() == []
 
 

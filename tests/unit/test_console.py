@@ -77,6 +77,51 @@ def test_the_rate_of_a_bar_is_right_from_its_first_update() -> None:
     assert "4001/10000" in stream.getvalue()
 
 
+def test_something_is_always_shown() -> None:
+    """Every five seconds, and in long epochs of a log now and then."""
+    now = 0.0
+    console = Console("run 1", stream := io.StringIO(), clock=lambda: now)
+
+    def lines_after(seconds: float, message: Told | None = None) -> list[str]:
+        nonlocal now
+        stream.seek(0)
+        stream.truncate()
+        for _ in range(int(4 * seconds)):
+            now += 0.25
+            if message is not None:
+                console.on_message(message)
+            console.look()
+        return stream.getvalue().splitlines()
+
+    console.say("preparing the data")
+    told = lines_after(17)
+    assert told == [f"preparing the data: {number} s so far" for number in (5, 10, 15)]
+    console.on_message(by_driver(Notice("starting 2 ranks", warn=False)))
+    assert lines_after(6) == ["starting 2 ranks: 5 s so far"]
+    # What the function of a `HorovodRunner` does, nobody knows.
+    console.on_message(by_driver(Placed(2, "h: ranks 0, 1 (CPU)")))
+    assert lines_after(60) == []
+    console.say("building the model")
+    first = Told(0, 0, "h", Progress(0, 2, 7, 5000, 7, {"loss": 0.25}, 1234.5))
+    told = lines_after(16, first)
+    assert told == ["epoch 1/2  7/5,000 steps  loss 0.25  1,234 samples/s"] * 3
+    assert lines_after(7) == ["epoch 1/2 at step 7 of 5,000: 20.8 s so far"]
+    assert 50 < len(lines_after(3600, first)) < 150, "no flood"
+    console.on_message(Told(0, 0, "h", Progress(1, 2, 5, 5, 10, {"loss": 0.125})))
+    assert lines_after(6) == ["saving the model: 5 s so far"]
+    console.close()
+
+
+def test_what_ranks_are_known_to_do_is_said() -> None:
+    now = 0.0
+    console = Console("plan", stream := io.StringIO(), task="measuring", clock=lambda: now)
+    console.on_message(by_driver(Placed(1, "h: rank 0 (CPU)")))
+    now = 6.0
+    console.look()
+    assert stream.getvalue().splitlines()[-1] == "measuring: 6 s so far"
+    console.close()
+
+
 def test_warnings_are_left_to_the_log() -> None:
     assert shown(WARNING) == []
 

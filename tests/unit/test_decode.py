@@ -21,7 +21,12 @@ from horovod_spark_runner.data.prepare.parquet import open_parquet
 from horovod_spark_runner.data.prepare.schema import Roles
 from horovod_spark_runner.data.prepare.signatures import encoding_of
 from horovod_spark_runner.data.read.arrow_to_numpy import column_to_numpy, empty_rows
-from horovod_spark_runner.data.read.decode import RowDecoder, UndecodableRow, decode_value
+from horovod_spark_runner.data.read.decode import (
+    RowDecoder,
+    UndecodableRow,
+    decode_array,
+    decode_value,
+)
 from horovod_spark_runner.data.read.images import _bits, _formats, decode_image, image_dtype
 from horovod_spark_runner.storage.filesystem import Location
 
@@ -395,3 +400,21 @@ def test_bytes_that_hold_nan_are_refused(tmp_path: Path, encoding: str) -> None:
             list(Dataset(manifest).share(rank=0, size=1, batch_size=4))
     (batch,) = Dataset(passing).share(rank=0, size=1, batch_size=4)
     assert np.isnan(batch["b"]).any()
+
+
+@pytest.mark.parametrize("damage", ["cut", "header", "packed", "kind", "method"])
+def test_damaged_arrays_are_refused_by_name(damage: str) -> None:
+    """Each raises another type: of zipfile, zlib, tokenize, and NumPy's own."""
+    plain, packed = io.BytesIO(), io.BytesIO()
+    np.save(plain, np.arange(50.0))
+    np.savez_compressed(packed, arr=np.arange(50.0))
+    npy, npz = bytearray(plain.getvalue()), bytearray(packed.getvalue())
+    encoding, data = {
+        "cut": ("npz", npz[:-30]),
+        "header": ("npy", npy.replace(b"(50,)", b"((50,")),
+        "packed": ("npz", npz[:60] + b"\xff" * 8 + npz[68:]),
+        "kind": ("npz", npy),
+        "method": ("npz", npz.replace(b"\x08\x00", b"\x63\x00")),
+    }[damage]
+    with pytest.raises(DataError, match=f"column 'a': a {encoding} array cannot be decoded: "):
+        decode_array("a", encoding, bytes(data))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import re
 import sys
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from horovod_spark_runner import (
     run_training,
 )
 from horovod_spark_runner.ml.estimator_files import savable
-from horovod_spark_runner.ml.params import camel_case
+from horovod_spark_runner.ml.params import camel_case, said_of_param
 from horovod_spark_runner.settings.code import by_import_name, import_name
 from horovod_spark_runner.settings.estimator import EstimatorSettings, options
 from horovod_spark_runner.settings.launching import LaunchSettings
@@ -58,7 +59,10 @@ class Outer:
 def test_each_setting_has_a_param_a_getter_and_a_setter(field: Any) -> None:
     estimator, name = HorovodEstimator(), camel_case(field.name)
     param = estimator.getParam(name)
-    assert param.doc == text_of(field).replace("``", "")
+    assert param.doc == said_of_param(text_of(field))
+    # Other settings are called as Params are.
+    assert all(map(estimator.hasParam, re.findall(r"\b[a-z]+(?:[A-Z][a-z]+)+\b", param.doc)))
+    assert not re.search(r"\b[a-z]+_(?:cols?|workers)\b", param.doc)
     default = "features" if name == "featuresCol" else default_of(field)
     assert estimator.getOrDefault(name) == default
     title = name[0].upper() + name[1:]

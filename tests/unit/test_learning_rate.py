@@ -84,6 +84,22 @@ def test_what_a_callback_sets_has_the_last_word(when: float) -> None:
     assert rate.state["done"]
 
 
+def test_a_callback_that_sets_what_was_there_is_seen_when_it_does_so_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (optimizer,) = sgd(0.1)
+    rate = scaled([optimizer], FitOptions(epochs=4, lr_scaling="linear"), 2)
+    for epoch in range(4):
+        optimizer.learning_rate = 0.1  # LearningRateScheduler(lambda epoch: 0.1)
+        rate.before_step(float(epoch))
+        again = scaled([optimizer], FitOptions(epochs=4, lr_scaling="linear"), 2, rate.state)
+        for one in (rate, again):  # a resumed run tells no more
+            one.before_step(epoch + 0.5)
+        assert rates([optimizer]) == pytest.approx([0.2 if epoch == 0 else 0.1])
+    assert caplog.text.count("set the learning rate from 0.2 to 0.1 after 1.00 epochs") == 1
+    assert caplog.text.count("set the learning rate") == 1
+
+
 def test_a_resumed_warm_up_goes_on() -> None:
     whole, optimizers = sgd(0.1, 0.3), sgd(0.1, 0.3)
     first, before = scaled(whole, WARMED, 3), scaled(optimizers, WARMED, 3)

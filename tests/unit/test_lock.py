@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.errors import RunDirectoryError
+from horovod_spark_runner.errors import CheckpointError, RunDirectoryError
 from horovod_spark_runner.machine import process_start
 from horovod_spark_runner.rundir import lock as lock_module
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.rundir.lock import Holder, RunLock, holder_of, holds, seems_held
+from horovod_spark_runner.storage.filesystem import Location
 
 
 @pytest.fixture
@@ -43,6 +44,61 @@ def test_a_new_attempt_shuts_out_the_writers_of_the_last(directory: RunDirectory
         second = lock.begin_attempt()
         assert holds(directory, second)
         assert not holds(directory, first)
+
+
+class Faulty:
+    """The lock's file on storage that fails once, before or after it has written."""
+
+    def __init__(self, place: Location, when: str, error: BaseException) -> None:
+        self._place, self._when, self._error = place, when, error
+        self.failed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._place, name)
+
+    def write_text(self, text: str) -> None:
+        first, self.failed = not self.failed, True
+        if not first or self._when == "after":
+            self._place.write_text(text)
+        if first:
+            raise self._error
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_write_that_fails_loses_the_lock_to_nobody(directory: RunDirectory, when: str) -> None:
+    with RunLock(directory) as lock:
+        first = lock.token
+        lock._place = Faulty(directory.lock, when, OSError(5, "Input/output error"))  # type: ignore[assignment]
+        with pytest.raises(CheckpointError, match="cannot be renewed: .* Input/output error"):
+            lock.begin_attempt()
+        second = lock.begin_attempt()  # that of the restart
+        assert first != second == lock.token
+        assert holds(directory, second)
+    assert not directory.lock.exists()
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])
+def test_a_lock_that_was_not_taken_is_not_left(
+    directory: RunDirectory, error: BaseException
+) -> None:
+    lock = RunLock(directory)
+    lock._place = Faulty(directory.lock, "after", error)  # type: ignore[assignment]
+    with pytest.raises((CheckpointError, KeyboardInterrupt)):
+        lock.__enter__()
+    assert lock._place.failed  # type: ignore[attr-defined]
+    assert not directory.lock.exists()
+
+
+def test_a_lock_that_an_ended_run_of_this_process_left_is_stale(
+    directory: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RunLock(directory):
+        left = directory.lock.read_text()
+    directory.lock.write_text(left)  # it could not be deleted
+    with caplog.at_level(logging.WARNING), RunLock(directory):
+        assert "left by a run of this process that has ended" in caplog.text
+        with pytest.raises(RunDirectoryError, match="being written by another run"):
+            RunLock(directory).__enter__()
 
 
 def test_a_killed_process_leaves_a_lock_that_is_taken_over(

@@ -53,6 +53,7 @@ def test_a_wish_that_fits_nothing_says_what_there_is() -> None:
 
 def test_mpi_stays_on_the_interface() -> None:
     assert mpi_network(BACK) == {
+        "HSR_ADDRESS": BACK.address,
         "OMPI_MCA_btl_tcp_if_include": "ib0",
         "NCCL_SOCKET_IFNAME": "=ib0",
     }

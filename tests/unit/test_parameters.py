@@ -20,7 +20,7 @@ from horovod_spark_runner.commands.parameters import (
     described_arguments,
     page,
 )
-from horovod_spark_runner.ml.params import PredictionParams, camel_case
+from horovod_spark_runner.ml.params import PredictionParams, camel_case, said_of_param
 from horovod_spark_runner.settings.data import DataOptions
 from horovod_spark_runner.settings.estimator import EstimatorSettings
 from horovod_spark_runner.settings.launching import LaunchOptions, LaunchSettings
@@ -145,7 +145,7 @@ def test_a_model_has_a_param_and_an_argument_of_each_setting(field: Any) -> None
     name = camel_case(field.name)
     param = getattr(PredictionParams, name)
     assert param.name == name
-    assert param.doc == text_of(field).replace("``", "")
+    assert param.doc == said_of_param(text_of(field))
     for accessor in ("get", "set"):
         assert callable(getattr(PredictionParams, accessor + name[0].upper() + name[1:]))
     taken = inspect.signature(TFTransformer.from_run).parameters

@@ -13,6 +13,7 @@ import pytest
 
 from horovod_spark_runner import InvalidInputError, Link
 from horovod_spark_runner.planning.advice import advise
+from horovod_spark_runner.planning.asked import Asked
 from horovod_spark_runner.planning.call import plan_of
 from horovod_spark_runner.planning.links import fitted_link, link_of, ring_seconds
 from horovod_spark_runner.planning.measure import Measurement
@@ -178,16 +179,16 @@ def test_what_does_not_pay_is_not_to_be_distributed() -> None:
 
 
 def test_a_plan_is_a_table_json_and_a_page(tmp_path: Path) -> None:
-    plan = plan_of("digits", measurement(workload()), ["10gbit", SLOW], [4, 16], None, 2)
+    plan = plan_of("digits", measurement(workload()), Asked(["10gbit", SLOW], [4, 16], None, 2))
     text = str(plan)
     assert "10gbit between hosts (50 µs, 9.4 Gbit/s), 4 ranks on each with 2 cores" in text
     assert "50 µs, 0.094 Gbit/s between hosts" in text
     rows = [line.split() for line in text.splitlines() if "ranks" not in line]
     rows = [row for row in rows if row[:1] in (["1"], ["4"], ["16"])]
-    assert len(rows) == 6
+    assert len(rows) == 6, "besides those of the 2 ranks that were measured"
     plan.write(tmp_path / "plan.json")
     found = json.loads((tmp_path / "plan.json").read_text())
-    assert [one["ranks"] for one in found["networks"][0]["predictions"]] == [1, 4, 16]
+    assert [one["ranks"] for one in found["networks"][0]["predictions"]] == [1, 2, 4, 16]
     assert found["networks"][0]["best"] == plan.networks[0].best.ranks
     assert found["measured"]["workload"]["steps"]["100"]["1"]["seconds"] == 0.2
     plan.write(str(tmp_path / "plan.html"))
@@ -196,6 +197,21 @@ def test_a_plan_is_a_table_json_and_a_page(tmp_path: Path) -> None:
     assert page.count("<svg") == 4
     with pytest.raises(InvalidInputError, match=r"ends in \.json or \.html, got 'plan\.txt'"):
         plan.write(tmp_path / "plan.txt")
+
+
+def test_a_number_of_ranks_is_marked_as_best_only_where_it_pays(tmp_path: Path) -> None:
+    tiny = workload(rows=20_000, steps={100: {1: StepTime(0.0005, 0.0005, 0.0)}})
+    for work, pays in ((workload(), True), (tiny, False)):
+        plan = plan_of("it", measurement(work), Asked(["10gbit"], [4, 16]))
+        (network,) = plan.networks
+        assert network.pays == pays
+        assert network.verdict.startswith("do not distribute") != pays
+        marked = [row.split()[0] for row in str(plan).splitlines() if row.endswith(", best")]
+        assert marked == [str(network.best.ranks)] * pays
+        plan.write(tmp_path / "plan.html")
+        page = (tmp_path / "plan.html").read_text()
+        assert ('<tr class="strong">' in page) == pays
+        assert ('class="mark"' in page) == pays
 
 
 @pytest.mark.parametrize(
@@ -210,9 +226,7 @@ def test_a_plan_is_a_table_json_and_a_page(tmp_path: Path) -> None:
 def test_impossible_questions_are_refused(changes: dict[str, Any], words: str) -> None:
     given = {"networks": ["10gbit"], "ranks": [1, 2], **changes}
     with pytest.raises(InvalidInputError, match=words):
-        plan_of(
-            "x", measurement(workload()), ranks_per_host=None, cores_per_host=None, **given
-        )  # fmt: skip
+        Asked(**given)
 
 
 @pytest.mark.parametrize(

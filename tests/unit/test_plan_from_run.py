@@ -12,8 +12,9 @@ import pytest
 from horovod_spark_runner import InvalidInputError
 from horovod_spark_runner.frameworks import KERAS, TORCH
 from horovod_spark_runner.planning.from_run import measured_by_run
-from horovod_spark_runner.planning.links import ETHERNET_LATENCY
+from horovod_spark_runner.planning.links import ETHERNET_LATENCY, Link
 from horovod_spark_runner.planning.measure import Measurement
+from horovod_spark_runner.planning.model import Cluster, predict
 from horovod_spark_runner.planning.table import measured_lines
 from horovod_spark_runner.report.numbers import duration
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
@@ -25,9 +26,12 @@ RANKS, STEPS = 4, math.ceil(5000 / (4 * 32))
 TRAINED, WHOLE_MODEL = 4_000_000, 10_000_000
 
 
-def account(*, exchange: float = 0.9, build: float = 0.0, steps: int = STEPS) -> dict[str, Any]:
+def account(
+    *, exchange: float = 0.9, build: float = 0.0, waited: float = 0.0, steps: int = STEPS
+) -> dict[str, Any]:
     table = np.zeros((RANKS, len(KINDS)))
     seconds = {Kind.BUILD: build, Kind.COMPUTE: 0.05 * steps, Kind.EXCHANGE: exchange}
+    seconds[Kind.DATA] = waited
     for kind, each in seconds.items():
         table[:, KINDS.index(kind)] = each
     # Each of the ranks sends 2·(N-1)/N times its gradients.
@@ -70,8 +74,23 @@ def test_an_epoch_that_a_call_went_on_with_tells_nothing(tmp_path: Path) -> None
     assert step.seconds == pytest.approx(0.05)
     assert found.source.endswith("whole epochs: 2")
     once = [account(build=3.0)]
-    with pytest.raises(InvalidInputError, match=r"Not recorded: the time of.*\(it has 1 whole epo"):
+    with pytest.raises(
+        InvalidInputError, match=r"Not recorded: the time of.*\(whole epochs in all: 1"
+    ):
         told_by(tmp_path / "once", once)
+
+
+def test_a_short_wait_for_rows_makes_no_slow_reader(tmp_path: Path) -> None:
+    """The reader of a run that exchanged half of the time is no slower for that."""
+    here = Cluster(RANKS, RANKS, Link(0.0, 1e15))
+
+    def seconds_of_one(name: str, waited: float) -> float:
+        accounts = [account(exchange=0.05 * STEPS, waited=waited * STEPS)] * 2
+        return predict(told_by(tmp_path / name, accounts).workload, here, 1).step_seconds
+
+    assert seconds_of_one("short", 0.003) == pytest.approx(0.053)
+    # One that all ranks have waited for gives no rows faster to one.
+    assert seconds_of_one("long", 0.05) == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize("compression", ["bf16", {"way": "topk", "ratio": 0.01}])

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from horovod_spark_runner import InvalidInputError, Link
+from horovod_spark_runner import InvalidInputError, Link, RunFailedError
 from horovod_spark_runner.frameworks import KERAS, TORCH
+from horovod_spark_runner.planning import writing
 from horovod_spark_runner.planning.advice import advise
+from horovod_spark_runner.planning.asked import Asked
 from horovod_spark_runner.planning.call import plan_of
 from horovod_spark_runner.planning.figures import RankFigures, StepFigures
 from horovod_spark_runner.planning.links import doubling_rounds, link_of, ring_seconds
 from horovod_spark_runner.planning.measure import Launched, Measurement, combined
 from horovod_spark_runner.planning.model import Cluster, StepTime, predict
 from horovod_spark_runner.planning.writing import seconds_of_all
+from horovod_spark_runner.settings.training import FitOptions
+from horovod_spark_runner.storage.filesystem import Location
 from tests.unit.test_plan import FAST, measurement, workload
 
 GRADIENTS = 10_000_000
 BATCH = 32
+
+
+class SpecOf(NamedTuple):
+    """What of a `TrainingSpec` is looked at."""
+
+    engine: str
+    fit: FitOptions
 
 
 def sums_on(link: Link, ranks: int, horovod: float = 0.0) -> dict[int, float]:
@@ -44,11 +57,12 @@ def figures(
     reader_rows: float = 1e6,
     cores: int = 64,
     busy: float = 0.1,
+    spread: float = 0.0,
 ) -> RankFigures:
     return RankFigures(
         build=1.0,
         first_step=0.5,
-        steps={BATCH: StepFigures(step, 0.0, busy, exchange)},
+        steps={BATCH: StepFigures(step, spread, busy, exchange)},
         sums=sums or {},
         latency=latency,
         gradient_bytes=GRADIENTS,
@@ -68,24 +82,29 @@ def told(
     engine: str = KERAS,
     hosts: int = 1,
     horovod: float = 0.0,
+    steps_per_epoch: int | None = None,
+    launches: tuple[float, float] = (3.0, 3.0),
+    by_hosts: bool = False,
     **given: Any,
 ) -> Measurement:
     """Return what a rank of 0.1 s a step tells, and ranks on a known link that take ``shared``."""
     sums = sums_on(link, ranks, horovod)
     shown = sums[GRADIENTS] if exchange is None else exchange
     rank = figures(shared + shown, shown, sums, doubling_rounds(ranks) * link.latency, **given)
-    spec: Any = SimpleNamespace(engine=engine, fit=SimpleNamespace(batch_size=BATCH, epochs=10))
+    fit = FitOptions(batch_size=BATCH, epochs=10, steps_per_epoch=steps_per_epoch)
+    spec: Any = SpecOf(engine, fit)
     names = tuple(f"host-{number % hosts}" for number in range(ranks))
-    cores = given.get("cores", 64)
+    same = {name: given[name] for name in ("cores", "spread") if name in given}
     return combined(
         spec,
-        Launched((figures(0.1, cores=cores),), ("host-0",), 3.0),
-        Launched((rank,) * ranks, names, 3.0),
+        Launched((figures(0.1, **same),), ("host-0",), launches[0]),
+        Launched((rank,) * ranks, names, launches[1]),
         rows=10_000_000,
         known=100_000,
         kept=False,
         materialize=1.0,
         began=0.0,
+        by_hosts=by_hosts,
     )
 
 
@@ -103,7 +122,7 @@ def test_the_latency_of_a_link_is_found(ranks: int) -> None:
     assert found.latency + found.transfer == pytest.approx(true.latency + true.transfer, rel=0.05)
 
 
-@pytest.mark.parametrize("hosts", [1, 4])
+@pytest.mark.parametrize("hosts", [1, 4, 8])
 @pytest.mark.parametrize(
     ("engine", "cores", "shared", "exchange"),
     [
@@ -135,6 +154,24 @@ def test_measured_ranks_are_predicted_as_they_were(
     assert found.step_seconds == pytest.approx(shared + shown, rel=0.03)
 
 
+def test_sums_within_hosts_are_a_part_of_what_was_measured() -> None:
+    measured = told(Link(500e-6, 1e9), 8, exchange=0.06, hosts=4, by_hosts=True)
+    assert measured.between is not None
+    cluster = Cluster(measured.ranks_per_host, measured.cores, measured.between)
+    found = predict(measured.workload, cluster, 8)
+    assert found.step_seconds == pytest.approx(0.16, rel=0.01)
+
+
+@pytest.mark.parametrize("engine", [KERAS, TORCH])
+def test_waiting_for_slower_ranks_counts_once(engine: str) -> None:
+    """Ranks see it as a part of their exchange."""
+    link, cluster = Link(20e-6, 1e9), Cluster(8, 64, FAST)
+    work = told(link, 8, shared=0.25, exchange=0.1, engine=engine, spread=0.02).workload
+    found = predict(work, cluster, 8)
+    assert found.waiting > 0.02
+    assert found.step_seconds == pytest.approx(0.35, rel=0.01)
+
+
 def test_what_hides_is_bounded_by_the_step_it_hid_in() -> None:
     """Two thirds of the 0.25 s that a step of several ranks computes, not of one rank's 0.1 s."""
     link = Link(20e-6, 1e9)
@@ -153,6 +190,22 @@ def test_more_ranks_on_crowded_cores_are_slower() -> None:
     eight = predict(work, Cluster(16, 2, FAST), 8)
     sixteen = predict(work, Cluster(16, 2, FAST), 16)
     assert sixteen.latency + sixteen.transfer > 1.9 * (eight.latency + eight.transfer)
+
+
+def test_cables_are_no_slower_for_crowded_cores() -> None:
+    """Of two hosts with a rank each nothing is known of links within one."""
+    cable = Link(50e-6, 12e6)
+    work = told(cable, 2, hosts=2, cores=1).workload
+    by_hosts = replace(work, by_hosts=True)
+    for ranks_per_host in (2, 4, 8):  # of which one crosses the cable, both ways at once
+        one = predict(by_hosts, Cluster(ranks_per_host, 1, cable), 2 * ranks_per_host)
+        assert one.transfer == pytest.approx(GRADIENTS / 12e6)
+    # Where the ranks of a host cannot add up as fast, these set the pace.
+    slow = replace(by_hosts, inside=Link(1e-6, 6e6))
+    assert predict(slow, Cluster(4, 64, cable), 8).transfer == pytest.approx(1.5 * GRADIENTS / 6e6)
+    found = predict(work, Cluster(4, 1, cable), 8)
+    assert found.transfer == pytest.approx(2 * 7 / 8 * GRADIENTS / 12e6)
+    assert found.latency > 4 * ring_seconds(8, 0, cable), "each message waits for a core"
 
 
 def test_what_hides_on_a_fast_link_is_no_bound_on_a_slow_one() -> None:
@@ -218,6 +271,22 @@ def test_rows_that_are_kept_are_read_once() -> None:
     assert one.reading < four.reading < predict(read, cluster, 4).reading
     only = replace(kept, epochs=1)
     assert predict(only, cluster, 4) == predict(replace(only, kept=False), cluster, 4)
+    # Nor is the processor time of reading paid again: by one rank alone in one epoch of ten.
+    costly = replace(kept, reader_rows={1: 1e12}, reader_cpu_seconds=1.0)
+    crowded = Cluster(4, 1, cluster.between)
+    single, always = (predict(work, crowded, 1) for work in (costly, replace(costly, kept=False)))
+    assert single.step_seconds == pytest.approx(0.1 * always.step_seconds, rel=0.1)
+
+
+def test_the_first_launch_takes_no_longer_for_being_that_of_one_rank() -> None:
+    """It imports the framework, which a training's launch may have to do, too."""
+    far = Cluster(2, 64, Link(0.0, 1e15))
+    first = told(Link(0.0, 1e9), 2, launches=(5.0, 1.0)).workload
+    assert predict(first, far, 2).total_seconds - predict(first, far, 2).training_seconds == (
+        pytest.approx(first.materialize + first.build + 5.0)
+    )
+    later = told(Link(0.0, 1e9), 2, launches=(2.0, 3.0)).workload
+    assert later.launch == {1: 2.0, 2: 3.0}
 
 
 def test_what_pays_is_chosen_where_what_is_almost_as_good_does_not() -> None:
@@ -239,15 +308,46 @@ def test_what_pays_is_chosen_where_what_is_almost_as_good_does_not() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("ranks_per_host", -4), ("cores_per_host", 0)])
 def test_hosts_that_cannot_be_are_refused(name: str, value: int) -> None:
-    given = {"ranks_per_host": None, "cores_per_host": None, name: value}
+    given: dict[str, Any] = {name: value}
     with pytest.raises(InvalidInputError, match=f"{name} must be"):
-        plan_of("x", measurement(workload()), ["1gbit"], [1, 2], **given)
+        plan_of("x", measurement(workload()), Asked(["1gbit"], [1, 2], **given))
 
 
 def test_a_noise_scale_that_was_asked_for_is_told_of() -> None:
     asked = replace(measurement(workload()), noise_asked=True)
-    hosts = {"ranks_per_host": None, "cores_per_host": None}
-    assert "gradient noise scale: not found" in str(plan_of("x", asked, ["1gbit"], [2], **hosts))
+    of = Asked(["1gbit"], [2])
+    assert "gradient noise scale: not found" in str(plan_of("x", asked, of))
     found = replace(asked, noise_scale=640.0)
-    text = str(plan_of("x", found, ["1gbit"], [2], **hosts))
+    text = str(plan_of("x", found, of))
     assert "gradient noise scale: 640 rows; above about 6 ranks" in text
+
+
+@pytest.mark.parametrize("error", [RunFailedError("a rank is lost"), KeyboardInterrupt(), None])
+def test_a_plan_that_fails_leaves_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+) -> None:
+    """A training keeps them for the next call; the folder of a plan may be the user's run."""
+
+    @contextlib.contextmanager
+    def kept(checked: object, folder: Location) -> Iterator[Any]:
+        folder.join("rows-1", "part").parent.make_folder()
+        folder.join("rows-1", "part").write_text("1")
+        yield SimpleNamespace(train=None, reused=False)
+
+    monkeypatch.setattr(writing, "prepare_data", kept)
+    checked: Any = SimpleNamespace(request=None)
+    theirs = tmp_path / "before" / "rows"
+    theirs.mkdir(parents=True)
+    for run_dir in (tmp_path / "new", tmp_path / "before"):
+        expects = contextlib.nullcontext() if error is None else pytest.raises(type(error))
+        with expects, writing.written_rows(checked, Location(run_dir / "rows"), 10, 100):
+            assert (run_dir / "rows" / "rows-1" / "part").exists()
+            if error is not None:
+                raise error
+    # Nor does one that has kept none leave their folder.
+    with writing.written_rows(checked, Location(tmp_path / "empty"), 10, 100):
+        (tmp_path / "empty" / "rows-1" / "part").unlink()
+        (tmp_path / "empty" / "rows-1").rmdir()
+    assert not (tmp_path / "empty").exists()
+    assert (tmp_path / "new" / "rows").exists() == (error is None)
+    assert (theirs / "rows-1" / "part").exists(), "it was there: what is in it may be another's"

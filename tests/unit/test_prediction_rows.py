@@ -61,6 +61,16 @@ def test_lists_of_fixed_size_from_a_file(number: pa.DataType, begin: int) -> Non
     assert array.filter(pa.array(valid)).to_pylist() == kept
 
 
+@pytest.mark.parametrize("nullable", [True, False])
+def test_lists_of_the_models_type_are_not_copied(nullable: bool) -> None:
+    """Also where the file says that no element is null, as Spark writes what it computes."""
+    kind = pa.list_(pa.field("element", pa.float32(), nullable=nullable))
+    array = pa.array([[1, 2], None, [3, 4]], kind)
+    given = feature_array(array, PAIR)
+    assert given.values.buffers()[1].address == array.values.buffers()[1].address
+    assert given.to_pylist() == array.to_pylist()
+
+
 @pytest.mark.parametrize(
     ("values", "column"),
     [

@@ -11,42 +11,21 @@ import pytest
 from horovod_spark_runner import DiLoCo, LocalSGD
 from horovod_spark_runner.training.sync.rounds import RoundsSynchroniser
 from tests.threads import Threads, as_ranks
+from tests.variables import NumPyVariables, Value
 
 
-class Value:
-    """A variable; see `Variable`."""
-
-    def __init__(self, value: Any, *, trained: bool = False) -> None:
-        self.value, self.trained = np.array(value), trained
-
-    def assign(self, value: np.ndarray) -> None:
-        assert value.dtype == self.value.dtype
-        self.value = np.array(value)
-
-
-class Model:
+class Model(NumPyVariables):
     """A weight and counters; see `Variables`."""
 
     def __init__(self) -> None:
-        self.named = {
+        named = {
             "model/weight": Value(np.zeros(2, np.float32), trained=True),
             "model/seen": Value(np.int64(3)),
             "model/flags": Value(np.array([0, 255, 7], np.uint8)),
             "model/first": Value(np.array(True)),
             "optimizer/iterations": Value(np.int64(0)),
         }
-
-    def __getitem__(self, name: str) -> Any:
-        return self.named[name].value
-
-    def view(self, variable: Value) -> np.ndarray:
-        return variable.value
-
-    def is_trained(self, variable: Value) -> bool:
-        return variable.trained
-
-    def is_rate(self, variable: Value) -> bool:
-        return False
+        super().__init__(**named)
 
     def step(self, change: float) -> None:
         self.named["model/weight"].value += np.float32(change)
@@ -109,6 +88,19 @@ def test_ranks_without_rows_in_a_step_count_as_the_others(way: Any) -> None:
         return [model[name].tolist() for name in model.named if name != "model/weight"]
 
     assert with_rounds(way, 3, act) == [[7, [4, 3, 11], False, 0]] * 3
+
+
+def test_infinities_stay_and_may_become_numbers() -> None:
+    def act(rounds: Any, model: Model, wire: Threads) -> Any:
+        weight = model.named["model/weight"]
+        weight.assign(np.array([-np.inf, np.inf], np.float32))
+        rounds.before_step(0)
+        if wire.rank < 2:  # the third has no rows
+            weight.value[1] = wire.rank + 1.0
+        rounds.after_step(model, 1, rows=2 * (wire.rank < 2))
+        return model["model/weight"].tolist()
+
+    assert with_rounds(LocalSGD(every=1), 3, act) == [[-np.inf, 1.5]] * 3
 
 
 def test_whole_numbers_that_ranks_change_otherwise_stay_different() -> None:

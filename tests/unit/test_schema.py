@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.data.manifest import Column
+from horovod_spark_runner.data.prepare import checks
 from horovod_spark_runner.data.prepare.checks import Footer, Layout, _faults, check_values
 from horovod_spark_runner.data.prepare.columns import Source
 from horovod_spark_runner.data.prepare.fingerprint import is_reproducible
@@ -77,6 +78,27 @@ def test_layouts() -> None:
 def test_values_are_checked(facts: dict[str, Any], footers: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         check_values(SOURCES, {**GOOD, **facts}, {**CLEAN, **footers}, None)
+
+
+@pytest.mark.parametrize(
+    ("facts", "footer", "had"),
+    [
+        ({}, Footer(3), "3 values that are null, or too large for int64"),
+        ({}, Footer(0, finite=False, infinite=True), "values that are NaN or infinite"),
+        ({"negative1": 2}, Footer(0), "2 negative sample weights"),
+    ],
+    ids=["null", "infinite", "negative"],
+)
+def test_faults_are_not_forgotten_where_rows_change(
+    monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], footer: Footer, had: str
+) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(checks, "_raise_if_found", lambda *given: looked.append(given[2].title))
+    with pytest.raises(DataError, match=f"column 'y' had {had} .*none when they were"):
+        check_values(SOURCES, {**GOOD, **facts}, {**CLEAN, "y": footer}, None)
+    assert looked
+    unknown = {**CLEAN, "y": Footer(0, finite=False)}
+    assert check_values(SOURCES, GOOD, unknown, None)  # computing them again tells
 
 
 @pytest.mark.parametrize("kind", ["array", "vector", "scalar"])

@@ -32,12 +32,22 @@ from horovod_spark_runner.scoring.vectors import VectorAssembler
         ("boolean", pa.array([True, None]), [True, None]),
         ("int", pa.array([1, None]), [1, None]),
         ("double", np.array([[1.0], [2.0]]), [1.0, 2.0]),
+        ("int", pd.Series([1, np.nan, None], dtype=object), [1, None, None]),
+        ("boolean", pd.Series([True, np.nan, None], dtype=object), [True, None, None]),
     ],
 )
 def test_what_is_masked_or_null_is_null(kind: str, given: Any, expected: list[Any]) -> None:
     column = Input("x", kind).convert(given)
     assert isinstance(column, Numbers | Words)
     assert [column.value(row) for row in range(len(column))] == expected
+
+
+@pytest.mark.parametrize("kind", ["float", "double"])
+def test_nan_is_a_real_number_also_among_pandas_objects(kind: str) -> None:
+    column = Input("x", kind).convert(pd.Series([0.5, np.nan, None, pd.NA], dtype=object))
+    assert isinstance(column, Numbers)
+    assert np.isnan(column.value(1))
+    assert [column.value(row) for row in (0, 2, 3)] == [0.5, None, None]
 
 
 def test_an_array_with_a_masked_element_is_none() -> None:
@@ -64,6 +74,8 @@ def scorer() -> Scorer:
         (lambda: pd.DataFrame([[1.0, 2.0]], columns=["f", "f"]), "several columns called 'f'"),
         (lambda: pa.table([[1.0], [2.0]], ["f", "f"]), "several columns called 'f'"),
         (lambda: {"f": np.array(["1.5"])}, "column 'f' is '1.5' in row 0"),
+        (lambda: {"f": [1, 10**400]}, r"column 'f' is 10+ in row 1.*it does not fit double"),
+        (lambda: pd.DataFrame({0: [1.0], "g": [2.0]}), r"'f' is missing.*there is \['0', 'g'\]"),
     ],
 )
 def test_what_is_no_column_is_named(scorer: Scorer, rows: Callable[[], Any], told: str) -> None:
@@ -85,3 +97,6 @@ def test_a_file_of_a_bundle_is_not_the_bundle(tmp_path: Path) -> None:
     (tmp_path / "pipeline.json").touch()
     with pytest.raises(RunDirectoryError, match=r"pipeline.json is a file; .* is the folder"):
         load_pipeline(tmp_path / "pipeline.json")
+    (tmp_path / "else" / "pipeline.json").mkdir(parents=True)
+    with pytest.raises(RunDirectoryError, match=r"else cannot be read: .*Is a directory"):
+        load_pipeline(tmp_path / "else")

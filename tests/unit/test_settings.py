@@ -18,6 +18,7 @@ from horovod_spark_runner.settings.kinds import check_options
 from horovod_spark_runner.settings.launching import LaunchOptions, LaunchSettings, MpiOptions
 from horovod_spark_runner.settings.sync import (
     Allreduce,
+    AsyncServer,
     DiLoCo,
     LocalSGD,
     Sync,
@@ -105,6 +106,7 @@ def test_compression_is_a_choice() -> None:
         ({"compression": "fp16"}, Allreduce(compression="fp16")),
         ({"way": "local_sgd", "every": 3}, LocalSGD(every=3)),
         ({"way": "diloco", "every": 9, "outer_momentum": 0}, DiLoCo(every=9, outer_momentum=0)),
+        ({"way": "async_server", "servers": 1}, AsyncServer(servers=1)),
     ],
 )
 def test_a_way_of_synchronising_as_a_dictionary(given: dict[str, Any], expected: Sync) -> None:
@@ -151,7 +153,9 @@ def test_a_way_of_synchronising_that_is_none(given: dict[str, Any], message: str
 def test_a_way_of_synchronising_is_one_of_ours() -> None:
     assert check_sync("sync", None) == Allreduce()
     assert check_sync("sync", DiLoCo(every=9)) == DiLoCo(every=9)
-    with pytest.raises(InvalidInputError, match=r"Allreduce\(…\), LocalSGD\(…\) or DiLoCo"):
+    with pytest.raises(
+        InvalidInputError, match=r"Allreduce\(…\), LocalSGD\(…\), DiLoCo\(…\) or AsyncServer"
+    ):
         check_sync("sync", "local_sgd")
 
 

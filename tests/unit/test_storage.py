@@ -119,7 +119,7 @@ def test_a_rewritten_file_leaves_no_part_behind(tmp_path: Path) -> None:
 
 def test_a_run_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match=r"file/run is not writable"):
+    with pytest.raises(RunDirectoryError, match=r"^\S+file/run is not writable"):
         RunDirectory(str(tmp_path / "file" / "run")).check_writable()
 
 

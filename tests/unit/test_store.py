@@ -21,7 +21,8 @@ from horovod_spark_runner.data.store import (
     publish,
     sweep_incomplete,
 )
-from horovod_spark_runner.errors import InvalidInputError
+from horovod_spark_runner.errors import CheckpointError, InvalidInputError
+from horovod_spark_runner.storage import patience
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.sums import sealed
 
@@ -82,6 +83,23 @@ def test_only_whole_datasets_for_the_same_request_are_found(folder: Location) ->
     (garbled / "manifest.json").write_text("{")
     good = store(folder)
     assert [manifest.url for manifest in find_datasets(folder, KEY)] == [str(good)]
+
+
+def test_what_cannot_be_read_now_is_not_taken_for_incomplete(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = store(folder)
+
+    def fail(place: Location) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Location, "read_bytes", fail)
+        broken.setattr(patience, "PAUSES", ())
+        assert sweep_incomplete(folder, float("-inf"), time.time()) == []
+        with pytest.raises(CheckpointError, match="cannot be read: .*Input/output error"):
+            list(find_datasets(folder, KEY))
+    assert [manifest.url for manifest in find_datasets(folder, KEY)] == [str(place)]
 
 
 def test_what_killed_writers_left_is_swept_by_age(folder: Location) -> None:

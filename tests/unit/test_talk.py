@@ -139,3 +139,27 @@ def test_slots_whose_hosts_are_left_may_save_first(server: ControlServer) -> Non
     assert lost.failure is not None
     assert lost.failure.message == "its executor was asked to end (SIGTERM)"
     world.talk.see_off(10)  # nobody is left to wait for
+
+
+def test_slots_that_have_ended_are_heard_out(server: ControlServer) -> None:
+    world = World(server, 2)
+    said = [Notice(f"last words {number}", warn=False) for number in range(200)]
+    for message in said:
+        world.say(1, message)
+    for link in world.links:
+        link.close()
+    began = time.monotonic()
+    world.talk.hear_out(10.0)
+    assert time.monotonic() - began < 5
+    heard = [told.message for told in server.events.drain()]
+    assert [message for message in heard if isinstance(message, Notice)] == said
+
+
+def test_a_slot_that_stays_is_waited_for_no_longer_than_asked(server: ControlServer) -> None:
+    world = World(server, 1)
+    world.say(0, Notice("here", warn=False))
+    while not server.has_any([0]):
+        time.sleep(0.01)
+    began = time.monotonic()
+    world.talk.hear_out(0.05)
+    assert 0.05 <= time.monotonic() - began < 5

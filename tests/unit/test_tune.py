@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import math
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from horovod_spark_runner import (
 from horovod_spark_runner.commands import tune as command
 from horovod_spark_runner.settings.sync import LocalSGD
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.tune import choice, integer, loguniform, uniform
+from horovod_spark_runner.tune import choice, integer, loguniform, tune, uniform
 from horovod_spark_runner.tune.directory import (
     StudyDirectory,
     begin_or_check,
@@ -81,6 +82,7 @@ def test_what_cannot_be_searched_is_refused(make: Callable[[], Any], told: str) 
         ({"seed": integer(1, 3)}, {}, "'seed' in the space is the name of a setting that cannot"),
         ({"num_workers": choice(1, 2)}, {}, "those that can are batch_size, epochs"),
         ({"algorithm": choice("ring")}, {}, "A parameter of model_fn needs another name"),
+        ({"workers_per_trial": choice(1, 2)}, {}, "'workers_per_trial' in the space is the name"),
         ({"every": choice(4, 8)}, {}, "'every' in the space is the name of a setting that cannot"),
         (
             {"compression": choice("none", "fp16")},
@@ -95,6 +97,12 @@ def test_settings_are_told_from_parameters_by_their_names(
     with pytest.raises(InvalidInputError, match=told):
         check_names(space, given)
     check_names({"lr": uniform(0, 1), "batch_size": integer(1, 8), "epochs": choice(1, 2)}, {})
+
+
+def test_no_argument_of_the_search_is_taken_for_a_parameter() -> None:
+    for name in inspect.signature(tune).parameters.keys() - {"training"}:
+        with pytest.raises(InvalidInputError, match=f"'{name}' in the space is the name of a set"):
+            check_names({name: choice(1, 2)}, {})
 
 
 def test_spaces_that_differ_are_told_apart() -> None:

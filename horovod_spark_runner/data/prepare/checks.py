@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 # How the message begins that there are none.
 NO_ROWS = "there are no rows"
 _FLOAT32_MAX = 3.4028234663852886e38
+_UNSTEADY = (
+    "the DataFrame gives other rows each time (random numbers without a seed, a source that "
+    "changes): write it to files, or cache it (df.cache), and train on those rows"
+)
 
 
 @dataclass(frozen=True)
@@ -148,9 +152,29 @@ def check_values(
         if nulls != 0 or negative or not (footer.finite or allow_nan):
             for fault in _faults(source, allow_nan):
                 _raise_if_found(frame, source, fault)
+            _raise_if_known(source, nulls, negative, footer.infinite and not allow_nan)
     return {
         source.name: _layout(number, source, facts, frame) for number, source in enumerate(sources)
     }
+
+
+def _raise_if_known(source: Source, nulls: int | None, negative: int, infinite: bool) -> None:
+    """Refuse faults that were written, of which the rows show none when they are computed again."""
+    empty = ", null elements or empty arrays" if source.kind == "array" else ""
+    # What does not fit was written as null among integers, as infinite among real numbers.
+    unfit = f", or too large for {source.dtype}"
+    real = source.dtype.startswith("float")
+    whole = not (real or source.is_text or source.kind == "binary")
+    found = [
+        *([f"{nulls} values that are null{empty}{unfit if whole else ''}"] if nulls else []),
+        *([f"{negative} negative sample weights"] if negative else []),
+        *([f"values that are NaN or infinite{unfit if real else ''}"] if infinite else []),
+    ]
+    if found:
+        raise DataError(
+            f"column {source.name!r} had {' and '.join(found)} when the rows were written, but "
+            f"none when they were computed again to find them; {_UNSTEADY}"
+        )
 
 
 def _layout(
@@ -186,6 +210,10 @@ def _encoding(
                 _NotEncoded(encoding),
             )
             _raise_if_found(frame, source, fault)
+            raise DataError(
+                f"column {source.name!r} had {rows - count} values that are no {TITLES[encoding]} "
+                f"when the rows were written, but none when they were computed again; {_UNSTEADY}"
+            )
     return "raw"
 
 
@@ -211,7 +239,10 @@ def _faults(source: Source, allow_nan: bool) -> Iterator[_Fault]:
     yield _Fault("null values", f"{filled}leave those rows out (df.dropna)", _is_null)
     if source.kind == "array":
         yield _Fault("arrays with null elements", repair, _has_inner_null)
-        yield _Fault("empty arrays", "all rows need the same number of elements", _is_empty)
+    if source.kind in ("array", "vector"):
+        yield _Fault(
+            f"empty {source.kind}s", "all rows need the same number of elements", _is_empty
+        )
     if source.kind != "binary" and not source.is_text:
         wider = "float64" if source.dtype.startswith("float") else "int64"
         title = f"values that are too large for {source.dtype}"
@@ -320,6 +351,8 @@ def _ragged(
         else:
             other = locate(frame, F.exists(found, lambda size: size != F.lit(head[0])))
             where = f"; row 0 has {head[0]}, {other.describe()} does not"
+            if not other.count:
+                where = f" when written, and {head[0]} when computed again; {_UNSTEADY}"
     return DataError(
         f"column {source.name!r} holds {what} of {low} to {high} {unit}{where}; all rows need the "
         "same number (pad or cut them)"

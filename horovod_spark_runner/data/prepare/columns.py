@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 from ...errors import DataError
 from ...spark.session import is_case_sensitive
 from ..manifest import TEXT
-from .schema import Roles, check_named, check_roles, check_unambiguous, quote_all, quoted
+from .schema import (
+    Roles,
+    check_named,
+    check_roles,
+    check_unambiguous,
+    field_hint,
+    quote_all,
+    quoted,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -120,6 +128,7 @@ def sources_of_features(frame: DataFrame, names: Sequence[str]) -> tuple[Source,
         raise DataError(
             f"the DataFrame has no column {quote_all(missing)}, which the model takes; it has "
             + quote_all(frame.columns)
+            + field_hint(missing, frame.columns)
         )
     case_sensitive = is_case_sensitive(frame.sparkSession)
     check_unambiguous(names, frame.columns, case_sensitive=case_sensitive)

@@ -6,12 +6,12 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import DataError, EnvironmentProblem, RunFailedError
+from ...errors import DataError, EnvironmentProblem, RunDirectoryError
 from ...settings.data import DataOptions
 from ...spark.session import active_session, classic_context, described
 from ...storage.filesystem import Location
@@ -20,8 +20,8 @@ from ..manifest import Manifest
 from ..store import delete_dataset, sweep_incomplete
 from .checks import NO_ROWS
 from .columns import sources_of
-from .footers import parquet_files, read_metadata
-from .materialize import DataRequest, materialize
+from .footers import STREAM_LOG, parquet_files, read_metadata
+from .materialize import DataRequest, Materialized, materialize
 from .parquet import open_parquet
 from .schema import Roles, check_named
 from .split import check_validation, split_rows
@@ -82,14 +82,39 @@ def frame_of(data: Any) -> DataFrame:
 
     place, spark = Location(data), active_session()
     check_spark_reaches(spark, place)
-    folder, files = parquet_files(place)
-    if not files:
-        raise DataError(f"{place} holds no Parquet files")
-    read_metadata(folder.join(files[0].name))  # what Spark says of other files is long
+    found = parquet_files(place)
+    if found.log != STREAM_LOG:  # which Spark reads
+        found.check_all_count("read the table with Spark, and train on the DataFrame")
+        if not found.files:
+            raise DataError(f"{place} holds no Parquet files")
+        # What Spark says of other files is long.
+        read_metadata(found.folder.join(found.files[0].name))
+    reader = spark.read
+    if found.partitions is None and not found.log:
+        # Spark leaves files in folders of such names out, unless told so.
+        reader = reader.option("recursiveFileLookup", "true")
     try:
-        return spark.read.parquet(place.spark_url)
+        return reader.parquet(place.spark_url)
     except AnalysisException as error:
         raise DataError(f"the Parquet files in {place} cannot be read: {error}") from error
+
+
+def check_has_an_end(frame: DataFrame, use: str) -> None:
+    """Check that a DataFrame is no stream.
+
+    Args:
+        frame: the DataFrame.
+        use: what is to be done with it.
+
+    Raises:
+        DataError: it is one.
+    """
+    if frame.isStreaming:
+        raise DataError(
+            f"a streaming DataFrame cannot be {use}, as its rows have no end; take those of a "
+            "batch, stream.writeStream.foreachBatch(…), or read where they come from with "
+            "spark.read"
+        )
 
 
 def check_spark_reaches(spark: SparkSession, place: Location) -> None:
@@ -127,6 +152,9 @@ def check_data(data: Any, roles: Roles, options: DataOptions, validation: Any = 
         DataError: the columns cannot be trained on.
     """
     frame = frame_of(data)
+    check_has_an_end(frame, "trained on")
+    if hasattr(validation, "isStreaming"):
+        check_has_an_end(validation, "validated with")
     sources_of(frame, roles, options.dtypes)
     check_named("shapes", options.shapes, roles)
     check_named("transforms", options.transforms, roles)
@@ -162,38 +190,59 @@ def prepared(
     Raises:
         DataError: the values cannot be trained on.
     """
-    with stored(data, roles, options, own) as (folder, request, made):
-        place = without_secrets(str(folder))
+    with stored(data, roles, options, own) as storing:
+        place = without_secrets(str(storing.folder))
         with described(session_of(data), f"Horovod: writing rows to train on to {place}"):
-            found = _prepare(data, roles, options, validation, folder, request, seed, made)
+            found = _prepare(data, roles, options, validation, storing, seed)
+        storing.ready = True
         yield found
 
 
-@contextlib.contextmanager
-def stored(
-    data: Any, roles: Roles, options: DataOptions, own: Location
-) -> Iterator[tuple[Location, DataRequest, list[Manifest]]]:
-    """Yield where datasets go, how they are made, and a list for them; see `prepared`.
+@dataclass
+class Storing:
+    """Datasets as they are prepared.
 
-    Those in the list are deleted in the end, if they are not to be kept.
+    Attributes:
+        folder: where they go.
+        request: how they are made.
+        made: those that are there, written now or found.
+        ready: whether all are there, and can be trained on.
+    """
+
+    folder: Location
+    request: DataRequest
+    made: list[Materialized] = field(default_factory=list)
+    ready: bool = False
+
+
+@contextlib.contextmanager
+def stored(data: Any, roles: Roles, options: DataOptions, own: Location) -> Iterator[Storing]:
+    """Yield where datasets go and how they are made, to be filled in; see `prepared`.
+
+    Those that were made are deleted in the end, if they are not to be kept.
     """
     folder = data_folder(options, own, session_of(data))
     shared = str(folder) != str(own)
     keep = shared if options.keep_data is None else options.keep_data
     # What is deleted at the end must not be another run's.
-    request = _request(roles, options, reuse=keep or not shared)
-    made: list[Manifest] = []
+    storing = Storing(folder, _request(roles, options, reuse=keep or not shared))
     if not shared:  # nobody else writes there: what has no manifest is of a call that was killed
         sweep_incomplete(folder, float("-inf"), time.time())
     try:
-        yield folder, request, made
-    except (RunFailedError, KeyboardInterrupt):
-        keep = keep or not shared
+        yield storing
+    except BaseException as error:
+        if not shared:
+            # Whatever ended the run, a checkpoint may go on from its rows, but none from rows that
+            # were refused just now, for what they are or for being others than before.
+            refused = isinstance(error, RunDirectoryError) or (
+                isinstance(error, DataError) and not storing.ready
+            )
+            storing.made = [one for one in storing.made if refused and not one.reused]
         raise
     finally:
         if not keep:
-            for manifest in made:
-                delete_dataset(manifest)
+            for one in storing.made:
+                delete_dataset(one.manifest)
 
 
 def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location) -> Manifest:
@@ -228,12 +277,10 @@ def _prepare(
     roles: Roles,
     options: DataOptions,
     validation: Any,
-    folder: Location,
-    request: DataRequest,
+    storing: Storing,
     seed: int,
-    made: list[Manifest],
 ) -> Prepared:
-    direct = None
+    direct, folder, request = None, storing.folder, storing.request
     if _is_place(data) and not isinstance(validation, (str, int, float)):
         direct = open_parquet(Location(data), request)
     reused: list[bool] = []
@@ -245,7 +292,7 @@ def _prepare(
                 parts.append(direct)
             elif frame is not None:
                 found = _materialize_part(frame, request, folder, part, validation)
-                made.append(found.manifest)
+                storing.made.append(found)
                 parts.append(found.manifest)
                 reused.append(found.reused)
     held_out = like(parts[1], parts[0]) if len(parts) > 1 else None
@@ -286,7 +333,11 @@ def like(
         DataError: its columns are others.
     """
     for ours, theirs in zip(rows.columns, first.columns, strict=True):
-        same = (ours.shape, ours.encoding) == (theirs.shape, theirs.encoding)
+        same = (ours.shape, ours.encoding, ours.is_text) == (
+            theirs.shape,
+            theirs.encoding,
+            theirs.is_text,  # numbers can be cast to objects, which strings are
+        )
         # Other sizes of numbers are read as those of the training rows, and have to fit.
         fits = np.can_cast(ours.numpy_dtype, theirs.numpy_dtype, "same_kind")
         if not same or not (fits or ours.is_encoded):

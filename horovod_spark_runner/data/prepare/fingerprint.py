@@ -41,11 +41,16 @@ def source_fingerprint(frame: DataFrame) -> str:
     """
     if classic_context(frame.sparkSession) is None:
         return ""  # Spark Connect shows no plan
-    plan = getattr(frame, "_jdf").queryExecution().analyzed()  # noqa: B009 (as Petastorm does)
+    execution = getattr(frame, "_jdf").queryExecution()  # noqa: B009 (as Petastorm does)
+    plan = execution.analyzed()
     text = _plan_text(frame, plan)
     if not plan.deterministic() or not is_reproducible(text):
         return ""
-    relations = _relations(plan)
+    # Neither leaves nor input files are those of plans within expressions.
+    if not plan.subqueriesAll().isEmpty():
+        return ""
+    # What is cached was read at another time than the files now are of.
+    relations = _relations(execution.withCachedData())
     files = _file_facts(frame.inputFiles())
     if relations is None or files is None:
         return ""

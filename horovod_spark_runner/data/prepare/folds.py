@@ -37,7 +37,7 @@ def prepared_folds(
     Raises:
         DataError: the values cannot be trained on, or a split leaves no rows to one side.
     """
-    with stored(data, roles, options, own) as (folder, request, made):
+    with stored(data, roles, options, own) as storing:
         # The parts come from the same rows even if the frame is not deterministic.
         with computed_once(frame_of(data)) as frame:
             flags = [indicator(frame, name) for name in indicators]
@@ -48,14 +48,16 @@ def prepared_folds(
                 rows = frame
                 for flag, wanted in zip(flags, kind, strict=True):
                     rows = rows.filter(flag if wanted else ~flag)
-                one = materialize(rows, request, folder)
-                made.append(one.manifest)
+                one = materialize(rows, storing.request, storing.folder)
+                storing.made.append(one)
                 parts[kind] = one.manifest
                 reused = reused and one.reused
-        yield {
+        splits: dict[str | None, Prepared] = {
             name: _split(parts, number, name, reused=reused)
             for number, name in enumerate(indicators)
         }
+        storing.ready = True
+        yield splits
 
 
 def _split(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +17,12 @@ from ..footer import read_footer
 from ..manifest import Column, Manifest, RowGroup, in_memory
 from .checks import Footer
 
+# What says of a folder's files which of them count, and who writes it.
+STREAM_LOG = "_spark_metadata"
+_LOGS = {STREAM_LOG: "a stream", "_delta_log": "Delta Lake", ".hoodie": "Hudi"}
+# What an error says of a file that is no Parquet file.
+EVERY_FILE = "of a folder, every file counts whose name does not begin with _ or ."
+
 
 @dataclass(frozen=True)
 class FooterFacts:
@@ -25,17 +32,22 @@ class FooterFacts:
         folder: where the files are.
         files: the files that hold rows.
         row_groups: their row groups that hold rows, in file order.
-        columns: what is known of each column, in the order of the files' leaves.
-        values: elements of each column by row group, nulls among them.
+        leaves: path of each leaf of the files' columns, in their order.
+        columns: what is known of each leaf.
+        values: elements of each leaf by row group, nulls among them.
         sums: checksum of each file's footer.
+        alike: whether all files have the same columns in the same order and types; if not, what is
+            here is that of the first ones.
     """
 
     folder: Location
     files: tuple[FileStat, ...]
     row_groups: tuple[RowGroup, ...]
+    leaves: tuple[str, ...]
     columns: tuple[Footer, ...]
     values: tuple[tuple[int, ...], ...]
     sums: tuple[str, ...]
+    alike: bool
 
 
 def manifest_of(
@@ -60,20 +72,77 @@ def manifest_of(
     )
 
 
-def parquet_files(location: Location) -> tuple[Location, list[FileStat]]:
-    """Return a folder and the Parquet files in it: those below ``location``, or it alone.
+@dataclass(frozen=True)
+class FoundFiles:
+    """The Parquet files at a place.
 
-    Files that are hidden or aside are left out.
+    Attributes:
+        folder: where they are.
+        files: those of them that count.
+        log: the folder among them whose contents say which files count, of a stream's sink or a
+            table; ``""`` if all do.
+        partitions: the columns in the names of their folders (``key=value``); ``None`` if some lie
+            in folders of other names, or in others than the rest.
+    """
+
+    folder: Location
+    files: tuple[FileStat, ...]
+    log: str = ""
+    partitions: tuple[str, ...] | None = ()
+
+    def check_all_count(self, advice: str) -> None:
+        """Check that no log says which of the files count.
+
+        Args:
+            advice: what to do where one does.
+
+        Raises:
+            DataError: one does.
+        """
+        if self.log:
+            raise DataError(
+                f"{self.folder} was written by {_LOGS[self.log]}: not all of its files count, "
+                f"{self.log} says which; {advice}"
+            )
+
+
+def parquet_files(location: Location) -> FoundFiles:
+    """Return the Parquet files in a folder and those below it, or the one at ``location``.
+
+    Whatever they are called, as for Spark; files that are hidden or empty are left out.
     """
     single = location.stat()
     if single is not None:
-        return location.parent, [single]
-    return location, [
-        file
-        for file in location.files()
-        if file.name.endswith((".parquet", ".parq"))
-        and not any(part.startswith(("_", ".")) for part in file.name.split("/"))
-    ]
+        return FoundFiles(location.parent, (single,))
+    listed = location.files()
+    files = tuple(file for file in listed if _counts(file))
+    within = {file.name.partition("/")[0] for file in listed if "/" in file.name}
+    log = next((name for name in _LOGS if name in within), "")
+    return FoundFiles(location, files, log, _partitions(files))
+
+
+def _counts(file: FileStat) -> bool:
+    hidden = any(
+        part.startswith(".")
+        or (part.startswith("_") and "=" not in part)
+        or part.endswith("._COPYING_")
+        for part in file.name.split("/")
+    )
+    # Empty ones are marks, unless their names say that they were to hold rows.
+    empty = not file.size and not file.name.endswith((".parquet", ".parq"))
+    return not (hidden or empty)
+
+
+def _partitions(files: Sequence[FileStat]) -> tuple[str, ...] | None:
+    keys: set[tuple[str | None, ...]] = set()
+    for file in files:
+        pairs = [part.partition("=") for part in file.name.split("/")[:-1]]
+        keys.add(tuple(unquote(key) if equals else None for key, equals, _ in pairs))
+    if not keys:
+        return ()
+    first, *others = keys
+    known = tuple(key for key in first if key is not None)
+    return known if not others and len(known) == len(first) else None
 
 
 def read_footers(location: Location) -> FooterFacts:
@@ -82,32 +151,52 @@ def read_footers(location: Location) -> FooterFacts:
     Raises:
         DataError: a file is no Parquet file.
     """
-    folder, found = parquet_files(location)
+    return footers_of(parquet_files(location))
+
+
+def footers_of(found: FoundFiles) -> FooterFacts:
+    """Read the footers of Parquet files; see `read_footers`."""
     files: list[FileStat] = []
     sums: list[str] = []
     groups: list[RowGroup] = []
+    kinds: list[tuple[str, ...]] = []
     leaves: list[list[_Leaf]] = []
-    for file in found:
-        metadata, footer = read_metadata(folder.join(file.name))
-        leaves = leaves or [[] for _ in range(metadata.num_columns)]
-        before = len(groups)
-        for i in range(metadata.num_row_groups):
+    alike = True
+    for file in found.files:
+        metadata, footer = read_metadata(found.folder.join(file.name))
+        filled = [i for i in range(metadata.num_row_groups) if metadata.row_group(i).num_rows]
+        if not filled:  # an empty partition
+            continue
+        found_kinds = _leaf_kinds(metadata)
+        if not files:
+            kinds, leaves = found_kinds, [[] for _ in found_kinds]
+        elif found_kinds != kinds:
+            alike = False
+            break
+        for i in filled:
             group = metadata.row_group(i)
-            if group.num_rows:
-                groups.append(RowGroup(len(files), i, group.num_rows, group.total_byte_size))
-                for number, leaf in enumerate(leaves):
-                    leaf.append(_read_leaf(group.column(number)))
-        if len(groups) > before:  # else an empty partition
-            files.append(file)
-            sums.append(footer)
+            groups.append(RowGroup(len(files), i, group.num_rows, group.total_byte_size))
+            for number, leaf in enumerate(leaves):
+                leaf.append(_read_leaf(group.column(number)))
+        files.append(file)
+        sums.append(footer)
     return FooterFacts(
-        folder,
+        found.folder,
         tuple(files),
         tuple(groups),
+        tuple(path for path, *_ in kinds),
         tuple(_summary(leaf) for leaf in leaves),
         tuple(tuple(chunk.values for chunk in leaf) for leaf in leaves),
         tuple(sums),
+        alike,
     )
+
+
+def _leaf_kinds(metadata: pq.FileMetaData) -> list[tuple[str, ...]]:
+    """Return path and types of each leaf of a file."""
+    schema = metadata.schema
+    leaves = (schema.column(number) for number in range(metadata.num_columns))
+    return [(leaf.path, leaf.physical_type, str(leaf.logical_type)) for leaf in leaves]
 
 
 def read_metadata(file: Location) -> tuple[pq.FileMetaData, str]:
@@ -120,7 +209,9 @@ def read_metadata(file: Location) -> tuple[pq.FileMetaData, str]:
         with file.open_input() as stream:
             return read_footer(stream)
     except pa.ArrowInvalid as error:
-        raise DataError(f"{file} is no Parquet file, or a damaged one: {error}") from error
+        raise DataError(
+            f"{file} is no Parquet file, or a damaged one: {error}; {EVERY_FILE}"
+        ) from error
 
 
 @dataclass(frozen=True)

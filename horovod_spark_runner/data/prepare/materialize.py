@@ -31,7 +31,7 @@ from ...storage.filesystem import Location
 from ..manifest import FORMAT, Manifest
 from ..store import find_datasets, mark_used, new_folder, publish, sweep_incomplete
 from . import petastorm_compat
-from .checks import check_values, nested_observations, observations
+from .checks import check_values, levels, nested_observations, observations
 from .columns import Source, expression, sources_of
 from .fingerprint import source_fingerprint
 from .footers import first_value, manifest_of, read_footers
@@ -127,7 +127,7 @@ def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Mat
         folder.make_folder()
     with _alone(f"{folder}/{key}"):
         if request.reuse:
-            known = _find(folder, key, origin, prepared)
+            known = _find(folder, key, origin, frame, sources, request.shapes)
             if known is not None:
                 mark_used(known)
                 return Materialized(known, reused=True)
@@ -179,17 +179,47 @@ def _of_storage(error: Exception) -> str | None:
     return None if found is None else found[1].strip()
 
 
-def _find(folder: Location, key: str, origin: str, prepared: DataFrame) -> Manifest | None:
-    """Return the dataset in ``folder`` that holds the rows of ``prepared``."""
+def _find(
+    folder: Location,
+    key: str,
+    origin: str,
+    frame: DataFrame,
+    sources: Sequence[Source],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Manifest | None:
+    """Return the dataset in ``folder`` that holds the rows of ``frame``, in these shapes."""
     candidates = list(find_datasets(folder, key))
     if not candidates:
         return None
     if origin:
         return next((known for known in candidates if known.source == origin), None)
     # The plan does not tell: compute the rows, but write them only if they are others.
-    row = prepared.agg(*_contents(prepared.columns)).first()
+    hashed = _hashed(sources, [expression(source) for source in sources])
+    row = frame.agg(*_contents(hashed), *nested_observations(sources)).first()
     facts = {} if row is None else row.asDict()
-    return next((c for c in candidates if c.checksum == _checksum(facts)), None)
+    same = [known for known in candidates if known.checksum == _checksum(facts)]
+    return next((known for known in same if _fits(known, sources, shapes, facts)), None)
+
+
+def _fits(
+    known: Manifest,
+    sources: Sequence[Source],
+    shapes: Mapping[str, tuple[int, ...]],
+    facts: Mapping[str, Any],
+) -> bool:
+    """Tell whether nested arrays, which are hashed flat, have the sizes of a dataset's. Pure."""
+    for number, source in enumerate(sources):
+        depth = levels(source)
+        if depth > 1:
+            low, high = (
+                tuple(facts[f"{end}{number}_{level}"] for level in range(1, depth + 1))
+                for end in ("min", "max")
+            )
+            if low != high or (
+                source.name not in shapes and low != known.column(source.name).shape
+            ):
+                return False
+    return True
 
 
 def _write_dataset(
@@ -200,6 +230,7 @@ def _write_dataset(
     target: Location,
 ) -> Manifest:
     from pyspark.sql import Observation
+    from pyspark.sql import functions as F
 
     observation = Observation(f"horovod_{uuid.uuid4().hex[:8]}")
     nested = nested_observations(sources)
@@ -207,11 +238,17 @@ def _write_dataset(
         inner = Observation(f"horovod_{uuid.uuid4().hex[:8]}")
         frame_seen = frame.observe(inner, *nested)
         prepared = frame_seen.select(*(expression(source) for source in sources))
-    told = [*_contents(prepared.columns), _order(prepared.columns), *observations(sources)]
+    hashed = _hashed(sources, [F.col(quoted(source.name)) for source in sources])
+    told = [*_contents(hashed), _order(hashed), *observations(sources)]
     watched = prepared.observe(observation, *told)
     _write(watched, request.materializer, target)
     facts = {**observation.get, **(inner.get if nested else {})}
     footers = read_footers(target)
+    if not footers.alike:
+        raise DataError(
+            f"files with other columns have come to {target} while rows were written there; see "
+            "that nothing else writes into that folder"
+        )
     columns_facts = dict(zip((s.name for s in sources), footers.columns, strict=False))
     layouts = check_values(sources, facts, columns_facts, frame, allow_nan=request.allow_nan)
     first = functools.partial(first_value, footers)
@@ -244,11 +281,10 @@ def _say_who_writes() -> None:
     )
 
 
-def _contents(names: Sequence[str]) -> list[SparkColumn]:
-    """Return what tells the contents of a DataFrame, the same for every order of its rows."""
+def _contents(hashed: SparkColumn) -> list[SparkColumn]:
+    """Return what tells the contents of rows of such hashes, the same for every order of them."""
     from pyspark.sql import functions as F
 
-    hashed = _hashed(names)
     return [
         F.count(F.lit(1)).alias("rows"),
         # The second tells doubled rows apart.
@@ -257,19 +293,27 @@ def _contents(names: Sequence[str]) -> list[SparkColumn]:
     ]
 
 
-def _order(names: Sequence[str]) -> SparkColumn:
-    """Return what tells the order of a DataFrame's rows, as they are written."""
+def _order(hashed: SparkColumn) -> SparkColumn:
+    """Return what tells the order of rows of such hashes, as they are written."""
     from pyspark.sql import functions as F
 
     # Partition and row within it: files and rows are written in this order.
-    placed = F.xxhash64(_hashed(names), F.monotonically_increasing_id())
+    placed = F.xxhash64(hashed, F.monotonically_increasing_id())
     return F.sum(F.pmod(placed, F.lit(2**31))).alias("order")
 
 
-def _hashed(names: Sequence[str]) -> SparkColumn:
+def _hashed(sources: Sequence[Source], stored: Sequence[SparkColumn]) -> SparkColumn:
+    """Return a hash of each row.
+
+    Args:
+        sources: the columns.
+        stored: what is stored of each.
+    """
     from pyspark.sql import functions as F
 
-    return F.xxhash64(*(F.col(quoted(name)) for name in names))
+    # Spark hashes an array's elements only: those of [1] and [2, 3] as those of [1, 2] and [3].
+    arrays = (column for source, column in zip(sources, stored, strict=True) if levels(source))
+    return F.xxhash64(*stored, *map(F.size, arrays))
 
 
 def _checksum(facts: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from ...storage.filesystem import Location
 from ..manifest import TEXT, Manifest
 from .checks import Footer, Layout
 from .columns import Source
-from .footers import FooterFacts, first_value, manifest_of, read_footers
+from .footers import FooterFacts, first_value, footers_of, manifest_of, parquet_files
 from .layout import columns_of
 from .materialize import DataRequest
 from .signatures import encoding_of
@@ -38,26 +39,35 @@ def open_parquet(location: Location, request: DataRequest) -> Manifest | None:
 
     Returns:
         ``None`` if Spark has to convert or check the columns first: decimals, nested lists,
-        vectors, partition columns, a type asked for, files without statistics.
+        vectors, partition columns, a type asked for, files without statistics, or whose columns
+        differ; or to tell which files count: those of a stream's sink, or of a table.
 
     Raises:
         DataError: the files hold no rows, nulls, negative sample weights, or lists of differing
             length.
     """
-    facts = read_footers(location)
+    found = parquet_files(location)
+    names = request.roles.columns
+    folders = {name.lower() for name in found.partitions or ()}
+    if found.log or any(name.lower() in folders for name in names):
+        return None
+    facts = footers_of(found)
+    if not facts.alike:
+        return None
     if not facts.row_groups:
         raise DataError(f"{location} holds no rows: there is nothing to train on")
     with facts.folder.join(facts.files[0].name).open_input() as stream:
         schema = pq.read_schema(stream)
-    names = request.roles.columns
     if any(name not in schema.names for name in names):
-        return None  # columns in the names of folders
+        return None
     weight = request.roles.weight
     sources = [_source(schema.field(name), request.dtypes.get(name), weight) for name in names]
     known = [source for source in sources if source is not None]
     if len(known) < len(sources):
         return None
-    leaves = _first_leaves(schema)
+    leaves = _leaf_numbers(facts.leaves)
+    if any(name not in leaves for name in names):
+        return None  # names with dots, which could be those of fields
     if not all(_has_statistics(source, facts.columns[leaves[source.name]]) for source in known):
         return None
     for source in known:
@@ -95,19 +105,13 @@ def _has_statistics(source: Source, footer: Footer) -> bool:
     return footer.nulls is not None and not (source.weight and footer.minimum is None)
 
 
-def _first_leaves(schema: pa.Schema) -> dict[str, int]:
-    """Return the number of each column's first leaf in the Parquet files."""
-    leaves, number = {}, 0
-    for field in schema:
-        leaves[field.name] = number
-        number += _leaf_count(field.type)
-    return leaves
-
-
-def _leaf_count(data_type: pa.DataType) -> int:
-    if data_type.num_fields == 0:
-        return 1
-    return sum(_leaf_count(data_type.field(i).type) for i in range(data_type.num_fields))
+def _leaf_numbers(paths: Sequence[str]) -> dict[str, int]:
+    """Return the numbers of the leaves that are the only one below a name, by that name."""
+    below: dict[str, list[int]] = {}
+    for number, path in enumerate(paths):
+        for name in itertools.accumulate(path.split("."), lambda above, part: f"{above}.{part}"):
+            below.setdefault(name, []).append(number)
+    return {name: numbers[0] for name, numbers in below.items() if len(numbers) == 1}
 
 
 def _check_leaf(source: Source, footer: Footer, location: Location, allow_nan: bool) -> None:

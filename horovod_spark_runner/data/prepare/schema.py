@@ -52,13 +52,18 @@ def check_roles(roles: Roles, available: Sequence[str], *, case_sensitive: bool 
     if missing:
         raise DataError(
             f"the DataFrame has no column {quote_all(missing)}; it has {quote_all(available)}"
-            + _field_hint(missing, available)
+            + field_hint(missing, available)
         )
     check_unambiguous(roles.columns, available, case_sensitive=case_sensitive)
 
 
-def _field_hint(missing: Sequence[str], available: Sequence[str]) -> str:
-    """Say how a field of a struct becomes a column."""
+def field_hint(missing: Sequence[str], available: Sequence[str]) -> str:
+    """Say how a field of a struct becomes a column, if that is what is missing. Pure.
+
+    Args:
+        missing: names that were given.
+        available: names of the DataFrame's columns.
+    """
     fields = [name for name in missing if name.partition(".")[0] in available]
     if not fields:
         return ""

@@ -104,6 +104,15 @@ def split_rows(
         yield cached.filter(~chosen), cached.filter(chosen)
 
 
+def training_rows(frame: DataFrame, validation: Any, roles: Roles, seed: int) -> DataFrame:
+    """Return the rows that `split_rows` leaves to train on, to be counted or sampled.
+
+    Nothing is cached, and no column is looked at to stratify by: of a frame that is computed in
+    another way each time they are as many, but others.
+    """
+    return frame.filter(~_condition(frame, validation, roles, seed))
+
+
 @contextlib.contextmanager
 def computed_once(frame: DataFrame) -> Iterator[DataFrame]:
     """Yield a frame whose rows Spark keeps meanwhile; one that it keeps already stays kept."""

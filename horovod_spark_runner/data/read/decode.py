@@ -36,11 +36,14 @@ def decode_array(name: str, encoding: str, data: bytes) -> np.ndarray:
     """
     try:
         loaded = np.load(io.BytesIO(data), allow_pickle=False)
+        found = "npy" if isinstance(loaded, np.ndarray) else "npz"
+        if found != encoding:
+            raise ValueError(f"it is stored as {found}")
         if encoding == "npy":
             return np.asarray(loaded)
         (only,) = loaded.files
         return np.asarray(loaded[only])
-    except (ValueError, OSError, EOFError, KeyError) as error:
+    except Exception as error:  # what is corrupt raises many types
         raise DataError(f"column {name!r}: a {encoding} array cannot be decoded: {error}") from None
 
 

@@ -14,6 +14,8 @@ from ...scoring.columns import DENSE_SIZE
 OPSET, ML_OPSET, IR_VERSION = 18, 4, 8
 ML = "ai.onnx.ml"
 TEXT = "string"
+# Types of columns that onnxruntime chooses between values of.
+_CHOSEN = (TEXT, "float32", "float64", "int32", "int64")
 
 
 class Graph:
@@ -80,6 +82,20 @@ class Graph:
         """Return numbers without what is behind the point."""
         negative = self.add("Less", data, self.constant(0.0))
         return self.add("Where", negative, self.add("Ceil", data), self.add("Floor", data))
+
+    def where(self, mask: str, data: str, other: Any, dtype: str) -> str:
+        """Return values where a mask is true, and one value elsewhere.
+
+        Args:
+            mask: the mask.
+            data: the values.
+            other: the value elsewhere.
+            dtype: the type of both.
+        """
+        if dtype in _CHOSEN:
+            blank = other if dtype == TEXT else np.array(other, dtype)
+            return self.add("Where", mask, data, self.constant(blank))
+        return self.cast(self.where(mask, self.cast(data, "int32"), other, "int32"), dtype)
 
     def both(self, *masks: str | None) -> str | None:
         """Return where all masks are true; ``None`` stands for one that is true everywhere."""

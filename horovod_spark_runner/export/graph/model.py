@@ -244,11 +244,9 @@ def _result(rows: Rows, name: str) -> Any:
     if column.dtype != TEXT:
         kind = np.dtype(column.dtype)
         least = np.iinfo(kind).min if kind.kind == "i" else 0
-        blank = np.array(np.nan if kind.kind == "f" else least, kind)
+        blank = np.nan if kind.kind == "f" else least
     mask = there if column.size is None else graph.column(there)
-    node = onnx.helper.make_node(
-        "Where", [mask, column.data, graph.constant(blank)], [name], f"result {name}"
-    )
-    graph.nodes.append(node)
+    data = graph.where(mask, column.data, blank, column.dtype)
+    graph.nodes.append(onnx.helper.make_node("Identity", [data], [name], f"result {name}"))
     shape: list[Any] = [ROWS] if column.size is None else [ROWS, column.size]
     return onnx.helper.make_tensor_value_info(name, element_type(column.dtype), shape)

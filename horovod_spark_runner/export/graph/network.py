@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import ModelError
 from ...scoring.classes import CLASS, PLAIN, PROBABILITY, VECTOR
-from ...scoring.network import MODEL_FILE, Network
+from ...scoring.network import INEXACT, MODEL_FILE, Network
 from ...scoring.onnx_session import METADATA, NON_FINITE
 from ...scoring.stage import ERROR, SKIP
 from ...training.onnx_rows import without
@@ -85,18 +85,45 @@ def _fitting(rows: Rows, name: str, dtype: str, width: int) -> str | None:
             raise ModelError(
                 f"column {name!r} holds {column.size} numbers, and the network takes {width}"
             )
-        return column.valid
+        if np.dtype(dtype).kind != "i" or column.dtype == dtype:
+            return column.valid
+        return _whole(rows, name, column, np.dtype(dtype))
     if (column.dtype == TEXT) != (dtype == TEXT):
         raise ModelError(f"column {name!r} holds {column.dtype}, and the network takes {dtype}")
     if dtype == TEXT or np.dtype(dtype).kind != "i" or column.dtype == dtype:
         return column.valid
     bounds = np.iinfo(dtype)
-    data = graph.cast(column.data, "float64") if column.dtype == "bool" else column.data
-    kind = "float64" if column.dtype == "bool" else column.dtype
-    if np.dtype(kind).kind == "i" and np.iinfo(kind).bits <= bounds.bits:
+    given = np.dtype(column.dtype)
+    if given.kind == "i" and np.iinfo(given).bits <= bounds.bits:
         return column.valid
+    kind = "int64" if given.kind == "i" else "float64"
+    data = graph.cast(column.data, kind)
     low = graph.add("GreaterOrEqual", data, graph.constant(np.array(bounds.min, kind)))
     high = graph.add("LessOrEqual", data, graph.constant(np.array(bounds.max, kind)))
+    return graph.both(column.valid, low, high)
+
+
+def _whole(rows: Rows, name: str, column: Values, dtype: np.dtype) -> str | None:
+    """Return which arrays hold nothing but numbers that a whole type has."""
+    graph, bounds = rows.graph, np.iinfo(dtype)
+    data = column.data if column.dtype == "float64" else graph.cast(column.data, "float64")
+    axis = graph.constant(np.array([1], np.int64))
+    whole = graph.add("Equal", data, graph.truncated(data))
+    others = graph.cast(graph.add("Not", whole), "float64")
+    count = graph.add("ReduceSum", others, axis, keepdims=0)
+    right = graph.add("Equal", count, graph.constant(0.0))
+    rows.check(
+        f"column {name!r}", graph.either_not(right, column.valid), "it must hold whole numbers"
+    )
+    least = graph.add("ReduceMin", data, axis, keepdims=0)
+    largest = graph.add("ReduceMax", data, axis, keepdims=0)
+    if dtype == "int64":
+        above = graph.add("Greater", least, graph.constant(-(2.0**53)))
+        exact = graph.both(above, graph.add("Less", largest, graph.constant(2.0**53)))
+        assert exact is not None
+        rows.check(f"column {name!r}", graph.either_not(exact, column.valid), INEXACT)
+    low = graph.add("GreaterOrEqual", least, graph.constant(float(bounds.min)))
+    high = graph.add("LessOrEqual", largest, graph.constant(float(bounds.max)))
     return graph.both(column.valid, low, high)
 
 
@@ -104,8 +131,7 @@ def _argument(rows: Rows, name: str, dtype: str, shape: tuple[int, ...], asked: 
     """Return what the network is given: a blank for rows it is not asked about."""
     graph, column = rows.graph, rows.columns[name]
     mask = asked if column.size is None else graph.column(asked)
-    blank = "" if column.dtype == TEXT else np.zeros((), column.dtype)
-    data = graph.add("Where", mask, column.data, graph.constant(blank))
+    data = graph.where(mask, column.data, "" if column.dtype == TEXT else 0, column.dtype)
     if column.dtype != dtype:
         data = graph.cast(data, dtype)
     # A scalar may be taken as a row of one.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyspark import TaskContext
 
 from ...machine import environment_at_start
 from ...settings.launching import LaunchSettings
 from ...spark.capacity import Allotment
-from ...spark.session import described, inheriting_thread, use_own_python
+from ...spark.session import described, inheriting_thread
+from ...spark.tasks import collect_from_tasks
 from ..shared.command import worker_environment
 from ..slot.ready import ask_to_import
 
@@ -24,14 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeadStart:
-    """The function given to ``mapInArrow``: has its executor's ready process import."""
+    """The body of a task: has its executor's ready process import."""
 
     options: LaunchSettings
     ranks: int
     modules: tuple[str, ...]
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches
+    def __call__(self) -> tuple[bytes, ...]:
         context = TaskContext.get()
         assert context is not None
         environment = worker_environment(
@@ -43,6 +42,7 @@ class HeadStart:
             temporary="",
         )
         ask_to_import(environment, self.modules, self.options.worker_idle_timeout)
+        return ()
 
 
 def import_meanwhile(
@@ -60,13 +60,11 @@ def import_meanwhile(
     """
     if not options.worker_idle_timeout:
         return
-    use_own_python(spark)
     slots, shape = allotment.slots, allotment.shape
     task = HeadStart(options, shape.ranks, tuple(modules))
 
     def run() -> None:
-        profile = {} if shape.profile is None else {"profile": shape.profile}
         with contextlib.suppress(Exception), described(spark, "Horovod: importing ahead of ranks"):
-            spark.range(0, slots, 1, slots).mapInArrow(task, "id long", **profile).collect()
+            collect_from_tasks(spark, slots, task, profile=shape.profile)
 
     inheriting_thread(spark, run, "hsr-head-start").start()

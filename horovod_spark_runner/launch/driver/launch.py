@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 # How long the slots may take to end by themselves before Spark is told to kill them.
 STOP_GRACE = 5.0
+# How long what slots have said before they ended may take to be read.
+LAST_WORDS = 1.0
 # A larger call is fetched by the slots directly: above 1 MiB Spark would write it, and with it the
 # run's key, to a file.
 MAX_PLAN_PAYLOAD = 512 * 1024
@@ -68,7 +70,7 @@ class Job(Protocol):
     @property
     def session_stopped(self) -> bool: ...
 
-    def start(self) -> None: ...
+    def start(self, on_end: Callable[[], object]) -> None: ...
 
     def is_alive(self) -> bool: ...
 
@@ -228,7 +230,7 @@ def control_address(spark: SparkSession) -> tuple[str, str, int]:
 
 def run_job(job: Job, talk: Talk) -> list[RankOutcome]:
     """Run the job to its end and return all ranks' outcomes, in rank order; raise if one failed."""
-    job.start()
+    job.start(talk.wake)
     try:
         while job.is_alive() and talk.go_on() is not Verdict.GIVE_UP:
             talk.let_look()
@@ -243,8 +245,11 @@ def run_job(job: Job, talk: Talk) -> list[RankOutcome]:
 
 def _end(job: Job, talk: Talk) -> None:
     if not job.is_alive():
+        job.join(STOP_GRACE)
         if job.failed_by_itself:
             talk.see_off(ORPHAN_GRACE)
+        else:
+            talk.hear_out(LAST_WORDS)
         return
     talk.stop()
     job.join(STOP_GRACE)

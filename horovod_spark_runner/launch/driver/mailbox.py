@@ -22,7 +22,7 @@ class Mailbox:
 
     def __init__(self, limit: int = MAX_LOG_CHARACTERS) -> None:
         self._limit = limit
-        self._messages: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting = 0
         self._dropped = 0
@@ -38,13 +38,19 @@ class Mailbox:
                 self._waiting += size
         self._messages.put(told)
 
+    def wake(self) -> None:
+        """Have who waits for a message look up now."""
+        self._messages.put(None)
+
     def get(self, timeout: float) -> Told:
         """Wait for a message and return it.
 
         Raises:
-            queue.Empty: there was none for ``timeout`` seconds.
+            queue.Empty: there was none for ``timeout`` seconds, or it was time to look up.
         """
         told = self._messages.get(timeout=timeout)
+        if told is None:
+            raise queue.Empty
         self._took(told)
         return told
 
@@ -53,8 +59,10 @@ class Mailbox:
         messages = []
         with contextlib.suppress(queue.Empty):
             for _ in range(self._messages.qsize()):
-                messages.append(self._messages.get_nowait())
-                self._took(messages[-1])
+                told = self._messages.get_nowait()
+                if told is not None:
+                    self._took(told)
+                    messages.append(told)
         with self._lock:
             dropped, self._dropped = self._dropped, 0
         if dropped:

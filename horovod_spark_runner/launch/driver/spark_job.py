@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ...spark.tagged_job import TaggedJob
+from ...spark.tasks import collect_from_tasks
 from ..shared.outcome import RankOutcome
 from ..shared.slot_plan import SlotPlan
-from ..slot.barrier import OUTCOME_SCHEMA, OutcomeRow, SlotTask, decode_outcomes
+from ..slot.barrier import SlotTask, decode_outcomes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class SparkJob(TaggedJob[Iterable[OutcomeRow]]):
+class SparkJob(TaggedJob[list[bytes]]):
     """One barrier stage.
 
     Args:
@@ -24,14 +24,9 @@ class SparkJob(TaggedJob[Iterable[OutcomeRow]]):
     """
 
     def __init__(self, spark: SparkSession, plan: SlotPlan, profile: object = None) -> None:
-        def collect() -> Iterable[OutcomeRow]:
-            size = plan.slots
-            options = {} if profile is None else {"profile": profile}
-            frame = spark.range(0, size, 1, size)
-            rows: Iterable[OutcomeRow] = frame.mapInArrow(
-                SlotTask(plan), OUTCOME_SCHEMA, barrier=True, **options
-            ).collect()
-            return rows
+        def collect() -> list[bytes]:
+            task = SlotTask(plan)
+            return collect_from_tasks(spark, plan.slots, task, barrier=True, profile=profile)
 
         description = f"Horovod on {plan.workers} ranks ({plan.run_id})"
         super().__init__(spark, f"horovod-{plan.run_id}", description, collect)

@@ -47,6 +47,7 @@ class Talk:
 
     def __init__(self, plan: SlotPlan, server: ControlServer, observer: Observer) -> None:
         self._server = server
+        self._slots = range(plan.slots)
         self._observer = observer
         self._rendezvous = Rendezvous(plan.slots, share_gpus=plan.options.share_gpus)
         self.watch = RunWatch(plan.slots, plan.options, time.monotonic())
@@ -74,6 +75,10 @@ class Talk:
             self._server.broadcast(Stalled(self.watch.stall_reason))
         return verdict
 
+    def wake(self) -> None:
+        """Let `go_on` wait no longer; for any thread."""
+        self._server.events.wake()
+
     def let_look(self) -> None:
         """Let the observer end the run, by what it raises."""
         self._observer.look()
@@ -93,6 +98,12 @@ class Talk:
         deadline = time.monotonic() + seconds
         while self._server.has_any(self.watch.leaving) and time.monotonic() < deadline:
             self.go_on()
+
+    def hear_out(self, seconds: float) -> None:
+        """Wait, not longer than so, for slots that have ended to have been heard out."""
+        deadline = time.monotonic() + seconds
+        while self._server.has_any(self._slots) and time.monotonic() < deadline:
+            time.sleep(0.002)
 
     def close(self) -> None:
         """Take what has come, and show no more."""

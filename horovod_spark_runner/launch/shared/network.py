@@ -14,6 +14,8 @@ from ...errors import LaunchError
 from ...machine import boot_id
 
 LOOPBACK = "127.0.0.1"
+# Tells a rank of several hosts the IP address that the others reach it at.
+ADDRESS = "HSR_ADDRESS"
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,11 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 def mpi_network(interface: Interface) -> dict[str, str]:
-    """Return the environment that keeps a rank's MPI and NCCL traffic on ``interface``. Pure."""
+    """Return the environment that keeps what ranks send each other on ``interface``. Pure."""
     family = {"OMPI_MCA_btl_tcp_disable_family": "4"} if ":" in interface.address else {}
     return {
         **family,
+        ADDRESS: interface.address,
         "OMPI_MCA_btl_tcp_if_include": interface.name,
         "NCCL_SOCKET_IFNAME": f"={interface.name}",  # without it, eth1 means eth10, too
     }

@@ -8,29 +8,25 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import pyarrow as pa
 from pyspark import BarrierTaskContext
 
 from ..shared.outcome import RankOutcome
 from ..shared.slot_plan import SlotPlan
 from .slot import Slot
 
-OUTCOME_SCHEMA = "slot int, index int, part int, data binary"
-OutcomeRow = tuple[int, int, int, bytes]  # as Spark collects it
-# An outcome travels as several rows: one Arrow buffer cannot hold a result of 2 GiB.
-PART_BYTES = 64 * 1024 * 1024
-_INT = struct.Struct("=i")  # as Arrow keeps it
+# An outcome travels in pieces: Spark takes none of 2 GiB.
+PIECE_BYTES = 64 * 1024 * 1024
+# Of the outcome: its slot, its index there, the piece's place in it.
+_HEAD = struct.Struct("!III")
 
 
 @dataclass(frozen=True)
 class SlotTask:
-    """The function given to ``mapInArrow(barrier=True)``; runs one slot, yields its outcome."""
+    """The body of the barrier stage's tasks: runs one slot, yields its outcome."""
 
     plan: SlotPlan
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in batches:
-            pass
+    def __call__(self) -> Iterator[bytes]:
         context = BarrierTaskContext.get()
         for index, outcome in enumerate(run_slot(context, self.plan)):
             yield from encode_outcome(outcome, index)
@@ -58,31 +54,20 @@ def run_slot(context: BarrierTaskContext, plan: SlotPlan) -> list[RankOutcome]:
         slot.close()
 
 
-def encode_outcome(outcome: RankOutcome, index: int) -> Iterator[pa.RecordBatch]:
-    """Yield the outcome of a slot's rank at ``index`` as rows of `OUTCOME_SCHEMA`."""
+def encode_outcome(outcome: RankOutcome, index: int) -> Iterator[bytes]:
+    """Yield the outcome of a slot's rank at ``index`` in pieces."""
     data = pickle.dumps(outcome, protocol=5)
-    for part, begin in enumerate(range(0, len(data), PART_BYTES)):
-        piece = memoryview(data)[begin : begin + PART_BYTES]
-        yield pa.RecordBatch.from_arrays(
-            [
-                *(_column(pa.int32(), _INT.pack(n)) for n in (outcome.slot, index, part)),
-                _column(pa.binary(), _INT.pack(0) + _INT.pack(len(piece)), piece),
-            ],
-            names=["slot", "index", "part", "data"],
-        )
+    for place, begin in enumerate(range(0, len(data), PIECE_BYTES)):
+        yield _HEAD.pack(outcome.slot, index, place) + data[begin : begin + PIECE_BYTES]
 
 
-def _column(kind: pa.DataType, *buffers: bytes | memoryview) -> pa.Array:
-    """Return a column of one row; ``pa.array`` would import pandas, a third of a second."""
-    return pa.Array.from_buffers(kind, 1, [None, *map(pa.py_buffer, buffers)])
-
-
-def decode_outcomes(rows: Iterable[OutcomeRow]) -> list[RankOutcome]:
-    """Return the outcomes held by collected rows of `OUTCOME_SCHEMA`, by slot and index."""
-    parts: dict[tuple[int, int], dict[int, bytes]] = {}
-    for slot, index, part, data in rows:
-        parts.setdefault((slot, index), {})[part] = bytes(data)
+def decode_outcomes(pieces: Iterable[bytes]) -> list[RankOutcome]:
+    """Return the outcomes made of pieces, in any order, by slot and index."""
+    found: dict[tuple[int, int], dict[int, memoryview]] = {}
+    for piece in pieces:
+        slot, index, place = _HEAD.unpack_from(piece)
+        found.setdefault((slot, index), {})[place] = memoryview(piece)[_HEAD.size :]
     return [
-        pickle.loads(b"".join(pieces[i] for i in sorted(pieces)))
-        for _, pieces in sorted(parts.items())
+        pickle.loads(b"".join(parts[place] for place in sorted(parts)))
+        for _, parts in sorted(found.items())
     ]

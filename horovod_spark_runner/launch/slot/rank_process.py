@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...machine import is_stopped
 from ..shared.lines import LineSplitter
 from ..shared.messages import (
     WORKER_REPORTS,
@@ -210,7 +211,9 @@ class RankProcess:
             self._worker.send_signal(STACKS_SIGNAL)
 
     def stacks(self) -> str:
-        """Return the stacks the worker has written, if it was asked to."""
+        """Return the stacks the worker has written, if it was asked to, or why it has not."""
+        if (pid := self._worker.pid) is not None and is_stopped(pid):
+            return f"none: process {pid} is stopped (by SIGSTOP or a debugger), and runs nothing"
         path = self._directory / STACKS_FILE
         return path.read_text(errors="replace").strip() if path.exists() else ""
 

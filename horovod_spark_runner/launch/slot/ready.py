@@ -251,7 +251,8 @@ def _check_private(directory: Path) -> None:
 
 
 def _owner() -> int:
-    # Spark's Python daemon: all Python workers of an executor are its children, one like another.
+    # Spark's Python daemon: all of an executor's Python workers that run no query are its children,
+    # one like another.
     parent = os.getppid()
     return parent if parent > 1 else os.getpid()
 

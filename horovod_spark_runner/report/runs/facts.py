@@ -24,6 +24,7 @@ class RunFacts:
         epochs: metrics of each epoch.
         accounts: where the time of each of these went, as far as that is known.
         calls: what each call of `run_training` has recorded at its end, oldest first.
+        plan: what was predicted of the run, as its run directory keeps it.
     """
 
     name: str
@@ -33,6 +34,7 @@ class RunFacts:
     epochs: Sequence[Mapping[str, object]]
     accounts: Sequence[Account]
     calls: Sequence[Mapping[str, Any]]
+    plan: Mapping[str, Any] | None
 
     def metric_names(self) -> list[str]:
         """Return the names of metrics that are numbers, without ``val_``, in order."""
@@ -103,4 +105,5 @@ def read_facts(directory: RunDirectory, now: float, *, ended: bool = False) -> R
         epochs=epochs,
         accounts=directory.read_accounts(len(epochs)),
         calls=directory.read_calls(),
+        plan=directory.read_plan(),
     )

@@ -16,7 +16,7 @@ from ...storage.filesystem import Location
 from ..model_inputs import ModelInputs
 from ..spec import FEATURES, Binding
 from ..trained_model import ModelWriter, Signature
-from .artifact import load_archive, save_model
+from .artifact import load_archive, outputs_of, save_model
 from .binding import InputBinding, input_structure, match_inputs
 from .exported import DECODED, SERVING, read_exported
 from .graph import Graph, pack
@@ -75,6 +75,9 @@ def adopt_model(
         model(repeat_rows(example, fixed_batch(model) or 2))
     except Exception as error:  # the user's own call may fail in any way
         raise ModelError(f"the model {model.name!r} cannot be called: {error}") from error
+    outputs, problem = outputs_of(model, example)
+    if outputs is None:
+        raise ModelError(f"the model {model.name!r} cannot predict: {problem}")
     saved = save_model(directory, model, ModelInputs(inputs, columns, (), custom_objects), example)
     if saved.loads == "source":
         raise ModelError(

@@ -85,7 +85,9 @@ def _save(
     state = keras_state()
     files = ModelWriter(directory)
     files.write_by(WEIGHTS_FILE, functools.partial(_write_weights, model))
-    outputs, problem = _outputs(model, example)
+    outputs, problem = outputs_of(model, example)
+    if outputs is None:
+        logger.warning("the model is saved, but it cannot predict: %s", problem)
     sample = None if outputs is None else take_sample(model, example)
     if sample is not None:
         files.write(SAMPLE_FILE, sample)
@@ -171,15 +173,18 @@ def _archive(model: keras.Model) -> Iterator[Path | None]:
         yield place
 
 
-def _outputs(model: keras.Model, example: Any) -> tuple[tuple[OutputSpec, ...] | None, str]:
-    """Return what the model gives, or why it gives nothing."""
+def outputs_of(model: keras.Model, example: Any) -> tuple[tuple[OutputSpec, ...] | None, str]:
+    """Return what the model gives, or why it gives nothing.
+
+    Args:
+        model: the model, which stays as it is.
+        example: one row of inputs.
+    """
     try:
         with unchanged(model):
             return tuple(output_specs(model, example)), ""
     except Exception as error:  # the user's own call may fail in any way
-        reason = _first_line(error)
-        logger.warning("the model is saved, but it cannot predict: %s", reason)
-        return None, reason
+        return None, _first_line(error)
 
 
 def how_it_loads(

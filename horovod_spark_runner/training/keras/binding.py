@@ -13,6 +13,7 @@ from ...data.manifest import Column, Manifest
 from ...errors import ModelError
 from ..spec import Binding
 from .protocols import Nest
+from .whole_numbers import bounds_of, check_within
 
 Columns = Mapping[str, np.ndarray]
 
@@ -85,6 +86,8 @@ class _Slot:
         self._names = list(names)
         self.column = columns[0] if len(columns) == 1 else _joined(columns)
         self._shape: tuple[int, ...] | None = None
+        self._bounds: tuple[int, int] | None = None
+        self._taken = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,6 +100,8 @@ class _Slot:
             parts = [arrays[name] for name in self._names]
             parts = [part.reshape(len(part), -1) if part.ndim == 1 else part for part in parts]
             values = np.concatenate(parts, axis=-1).astype(self.column.dtype, copy=False)
+        if self._bounds is not None:
+            check_within(values, self._bounds, self.column.name, self._taken)
         if self._shape is None or tuple(values.shape[1:]) == self._shape:
             return values
         return values.reshape(-1, *self._shape)
@@ -123,7 +128,9 @@ class _Slot:
     ) -> None:
         """Take the shape of rows that makes the values the input ``tensor``."""
         wanted, column = tuple(tensor.shape[1:]), self.column
-        text = keras.backend.standardize_dtype(tensor.dtype) == STRING
+        dtype = keras.backend.standardize_dtype(tensor.dtype)
+        self._bounds, self._taken = bounds_of(column.dtype, dtype), f"{tensor.name!r} of {dtype}"
+        text = dtype == STRING
         if text != (column.dtype == STRING):
             advice = (
                 "build the model with keras.layers.StringLookup, TextVectorization or Hashing on "

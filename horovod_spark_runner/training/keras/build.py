@@ -27,8 +27,9 @@ from .optimizers import (
     find_optimizers,
     leaf_optimizers,
 )
-from .step import Steps
+from .step import Steps, makes_only_variables
 from .tensors import as_tensor
+from .untracked import check_tracked
 
 
 class BuiltModel:
@@ -69,20 +70,23 @@ class BuiltModel:
         blank = self.batches.blank
         data, test_data = self.batches.training_data(blank), self.batches.data(blank)
         own = has_own_steps(self.model)
-        self.steps = Steps(self.exchange, data, test_data, eager=eager, own=own)
+        once = makes_only_variables(self.model)
+        self.steps = Steps(self.exchange, data, test_data, eager=eager, own=own, once=once)
         optimizer = self.model.optimizer
         if eager and optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
         self.optimizers = find_optimizers(self.model, self.exchange.known)
         check_optimizers(self.optimizers)
+        if self.steps.graph is not None:
+            check_tracked(self.model, self.optimizers, self.steps.graph)
         if isinstance(spec.sync, Allreduce):
             check_compression(self.optimizers, spec.sync.compression)
         if world.Get_size() > 1:
             check_losses(self.model)
-            _check_between_meetings(self.model, self.optimizers, synchroniser)
+            check_between_meetings(self.model, self.optimizers, synchroniser)
 
 
-def _check_between_meetings(
+def check_between_meetings(
     model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer], sync: Synchroniser
 ) -> None:
     """Check that a model can be trained by ranks that do not meet in every step.
@@ -96,8 +100,9 @@ def _check_between_meetings(
         if getattr(layer, "synchronized", False):
             raise ModelError(
                 f"layer {layer.name!r} has synchronized=True: its statistics are those of all "
-                "ranks' rows in every step, in which ranks do not meet with LocalSGD and DiLoCo. "
-                "Leave it out (the moments are averaged where ranks meet), or use sync=Allreduce()"
+                "ranks' rows in every step, in which ranks do not meet with LocalSGD, DiLoCo and "
+                "AsyncServer. Leave it out (the moments are averaged where ranks meet), or use "
+                "sync=Allreduce()"
             )
     for optimizer in leaf_optimizers(optimizers):
         if optimizer.use_ema and sync.alike is Alike.WEIGHTS:
@@ -106,3 +111,26 @@ def _check_between_meetings(
                 "averages of its own. Use sync=LocalSGD(average_optimizer=True), which averages "
                 "them, too, or sync=Allreduce()"
             )
+    if not sync.in_step:
+        _check_free(model)
+
+
+def _check_free(model: keras.Model) -> None:
+    """Check that a model can be trained by ranks that make steps of their own.
+
+    Raises:
+        ModelError: its weights, or steps, need all ranks to make equally many.
+    """
+    bound = [w.path for w in model.trainable_weights if getattr(w, "constraint", None) is not None]
+    if bound:
+        raise ModelError(
+            f"weight {bound[0]!r} has a constraint, which holds for what each rank makes of it but "
+            "not for the sum of what ranks add to it with sync=AsyncServer(…). Leave the "
+            "constraint out, or use sync=Allreduce()"
+        )
+    if model.steps_per_execution > 1:
+        raise ModelError(
+            f"steps_per_execution={model.steps_per_execution}: with sync=AsyncServer(…) each step "
+            "begins with weights of its own, and a rank's steps are not counted in such groups. "
+            "Compile the model with steps_per_execution=1, or use sync=Allreduce()"
+        )

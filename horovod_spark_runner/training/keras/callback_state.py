@@ -2,21 +2,25 @@
 
 Keras callbacks have no common way to be saved. What a callback has changed in its own attributes
 since training began is its state; what is a number, text, array, or list, dictionary, set or deque
-of those, can be saved and given back. Anything else (open files, functions) is made again by the
-callback; a container that has changed and cannot be saved is warned of.
+of those, can be saved and given back, and so can a variable's value. Anything else (open files,
+functions) is made again by the callback; a container that has changed and cannot be saved, or would
+come back as one of another class, is warned of.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections import deque
+import zlib
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from ..logs import Json
 
@@ -26,6 +30,10 @@ logger = logging.getLogger(__name__)
 _FRAMEWORK = {"model", "_model", "params"}
 # Under this name, the size of a CSVLogger's file stands among its attributes.
 _LOG = "csv_file"
+
+_VARIABLES = (keras.Variable, tf.Variable)
+# What a defaultdict begins its values with, where that has a name.
+_FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, dict, set, tuple)}
 
 # A value as JSON, and the arrays that it refers to by their number.
 Packed = tuple[Json, list[np.ndarray]]
@@ -46,13 +54,19 @@ class CallbackStates:
             for name, callback in callbacks.items()
         }
         self._outlines = {
-            name: {key: _outline(value) for key, value in _attributes(callback).items()}
+            name: {
+                key: _outline(value, _of_model(callback))
+                for key, value in _attributes(callback).items()
+            }
             for name, callback in callbacks.items()
         }
         self._warned: set[str] = set()
 
     def capture(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return what has changed: JSON by callback, and the arrays it refers to by name."""
+        """Return what has changed: JSON by callback, and the arrays it refers to by name.
+
+        A callback that has changed nothing is named, too: it was there.
+        """
         state: dict[str, Json] = {}
         arrays: dict[str, np.ndarray] = {}
         for name, callback in self._callbacks.items():
@@ -67,16 +81,23 @@ class CallbackStates:
                         arrays[f"{name}/{key}/{number:05d}"] = array
             if isinstance(callback, keras.callbacks.CSVLogger):
                 changed[_LOG] = _size(callback)
-            if changed:
-                state[name] = changed
+            state[name] = changed
         return state, arrays
 
     def restore(self, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Give the callbacks what `capture` returned; unknown ones are left as they are."""
+        """Give the callbacks what `capture` returned; unknown ones are left as they are.
+
+        What had not changed then is as it was when the training began, whatever the hooks of an
+        epoch that is gone on with have made of it.
+        """
         for name, changed in state.items():
             if name not in self._callbacks:
-                logger.warning("the checkpoint has the state of callback %s, not given now", name)
+                if changed:
+                    logger.warning(
+                        "the checkpoint has the state of callback %s, not given now", name
+                    )
                 continue
+            self._put_back(name, set(changed))
             if changed.get(_LOG) is not None:
                 _cut(self._callbacks[name], changed[_LOG])
             for key, value in changed.items():
@@ -85,16 +106,39 @@ class CallbackStates:
                 prefix = f"{name}/{key}/"
                 own = {int(n[len(prefix) :]): arrays[n] for n in arrays if n.startswith(prefix)}
                 try:
-                    setattr(self._callbacks[name], key, _unpack(value, own))
+                    self._set(name, key, value, own)
                 except KeyError:  # a large array, and rank 0 had none
                     logger.warning("callback %s: attribute %s begins anew", name, key)
+
+    def _put_back(self, name: str, changed: set[str]) -> None:
+        """Put what can be saved, and is not in ``changed``, back to what `__init__` saw."""
+        for key, value in _attributes(self._callbacks[name]).items():
+            initial = self._initial[name].get(key)
+            if key in changed or initial is None:
+                continue
+            packed = _pack(value)
+            if packed is not None and not _same(packed, initial):
+                self._set(name, key, initial[0], dict(enumerate(initial[1])))
+
+    def _set(self, name: str, key: str, value: Any, arrays: Mapping[int, np.ndarray]) -> None:
+        callback = self._callbacks[name]
+        present = vars(callback).get(key)
+        if (
+            isinstance(present, _VARIABLES) and value is not None
+        ):  # which others, such as a loss, may hold as well
+            present.assign(_unpack(value, arrays))
+        elif isinstance(value, dict) and "variable" in value:
+            logger.warning("callback %s: attribute %s is no variable now", name, key)
+        else:
+            setattr(callback, key, _unpack(value, arrays))
 
     def _warn(self, name: str, key: str, value: object) -> None:
         # What was there when the training began, and is no container, is no state; neither are
         # callables and files.
         initial = self._initial[name]
         same = key in initial and initial[key] is None
-        same = same and _outline(value) == self._outlines[name][key]
+        of_model = _of_model(self._callbacks[name])
+        same = same and _outline(value, of_model) == self._outlines[name][key]
         if same or callable(value) or hasattr(value, "write") or f"{name}.{key}" in self._warned:
             return
         self._warned.add(f"{name}.{key}")
@@ -125,68 +169,121 @@ def _attributes(callback: keras.callbacks.Callback) -> dict[str, object]:
     if hasattr(callback, "monitor_op"):
         # Keras turns its sign round, once, when it finds out which way the metric is better.
         left_out.add("min_delta")
-    return {key: value for key, value in vars(callback).items() if key not in left_out}
+    if isinstance(callback, keras.callbacks.CSVLogger):
+        left_out.add("writer")  # which it makes for the file that it opens
+    of_model = _of_model(callback)
+    return {
+        key: value
+        for key, value in vars(callback).items()
+        if key not in left_out and id(value) not in of_model
+    }
 
 
-def _outline(value: object) -> dict[int, int] | list[int] | None:
+def _of_model(callback: keras.callbacks.Callback) -> set[int]:
+    """Return the identities of the model's variables, which are in the checkpoint anyway."""
+    model = getattr(callback, "_model", None)
+    optimizer = getattr(model, "optimizer", None)
+    variables = [*getattr(model, "variables", ()), *getattr(optimizer, "variables", ())]
+    return {id(variable) for variable in variables}
+
+
+def _outline(value: object, of_model: set[int]) -> dict[int, int] | list[int] | None:
     """Return what changes with a container's items; of anything else, nothing does."""
     if isinstance(value, dict):
-        return {id(key): id(item) for key, item in value.items()}
+        return {id(key): _mark(item, of_model) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return [id(item) for item in value]
-    return None
+        return [_mark(item, of_model) for item in value]
+    # Of a class of its own, such as an enumeration's.
+    return [id(value)] if isinstance(value, (Enum, int, float, str)) else None
+
+
+def _mark(item: object, of_model: set[int]) -> int:
+    """Return what changes with an item of a container."""
+    if not isinstance(item, _VARIABLES) or id(item) in of_model:
+        return id(item)
+    return zlib.crc32(np.asarray(tf.convert_to_tensor(item)).tobytes())
 
 
 def _pack(value: object) -> Packed | None:
     """Return ``value`` as JSON that refers to the arrays beside it, or ``None``."""
     arrays: list[np.ndarray] = []
     try:
+        if isinstance(value, _VARIABLES):
+            _pack_into(np.asarray(tf.convert_to_tensor(value)), arrays)
+            return {"variable": 0}, arrays
         return _pack_into(value, arrays), arrays
     except TypeError:
         return None
 
 
-def _pack_into(value: object, arrays: list[np.ndarray]) -> Json:
-    if value is None or (
-        isinstance(value, (bool, int, float, str)) and not isinstance(value, np.generic)
-    ):
-        return value
-    if isinstance(value, (list, tuple)):
-        items = [_pack_into(item, arrays) for item in value]
-        return {"list" if isinstance(value, list) else "tuple": items}
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: _pack_into(item, arrays) for key, item in value.items()}}
+def _pack_into(value: Any, arrays: list[np.ndarray]) -> Json:
+    # Of exactly these classes: one derived of them, such as a named tuple, would not come back.
+    if value is None or type(value) in (bool, int, float, str):
+        plain: Json = value
+        return plain
+    if type(value) in (list, tuple):
+        return {type(value).__name__: [_pack_into(item, arrays) for item in value]}
     if isinstance(value, dict):
-        pairs = value.items()
-        return {"pairs": [[_pack_into(part, arrays) for part in pair] for pair in pairs]}
-    if isinstance(value, (set, frozenset)):
+        return _pack_dictionary(value, arrays)
+    if type(value) in (set, frozenset):
         # In one order, whatever the hashes are.
         items = [_pack_into(item, arrays) for item in sorted(value, key=repr)]
-        return {"set" if isinstance(value, set) else "frozenset": items}
-    if isinstance(value, deque):
+        return {type(value).__name__: items}
+    if type(value) is deque:
         return {"deque": [value.maxlen, *(_pack_into(item, arrays) for item in value)]}
-    if isinstance(value, np.generic) or keras.ops.is_tensor(value):
+    if isinstance(value, np.generic) or _is_constant(value):
         value = np.asarray(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufcV" and value.dtype.names is None:
+    if type(value) is np.ndarray and value.dtype.kind in "biufcV" and value.dtype.names is None:
         arrays.append(np.array(value))
         return {"array": len(arrays) - 1}
     raise TypeError(type(value).__name__)
+
+
+def _pack_dictionary(value: dict[Any, Any], arrays: list[np.ndarray]) -> Json:
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {"dict": {key: _pack_into(item, arrays) for key, item in value.items()}}
+    pairs: list[Json] = [[_pack_into(part, arrays) for part in pair] for pair in value.items()]
+    if type(value) is dict:
+        return {"pairs": pairs}
+    if type(value) in (Counter, OrderedDict):
+        return {type(value).__name__: pairs}
+    if type(value) is defaultdict:
+        factory = value.default_factory
+        name = getattr(factory, "__name__", "")
+        if factory is None or _FACTORIES.get(name) is factory:
+            return {"defaultdict": [None if factory is None else name, *pairs]}
+    raise TypeError(type(value).__name__)
+
+
+def _is_constant(value: object) -> bool:
+    """Tell whether it is a tensor; a variable within a container would come back as none."""
+    return bool(keras.ops.is_tensor(value)) and not isinstance(value, _VARIABLES)
 
 
 def _unpack(value: Any, arrays: Mapping[int, np.ndarray]) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
-    if kind == "array":
+    if kind in ("array", "variable"):
         return arrays[inner] if arrays[inner].shape else arrays[inner][()]
     if kind == "dict":
         return {key: _unpack(item, arrays) for key, item in inner.items()}
     if kind == "pairs":
-        return {_unpack(key, arrays): _unpack(item, arrays) for key, item in inner}
+        return dict(_unpack_pairs(inner, arrays))
+    if kind in ("Counter", "OrderedDict"):
+        pairs = dict(_unpack_pairs(inner, arrays))
+        return Counter(pairs) if kind == "Counter" else OrderedDict(pairs)
+    if kind == "defaultdict":
+        factory = None if inner[0] is None else _FACTORIES[inner[0]]
+        return defaultdict(factory, _unpack_pairs(inner[1:], arrays))
     if kind == "deque":
         return deque((_unpack(item, arrays) for item in inner[1:]), inner[0])
     items = [_unpack(item, arrays) for item in inner]
     return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind](items)
+
+
+def _unpack_pairs(pairs: Any, arrays: Mapping[int, np.ndarray]) -> list[tuple[Any, Any]]:
+    return [(_unpack(key, arrays), _unpack(item, arrays)) for key, item in pairs]
 
 
 def _same(one: Packed, other: Packed | None) -> bool:

@@ -93,11 +93,15 @@ class Callbacks(Hooks):
             if isinstance(callback, keras.callbacks.CSVLogger) and resumed:
                 callback.append = True
         # A callback's name, its number and class, is the same on all ranks and in a resumed run.
+        named = {
+            f"{n:03d}.{type(callback).__name__}": callback for n, callback in enumerate(callbacks)
+        }
         self._named = {
-            f"{number:03d}.{type(callback).__name__}": callback
-            for number, callback in enumerate(callbacks)
+            name: callback
+            for name, callback in named.items()
             if rank == 0 or not isinstance(callback, _RANK_ZERO_ONLY)
         }
+        self._of_rank_zero = named.keys() - self._named.keys()
         self._model = model
         self._logs = _EpochLogs()
         self._list = keras.callbacks.CallbackList(
@@ -180,7 +184,9 @@ class Callbacks(Hooks):
         return self._states.capture()
 
     def restore(self, state: dict[str, Any], arrays: Arrays) -> None:
-        self._states.restore(state, arrays)
+        # A rank that was not there before is given the state of rank 0.
+        own = {name: kept for name, kept in state.items() if name not in self._of_rank_zero}
+        self._states.restore(own, arrays)
 
 
 class _EpochLogs(keras.callbacks.Callback):  # type: ignore[misc]

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..sync.synchroniser import Compression, Traffic
+from .scope import own_variable
 
 # Types that MPI has no sum for; they are added up as float32.
 _NARROW = (tf.bfloat16,)
@@ -111,7 +112,7 @@ class TensorCollectives:
     def __init__(self) -> None:
         # A variable: only compiled steps know how often they have run.
         with tf.device("CPU"):
-            self._counted = tf.Variable([0.0, 0.0], trainable=False, dtype=tf.float64)
+            self._counted = own_variable([0.0, 0.0], tf.float64)
 
     @property
     def size(self) -> int:
@@ -177,7 +178,7 @@ class TensorTally:
     """
 
     def __init__(self, count: int) -> None:
-        self._sums = tf.Variable(tf.zeros([count], tf.float64), trainable=False)
+        self._sums = own_variable(tf.zeros([count], tf.float64))
 
     def add(self, numbers: Sequence[tf.Tensor]) -> None:
         """Add one number to each."""

@@ -42,6 +42,7 @@ class KerasEngine:
         WeightsFormat(KERAS_FILE, "a .keras or .weights.h5 file", (".keras", ".weights.h5")),
         WeightsFormat(SAVED_MODEL, "a SavedModel", marker=GRAPH_FILE),
     )
+    export_formats = (SAVED_MODEL, KERAS_FILE, ONNX)
 
     def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:
         return model_source(model, custom_objects)
@@ -128,7 +129,7 @@ class KerasEngine:
         transformed: Collection[str],
         columns: Sequence[Column] = (),
     ) -> None:
-        check_format(format, (SAVED_MODEL, KERAS_FILE, ONNX))
+        check_format(format, self.export_formats)
         if format == SAVED_MODEL:
             check_exportable(names, transformed, columns)
         elif format == ONNX:

@@ -25,6 +25,7 @@ from .graph import Graph
 from .keras_state import fresh_keras_state, using_keras_state
 from .label_values import LabelCheck
 from .loading import make_model
+from .losses import merged_mask, noting_masks
 from .metric_state import SUM, counting_means, merge_of, variables_of
 from .outputs import call_model, call_outputs, output_leaves, unchanged
 from .probe import Probe, close, rows_of
@@ -178,14 +179,17 @@ class KerasEvaluator:
     def _checking(self, original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
         def call(loss: Loss, y_true: Nest, y_pred: Nest, sample_weight: Nest = None) -> object:
-            why = _depends_on_batch(loss, y_pred, sample_weight)
+            with noting_masks(loss) as masks:
+                value = original(loss, y_true, y_pred, sample_weight)
+            masked = merged_mask(y_pred, masks) is not None
+            why = _depends_on_batch(loss, sample_weight, masked=masked)
             if why:
                 raise ModelError(
                     f"loss {loss.name!r} of model {self._model.name!r} {why}: its value depends on "
                     "which rows are in a batch together, so that it has no exact value over all "
                     "rows; ask for metrics by name instead, metrics=[…] without 'compiled'"
                 )
-            return original(loss, y_true, y_pred, sample_weight)
+            return value
 
         return call
 
@@ -331,11 +335,11 @@ def _tensors(values: Nest) -> Nest:
     return tf.nest.map_structure(tf.convert_to_tensor, values)
 
 
-def _depends_on_batch(loss: Loss, y_pred: Nest, sample_weight: Nest) -> str:
+def _depends_on_batch(loss: Loss, sample_weight: Nest, *, masked: bool) -> str:
     """Say why a loss is no mean over rows; ``""`` if it is one."""
     if loss.reduction in (None, "none", "sum"):
         return f"has reduction={loss.reduction!r}"
-    if getattr(y_pred, "_keras_mask", None) is not None:
+    if masked:
         return "is a mean over what is not masked"
     if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
         return "is a mean by sample weights (reduction='mean_with_sample_weight')"

@@ -26,7 +26,7 @@ from .metrics import StepMetrics
 from .model import has_own_steps
 from .optimizers import find_optimizers
 from .protocols import Nest
-from .scope import Scope, classes_with, in_condition, replaced
+from .scope import Scope, classes_with, in_condition, own_variable, replaced
 from .stopwatch import Stopwatch
 
 # A step's logs, and how many ranks made each request; ``None`` where ranks do not meet in it.
@@ -48,7 +48,7 @@ class GradientExchange:
         self._model = model
         self._synchroniser = synchroniser
         self._own = has_own_steps(model)
-        self._logs_wanted = tf.Variable(share_logs, trainable=False)
+        self._logs_wanted = own_variable(share_logs)
         self._logs_wanted_now = share_logs
         self.share_logs = share_logs
         # The model's optimizers, and after them those that only its step was seen to use. Where
@@ -62,7 +62,7 @@ class GradientExchange:
         self.stopwatch = Stopwatch()
         self._part = Part(1)
         # A variable, not an argument: a function within the step may be traced only once.
-        self._fraction = tf.Variable(1.0 / hvd.size(), trainable=False, dtype=tf.float64)
+        self._fraction = own_variable(1.0 / hvd.size(), tf.float64)
         self._fraction_now = 1.0 / hvd.size()
         self._control: tf.Tensor | None = None
         self._reduced: tf.Tensor | None = None
@@ -118,6 +118,7 @@ class GradientExchange:
         together = self._synchroniser.meets_in_every_step
         # Between meetings, a rank's step is that of a process of its own.
         self._part, self._control = part if together else Part(1), control
+        in_step = self._synchroniser.in_step
         self._reduced = None
         self._applications = {}
         self.scope.enter()
@@ -126,7 +127,7 @@ class GradientExchange:
         with (
             parts_of_a_whole(self._part, self.scope),
             self._reducing_optimizers(),
-            self._own_logs(metrics),
+            self._own_logs(metrics) if in_step else contextlib.nullcontext(),
         ):
             logs = self._train_step(data)
             self._end_applying()
@@ -135,7 +136,7 @@ class GradientExchange:
             self._reduced = sum_over_ranks([control], "control")[0]
         statistics.average()
         self.logged["train"] = set(logs) if isinstance(logs, Mapping) else set()
-        return metrics.finish(logs, share=self.share_logs), self._reduced
+        return metrics.finish(logs, share=self.share_logs and in_step), self._reduced
 
     def _own_logs(self, metrics: StepMetrics) -> contextlib.AbstractContextManager[None]:
         """Let what a step of the user's own logs be that of all ranks, where it is used."""
@@ -313,13 +314,15 @@ class _Statistics:
     def average(self) -> None:
         if not self._variables:
             return
+        # Infinity less infinity would be no number.
+        bases = [tf.where(tf.math.is_finite(b), b, tf.zeros_like(b)) for b in self._before]
         own = [
-            tf.convert_to_tensor(variable) - before
-            for variable, before in zip(self._variables, self._before, strict=True)
+            tf.convert_to_tensor(variable) - base
+            for variable, base in zip(self._variables, bases, strict=True)
         ]
         changes = self._synchroniser.changes(own, self._part, "statistics")
-        for variable, before, change in zip(self._variables, self._before, changes, strict=True):
-            variable.assign(before + change)
+        for variable, base, change in zip(self._variables, bases, changes, strict=True):
+            variable.assign(base + change)
 
 
 def changing_statistics(model: keras.Model) -> list[keras.Variable]:

@@ -159,9 +159,8 @@ class Served:
     def _cannot(self, error: BaseException) -> ModelError:
         name = getattr(self.model, "name", "")
         told = " ".join(str(error).split())[:500]
-        return ModelError(
-            f"{self.kind} cannot hold the model {name!r}: {type(error).__name__}: {told}"
-        )
+        kind = "" if isinstance(error, ModelError) else f"{type(error).__name__}: "
+        return ModelError(f"{self.kind} cannot hold the model {name!r}: {kind}{told}")
 
 
 def _check_no_python(graph: Any) -> None:

@@ -7,11 +7,14 @@ or ``tf.random.Generator`` in code whose runs are to be resumed exactly.
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 
 import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 
+from ..random_state import capture_random, restore_random
 from ..state import Variable, separate_seed
 
 
@@ -27,6 +30,17 @@ def generators() -> dict[str, Variable]:
     tensorflow_own = tf.random.get_global_generator().state
     random.setstate(before)
     return {"tensorflow": tensorflow_own, "keras": keras_own}
+
+
+@contextlib.contextmanager
+def nothing_drawn() -> Iterator[None]:
+    """Put all global generators, Python's and NumPy's too, back to where they were before."""
+    own = generators()
+    values, arrays = capture_random(own)
+    try:
+        yield
+    finally:
+        restore_random(values, arrays, own)
 
 
 def separate_generators(rank: int) -> None:

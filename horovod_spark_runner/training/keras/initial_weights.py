@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ import numpy as np
 from ...errors import ModelError
 from ...launch.worker.reporting import notify
 from ...rundir.checkpoint import VARIABLES_FILE
-from ...storage.arrays import load_arrays
+from ...rundir.handed import contents_of
+from ...storage.arrays import ArraysFile
 from ..engine import KERAS_FILE
 from ..spec import WarmStart
 from ..warm_start import ARRAYS
@@ -33,10 +35,17 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight to begin with: its path, such as ``dense/kernel``, and its value."""
+    """A weight to begin with.
+
+    Attributes:
+        path: such as ``dense/kernel``.
+        shape: of its value.
+        read: returns its value.
+    """
 
     path: str
-    value: np.ndarray
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray] = field(repr=False)
 
 
 def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
@@ -53,7 +62,7 @@ def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
             for name, data in start.files.items():
                 path = Path(folder, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
+                contents_of(data).write_to(path)
             weights = (
                 [] if start.kind == KERAS_FILE else _weights_of_saved_model(folder, start.origin)
             )
@@ -62,7 +71,7 @@ def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
         elif start.skip_mismatch:
             taken = _assign_by_path(model, weights)
         else:
-            taken = _assign(model, [weight.value for weight in weights], start.origin)
+            taken = _assign(model, weights, start.origin)
     if start.skip_mismatch:
         _tell_what_was_taken(model, taken, weights, start.origin)
     finalize_layers(model)
@@ -70,11 +79,14 @@ def load_initial_weights(model: keras.Model, start: WarmStart) -> None:
 
 def _weights_of_run(start: WarmStart) -> list[Weight]:
     ((name, data),) = start.files.items()
-    arrays = load_arrays(data)
+    file = ArraysFile(contents_of(data))
     prefix = "model/" if name == VARIABLES_FILE else ""
-    values = [arrays[key] for key in sorted(arrays) if key.startswith(prefix)]
-    paths = start.paths if len(start.paths) == len(values) else [""] * len(values)
-    return [Weight(path, value) for path, value in zip(paths, values, strict=True)]
+    keys = [key for key in sorted(file.names) if key.startswith(prefix)]
+    paths = start.paths if len(start.paths) == len(keys) else [""] * len(keys)
+    return [
+        Weight(path, file.shape(key), partial(file.read, key))
+        for path, key in zip(paths, keys, strict=True)
+    ]
 
 
 def _weights_of_saved_model(folder: str, origin: str) -> list[Weight]:
@@ -88,7 +100,7 @@ def _weights_of_saved_model(folder: str, origin: str) -> list[Weight]:
             f"initial_weights={origin!r}: the SavedModel lists no variables; write it with Keras "
             "(model.export), or load it in model_fn"
         )
-    return [Weight(v.name.partition(":")[0], np.array(v.numpy())) for v in weights]
+    return [Weight(v.name.partition(":")[0], tuple(v.shape), v.numpy) for v in weights]
 
 
 def _load_keras_file(model: keras.Model, path: Path, start: WarmStart) -> set[int]:
@@ -100,9 +112,10 @@ def _load_keras_file(model: keras.Model, path: Path, start: WarmStart) -> set[in
     own = {id(weight) for weight in weights}
     others += [v for v in model.variables if id(v) not in own]
     kept = [np.array(variable) for variable in others]
-    before = [np.array(weight) for weight in weights]
+    before: list[np.ndarray] = []
     if start.skip_mismatch:
         # Keras does not tell what it took: what still holds its mark afterwards was not.
+        before = [np.array(weight) for weight in weights]
         for weight, value in zip(weights, before, strict=True):
             weight.assign(_mark(value))
     try:
@@ -133,23 +146,23 @@ def _mark(value: np.ndarray) -> np.ndarray:
     return value if value.dtype.kind == "b" else np.full_like(value, np.nan)
 
 
-def _assign(model: keras.Model, arrays: list[np.ndarray], origin: str) -> set[int]:
+def _assign(model: keras.Model, given: Sequence[Weight], origin: str) -> set[int]:
     weights = list(model.weights)
-    for index, (variable, array) in enumerate(zip(weights, arrays, strict=False)):
-        if tuple(variable.shape) != array.shape:
+    for index, (variable, weight) in enumerate(zip(weights, given, strict=False)):
+        if tuple(variable.shape) != weight.shape:
             raise ModelError(
                 f"initial_weights={origin!r} do not fit the model: weight {index} is "
                 f"{variable.path!r} of shape {tuple(variable.shape)}, there it has shape "
-                f"{array.shape}; InitialWeights(…, skip_mismatch=True) takes over those that fit"
+                f"{weight.shape}; InitialWeights(…, skip_mismatch=True) takes over those that fit"
             )
-    if len(weights) != len(arrays):
+    if len(weights) != len(given):
         raise ModelError(
-            f"initial_weights={origin!r} do not fit the model: they are {len(arrays)} arrays, the "
+            f"initial_weights={origin!r} do not fit the model: they are {len(given)} arrays, the "
             f"model has {len(weights)} weights; InitialWeights(…, skip_mismatch=True) "
             "takes over those that fit"
         )
-    for variable, array in zip(weights, arrays, strict=True):
-        variable.assign(array)
+    for variable, weight in zip(weights, given, strict=True):
+        variable.assign(weight.read())
     return set(range(len(weights)))
 
 
@@ -157,8 +170,8 @@ def _assign_by_path(model: keras.Model, weights: Sequence[Weight]) -> set[int]:
     own = list(model.weights)
     taken = set()
     for index, source in match_paths([v.path for v in own], [w.path for w in weights]).items():
-        if tuple(own[index].shape) == weights[source].value.shape:
-            own[index].assign(weights[source].value)
+        if tuple(own[index].shape) == weights[source].shape:
+            own[index].assign(weights[source].read())
             taken.add(index)
     return taken
 
@@ -225,6 +238,6 @@ def _tell_what_was_taken(
 
 
 def _listed(weights: Sequence[Any]) -> str:
-    names = [f"{w.path} {tuple(getattr(w, 'value', w).shape)}" for w in weights[:_SHOWN]]
+    names = [f"{w.path} {tuple(w.shape)}" for w in weights[:_SHOWN]]
     more = len(weights) - _SHOWN
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")

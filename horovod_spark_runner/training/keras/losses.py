@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
 
 from .collectives import Part, differentiable_sum, sum_over_ranks
 from .metric_state import counting_means
+from .protocols import Loss, Nest
 from .scope import Scope, replaced
 
 _MEANS = ("sum_over_batch_size", "mean")
@@ -69,11 +70,12 @@ def _loss_of(part: Part, scope: Scope) -> Callable[[_Loss], _Loss]:
             y_pred: tf.Tensor,
             sample_weight: tf.Tensor | None = None,
         ) -> tf.Tensor:
-            loss = original(self, y_true, y_pred, sample_weight)
+            with noting_masks(self) as masks:
+                loss = original(self, y_true, y_pred, sample_weight)
             if self.reduction == "sum":
                 scope.note()
                 return tf.math.divide_no_nan(loss, part.fraction(loss.dtype))
-            mask = getattr(y_pred, "_keras_mask", None)
+            mask = merged_mask(y_pred, masks)
             count = _denominator(self.reduction, mask, sample_weight, loss.dtype)
             if count is None:
                 return loss
@@ -84,6 +86,48 @@ def _loss_of(part: Part, scope: Scope) -> Callable[[_Loss], _Loss]:
         return call
 
     return wrap
+
+
+@contextlib.contextmanager
+def noting_masks(loss: Loss) -> Iterator[list[tf.Tensor]]:
+    """Note the masks that a loss itself puts on its values while called, as ``ignore_class`` does.
+
+    Args:
+        loss: the loss; what its ``call`` returns tells.
+    """
+    masks: list[tf.Tensor] = []
+    own = vars(loss).get("call")
+    original = loss.call
+
+    @functools.wraps(original)
+    def call(*args: Nest, **kwargs: Nest) -> Nest:
+        values = original(*args, **kwargs)
+        mask = getattr(values, "_keras_mask", None)
+        if mask is not None:
+            masks.append(mask)
+        return values
+
+    loss.call = call
+    try:
+        yield masks
+    finally:
+        if own is None:
+            del loss.call
+        else:
+            loss.call = own
+
+
+def merged_mask(y_pred: Nest, masks: Sequence[tf.Tensor]) -> tf.Tensor | None:
+    """Return the mask by which Keras weighs the values of a loss; ``None`` if there is none.
+
+    Args:
+        y_pred: what the loss was called with.
+        masks: what `noting_masks` gave.
+    """
+    mask = getattr(y_pred, "_keras_mask", None)
+    if not masks:
+        return mask
+    return masks[-1] if mask is None else mask & masks[-1]
 
 
 def _denominator(

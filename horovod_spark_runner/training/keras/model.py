@@ -12,6 +12,8 @@ from pathlib import Path
 import keras
 
 from ...errors import ModelError
+from ...rundir.handed import HandedFile, contents_of
+from ...storage.contents import Contents
 from ..spec import ModelSource
 
 logger = logging.getLogger(__name__)
@@ -43,10 +45,10 @@ def build_and_watch(source: ModelSource) -> tuple[keras.Model, bool]:
 def _build(source: ModelSource) -> tuple[object, str]:
     if source.function is not None:
         return source.function(), "model_fn"
-    if isinstance(source.file, bytes):
+    if isinstance(source.file, (Contents, HandedFile)):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "model.keras")
-            path.write_bytes(source.file)
+            contents_of(source.file).write_to(path)
             objects = dict(source.custom_objects)
             return keras.saving.load_model(path, custom_objects=objects), "the model file"
     model = keras.models.model_from_json(source.file, custom_objects=source.custom_objects)

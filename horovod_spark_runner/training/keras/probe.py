@@ -1,10 +1,11 @@
 """Whether what the user wrote can be computed over several ranks: tried on parts of a batch.
 
-Keras's own metrics keep sums, and its losses are means over rows (or sums, which are known to be).
+Keras's own metrics keep sums, and nearly all its losses are means over rows (sums are known).
 What the user's own metrics, loss functions and layers compute is not known, so it is tried once,
-before the first step: the first batch of rank 0 is cut in two. Functions of labels and predictions
-are tried a second time with each prediction put to the row after its own: with the weights a model
-begins with, all rows may happen to be equally wrong.
+before the first step, and so are Keras' few losses that are no means: the first batch of rank 0 is
+cut in two. Functions of labels and predictions are tried a second time with each prediction put to
+the row after its own: with the weights a model begins with, all rows may happen to be equally
+wrong.
 """
 
 from __future__ import annotations
@@ -18,11 +19,16 @@ from numpy.typing import ArrayLike
 
 from ...errors import ModelError
 from ...launch.worker.reporting import notify
+from .generators import nothing_drawn
+from .losses import merged_mask, noting_masks
 from .metric_state import SUM, counting_means, merge_of, metric_variables, variables_of
 from .outputs import pick, unchanged
 from .protocols import CompiledMetrics, Loss, Metric, Nest, OutputLoss
 
 _RTOL, _ATOL = 1e-3, 1e-5
+
+# Keras' own losses that are ratios over a whole batch, or compare its rows with each other.
+_OF_WHOLE_BATCHES = (keras.losses.circle, keras.losses.dice, keras.losses.tversky)
 
 # The values of a metric's variables.
 State = list[np.ndarray]
@@ -75,7 +81,8 @@ class Probe:
         losses = [] if self._alone else self._losses()
         if self._share == 0.0 or not (metrics or losses or self._model.losses):
             return
-        with unchanged(self._model, [*metric_variables(self._model), *variables_of(given)]):
+        variables = [*metric_variables(self._model), *variables_of(given)]
+        with nothing_drawn(), unchanged(self._model, variables):
             outputs, added = zip(*(self._call(part) for part in self._parts), strict=True)
             self._check_losses(losses, outputs)
             if not self._alone:
@@ -89,7 +96,7 @@ class Probe:
     def _losses(self) -> list[OutputLoss]:
         compiled = getattr(self._model, "_compile_loss", None)
         flat = getattr(compiled, "_flat_losses", None) or ()
-        return [loss for loss in flat if self._exact or _is_own_loss(loss.loss)]
+        return [loss for loss in flat if self._exact or _is_to_be_tried(loss.loss)]
 
     def _call(self, part: slice) -> tuple[Nest, list[float]]:
         outputs = self._model(rows_of(self._x, part), training=False)
@@ -156,23 +163,39 @@ class Probe:
 
     def _check_losses(self, own: Sequence[OutputLoss], outputs: Sequence[Nest]) -> None:
         for loss in own:
-            values = []
+            values, counts = [], []
             for part, given in zip(self._parts, outputs, strict=True):
                 y_true, y_pred = rows_of(self._y, part), given
                 y_true, y_pred = pick(y_true, loss.path), pick(y_pred, loss.path)
-                if getattr(y_pred, "_keras_mask", None) is not None:
-                    return  # a mean over what is not masked, whose denominator is exchanged
-                values.append(float(np.sum(loss.loss(y_true, y_pred))))
-            self._judge(f"loss {loss.loss.name!r}", values, summed=loss.loss.reduction == "sum")
+                with noting_masks(loss.loss) as masks:
+                    values.append(float(np.sum(loss.loss(y_true, y_pred))))
+                mask = merged_mask(y_pred, masks)
+                if mask is not None:
+                    counts.append(float(np.sum(mask)))
+            share = self._share
+            if counts:  # a mean over what is not masked, whose denominator is exchanged
+                if self._exact or len(counts) < len(values) or not sum(counts[:2]):
+                    continue
+                share = counts[0] / sum(counts[:2])
+            summed = loss.loss.reduction == "sum"
+            self._judge(f"loss {loss.loss.name!r}", values, share, summed=summed)
 
     def _check_added(self, added: Sequence[Sequence[float]]) -> None:
         for number, values in enumerate(zip(*added, strict=False)):
-            self._judge(f"loss {number} that a layer adds (add_loss)", list(values), summed=False)
+            title = f"loss {number} that a layer adds (add_loss)"
+            self._judge(title, list(values), self._share, summed=False)
 
-    def _judge(self, title: str, values: Sequence[float], *, summed: bool) -> None:
-        """Refuse a sum over rows, and warn of what is neither a sum nor a mean."""
+    def _judge(self, title: str, values: Sequence[float], share: float, *, summed: bool) -> None:
+        """Refuse a sum over rows, and warn of what is neither a sum nor a mean.
+
+        Args:
+            title: what it is.
+            values: those of the two parts and of the whole.
+            share: of the first part in a mean.
+            summed: whether it is known to be a sum.
+        """
         first, second, whole = values
-        mean = self._share * first + (1 - self._share) * second
+        mean = share * first + (1 - share) * second
         if close(whole, first + second if summed else mean):
             return
         if close(whole, first + second):
@@ -218,9 +241,11 @@ def _is_own_metric(metric: keras.metrics.Metric) -> bool:
     return _is_own(metric, "update_state") or (function is not None and _is_own_function(function))
 
 
-def _is_own_loss(loss: Loss) -> bool:
+def _is_to_be_tried(loss: Loss) -> bool:
     function = getattr(loss, "fn", None)
-    return _is_own(loss, "call") if function is None else _is_own_function(function)
+    if function is None:
+        return _is_own(loss, "call")
+    return _is_own_function(function) or function in _OF_WHOLE_BATCHES
 
 
 def rows_of(values: Nest, part: slice) -> Nest:

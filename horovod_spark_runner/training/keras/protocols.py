@@ -64,6 +64,8 @@ class Loss(Protocol):
     @property
     def reduction(self) -> str | None: ...
 
+    call: Callable[..., Nest]
+
     def __call__(self, y_true: Nest, y_pred: Nest, sample_weight: Nest = None) -> tf.Tensor: ...
 
 

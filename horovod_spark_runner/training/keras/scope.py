@@ -10,6 +10,17 @@ import tensorflow as tf
 from .protocols import Method
 
 _CONDITIONAL_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
+_OWN = "horovod_spark_runner"
+
+
+def own_variable(value: object, dtype: tf.DType | None = None) -> tf.Variable:
+    """Return a variable of ours, which steps use besides the model's."""
+    return tf.Variable(value, trainable=False, dtype=dtype, name=_OWN)
+
+
+def is_own_variable(variable: tf.Variable) -> bool:
+    """Tell whether `own_variable` has made it."""
+    return bool(variable.name.partition(":")[0] == _OWN)
 
 
 class Scope:

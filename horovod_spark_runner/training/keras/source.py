@@ -97,22 +97,19 @@ def _check_file(place: Location) -> None:
 def _file_source(place: Location, custom_objects: dict[str, Any]) -> ModelSource:
     _check_file(place)
     if place.name.endswith(".keras"):
-        archive = place.read_bytes()
-        if not _is_archive(Contents(archive)):
-            raise ModelError(_NO_ARCHIVE % place)
-        return ModelSource(file=archive, custom_objects=custom_objects)
+        return ModelSource(file=read_archive(place), custom_objects=custom_objects)
     if place.name.endswith(".json"):
         return ModelSource(file=_model_json(place), custom_objects=custom_objects)
     raise ModelError(f"model file {place} must end in .keras or .json")
 
 
-def read_archive(place: str | os.PathLike[str]) -> Contents:
+def read_archive(place: str | os.PathLike[str] | Location) -> Contents:
     """Return the contents of a ``.keras`` file.
 
     Raises:
         ModelError: it is none.
     """
-    location = Location(place)
+    location = place if isinstance(place, Location) else Location(place)
     if not location.name.endswith(".keras"):
         raise ModelError(f"model file {location} must end in .keras")
     _check_file(location)

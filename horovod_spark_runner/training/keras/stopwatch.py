@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from .scope import own_variable
+
 
 class Stopwatch:
     """Adds up, inside compiled steps, the time from when some tensors are there to others.
@@ -17,7 +19,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._runs = hvd.size() > 1 and not tf.config.list_logical_devices("GPU")
-        self._seconds = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+        self._seconds = own_variable(0.0, tf.float64)
 
     def begin(self, tensors: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
         """Return what `end` takes: the moment when all of ``tensors`` are there."""

@@ -15,21 +15,21 @@ from ..changes import ModelChanges
 from ..epochs import Step
 from ..logs import Logs
 from ..model_inputs import ModelInputs
-from ..spec import TrainingSpec, WarmStart
+from ..spec import OutputSpec, TrainingSpec, WarmStart
 from ..state import Variable
 from ..sync.synchroniser import Synchroniser
 from ..trainee import Trainee
 from .architecture import describe_model
-from .artifact import save_model
+from .artifact import outputs_of, save_model
 from .build import BuiltModel
 from .callbacks import Callbacks, check_callbacks, overrides
 from .changes import compare_models
 from .export import NameOutputs, Served, served_by
-from .generators import generators, separate_generators
+from .generators import generators, nothing_drawn, separate_generators
 from .initial_weights import load_initial_weights
 from .metric_state import merge_of, metric_variables
 from .metrics import epoch_logs
-from .model import finalize_layers
+from .model import finalize_layers, has_own_steps
 from .optimizers import LearningRates, leaf_optimizers, rate_of_last_step
 from .probe import Probe
 from .protocols import MetricVariable
@@ -73,6 +73,8 @@ class KerasTrainee(Trainee):
     def train_step(
         self, step: Step, asked: Sequence[bool], last: bool
     ) -> tuple[Logs | None, list[float] | None]:
+        if self._exchange.size == 1 and not step.batch.rows:  # a step that nobody waits for
+            return self.model.get_metrics_result(), None
         # Fewer rows than ranks: take part in the exchange with a row that counts for nothing.
         arrays = step.batch.arrays if step.batch.rows else self.blank
         data = self._batches.training_data(arrays)
@@ -111,8 +113,18 @@ class KerasTrainee(Trainee):
             self._served(self._spec.name_outputs).write(directory.saved_model)
         return saved
 
+    def outputs(self) -> Sequence[OutputSpec] | None:
+        with nothing_drawn():
+            return outputs_of(self.model, self._batches.example)[0]
+
     def _served(self, name: NameOutputs) -> Served:
         return served_by(self._spec, self.model, self._batches.example, name)
+
+    @property
+    def tells_all(self) -> bool:
+        # A test_step may log what train_step does not; callbacks may add to an epoch's results.
+        adding = [c for c in self._given if _is_the_users(c)]
+        return not has_own_steps(self.model) and not overrides(adding, "on_epoch_end")
 
     @property
     def steps_per_execution(self) -> int:
@@ -187,3 +199,8 @@ class KerasTrainee(Trainee):
         optimizer = self.model.optimizer
         if isinstance(optimizer, keras.optimizers.Optimizer):
             optimizer.finalize_variable_values(self.model.trainable_weights)
+
+
+def _is_the_users(callback: keras.callbacks.Callback) -> bool:
+    calls = isinstance(callback, keras.callbacks.LambdaCallback)
+    return calls or not type(callback).__module__.startswith("keras.")

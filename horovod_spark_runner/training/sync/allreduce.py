@@ -30,7 +30,7 @@ class AllreduceSynchroniser:
         collectives: sums of the framework's tensors.
     """
 
-    meets_in_every_step = True
+    meets_in_every_step = in_step = True
     alike = Alike.EVERYTHING
     lasting = False
 

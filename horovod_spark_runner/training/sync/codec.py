@@ -79,6 +79,13 @@ class Codec(Protocol):
 RESIDUAL = "residual"
 
 
+def parts_like(flat: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the parts of a flat array, without copies, in the shapes of ``arrays``. Pure."""
+    ends = np.cumsum([array.size for array in arrays])[:-1]
+    parts = zip(np.split(flat, ends), arrays, strict=True)
+    return [part.reshape(array.shape) for part, array in parts]
+
+
 def whole(own: np.ndarray, place: Place, wire: Wire) -> np.ndarray:
     """Return the sum of all that ranks have, also of what they have not sent so far."""
     total = wire.sum(place.kept(RESIDUAL, own) + own)

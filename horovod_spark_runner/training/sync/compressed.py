@@ -15,7 +15,7 @@ import numpy as np
 from ...errors import ModelError, RunDirectoryError
 from ...settings.compression import Compression, PowerSGD, Threshold, TopK
 from .allreduce import AllreduceSynchroniser
-from .codec import Codec, Place, Shape, names_of
+from .codec import Codec, Place, Shape, names_of, parts_like
 from .half import HalfCodec
 from .power import PowerCodec
 from .synchroniser import Collectives, Share, Tensor, Traffic, bytes_of_sum
@@ -95,9 +95,7 @@ class CompressedSynchroniser(AllreduceSynchroniser):
             self._whole += bytes_of_sum(own.nbytes, self._wire.size)
             total = self._codec.total(own, place, self._wire, self._step)
             # Not as the place has it, which another trace of the step may have seen last.
-            ends = np.cumsum([array.size for array in arrays[:count]])[:-1]
-            parts = zip(np.split(total, ends), arrays[:count], strict=True)
-            summed = [part.reshape(array.shape) for part, array in parts]
+            summed = parts_like(total, arrays[:count])
         for array in arrays[count:]:
             self._whole += bytes_of_sum(array.nbytes, self._wire.size)
             summed.append(self._wire.sum(array))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...settings.compression import PowerSGD
-from .codec import RESIDUAL, Place, Shape, whole
+from .codec import RESIDUAL, Place, Shape, parts_like, whole
 from .wire import Wire
 
 # The second factor of each matrix, with which the next step begins.
@@ -90,9 +90,7 @@ def _sum(arrays: Sequence[np.ndarray], wire: Wire) -> list[np.ndarray]:
     if not arrays:
         return []
     flat = wire.sum(np.concatenate([array.reshape(-1) for array in arrays]))
-    ends = np.cumsum([array.size for array in arrays])[:-1]
-    parts = np.split(flat, ends)
-    return [part.reshape(a.shape) for part, a in zip(parts, arrays, strict=True)]
+    return parts_like(flat, arrays)
 
 
 def matrix_form(shape: Shape, rank: int) -> tuple[int, int] | None:

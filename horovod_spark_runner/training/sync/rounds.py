@@ -21,10 +21,9 @@ from .synchroniser import (
     Variables,
     bytes_of_sum,
 )
+from .values import MODEL, Arrays, base_of, change_of, read_values
 
-_MODEL = "model/"
 _VELOCITY = "shared/velocity/"
-Arrays = dict[str, np.ndarray]
 
 
 class RoundsSynchroniser:
@@ -39,13 +38,14 @@ class RoundsSynchroniser:
     """
 
     meets_in_every_step = False
+    in_step = True
     lasting = False
 
     def __init__(self, options: LocalSGD | DiLoCo, collectives: Collectives) -> None:
         self._options = options
         self._collectives = collectives
         averaging = isinstance(options, LocalSGD) and options.average_optimizer
-        self._groups = (_MODEL, "optimizer") if averaging else (_MODEL,)
+        self._groups = (MODEL, "optimizer") if averaging else (MODEL,)
         self.alike = Alike.EVERYTHING if averaging else Alike.WEIGHTS
         # The values a round began with, and what this rank has done since.
         self._met: Arrays = {}
@@ -60,14 +60,14 @@ class RoundsSynchroniser:
         named = variables.named
         nbytes = sum(
             value.nbytes
-            for name, value in self._read(variables).items()
-            if name.startswith(_MODEL) and variables.is_trained(named[name])
+            for name, value in read_values(variables, self._groups).items()
+            if name.startswith(MODEL) and variables.is_trained(named[name])
         )
         self._gradients = bytes_of_sum(nbytes, self._collectives.size)
 
     def before_step(self, step: int) -> None:
         if not self._steps:  # callbacks may have set weights since ranks met
-            self._met = self._read(self._variables)
+            self._met = read_values(self._variables, self._groups)
 
     def gradients(
         self,
@@ -98,12 +98,12 @@ class RoundsSynchroniser:
             self._take_mean(variables, outer=True)
 
     def _take_mean(self, variables: Variables, *, outer: bool) -> None:
-        read = self._read(variables)
+        read = read_values(variables, self._groups)
         now = {name: value for name, value in read.items() if value.dtype.kind == "f"}
         # An optimizer may have made variables since.
         met = {name: self._met.get(name, np.zeros_like(value)) for name, value in now.items()}
         rows = np.array([self._rows], np.float64)
-        terms = [self._rows * (now[name] - met[name]) for name in now]
+        terms = [change_of(now[name], met[name], self._rows) for name in now]
         nbytes = sum(term.nbytes for term in terms) + rows.nbytes
         self._sent += bytes_of_sum(nbytes, self._collectives.size)
         *sums, total = map(np.asarray, self._collectives.sum([*terms, rows], "round"))
@@ -112,7 +112,7 @@ class RoundsSynchroniser:
             change = summed / np.asarray(total[0], summed.dtype)
             if outer and isinstance(self._options, DiLoCo) and variables.is_trained(named[name]):
                 change = self._outer(self._options, name, change)
-            value = (before + change).astype(np.asarray(variables.view(named[name])).dtype)
+            value = (base_of(before) + change).astype(np.asarray(variables.view(named[name])).dtype)
             named[name].assign(value)
         self._count(variables, {n: value for n, value in read.items() if n not in now})
         self._rows = self._steps = self._idle = 0
@@ -143,19 +143,6 @@ class RoundsSynchroniser:
         step: np.ndarray = rate * (change + momentum * velocity)
         return step
 
-    def _read(self, variables: Variables) -> Arrays:
-        """Return copies of what is exchanged; real numbers of at least single precision."""
-        values: Arrays = {}
-        for name, variable in variables.named.items():
-            if not name.startswith(self._groups) or variables.is_rate(variable):
-                continue
-            value = np.asarray(variables.view(variable))
-            if _is_floating(value.dtype):
-                values[name] = value.astype(np.result_type(np.float32, _numeric(value.dtype)))
-            elif value.dtype.kind in "iub":
-                values[name] = value.copy()
-        return values
-
     def traffic(self) -> Traffic:
         return Traffic(self._sent, self._whole)
 
@@ -171,12 +158,3 @@ class RoundsSynchroniser:
                 for name, array in arrays.items()
                 if name.startswith(_VELOCITY)
             }
-
-
-def _is_floating(dtype: np.dtype) -> bool:
-    # bfloat16 and the like are no types of NumPy's own.
-    return dtype.kind == "f" or (dtype.kind == "V" and "float" in dtype.name)
-
-
-def _numeric(dtype: np.dtype) -> np.dtype:
-    return dtype if dtype.kind == "f" else np.dtype(np.float32)

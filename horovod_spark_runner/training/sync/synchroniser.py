@@ -161,12 +161,17 @@ class Synchroniser(Protocol):
             carries what is put along. Otherwise a rank's step is that of a process of its own, and
             ranks agree on what they do next, are validated and keep checkpoints where they have met
             only.
+        in_step: whether all ranks make equally many steps. Otherwise each takes batches as it comes
+            to them, and nothing within a step may wait for another rank.
         alike: what is the same on all ranks once they have met.
         lasting: whether optimizers are given now what the gradients of earlier steps were.
     """
 
     @property
     def meets_in_every_step(self) -> bool: ...
+
+    @property
+    def in_step(self) -> bool: ...
 
     @property
     def alike(self) -> Alike: ...
@@ -179,7 +184,7 @@ class Synchroniser(Protocol):
         ...
 
     def before_step(self, step: int) -> None:
-        """Note how many steps of the run are done."""
+        """Begin a step, after so many of the run."""
         ...
 
     def gradients(

@@ -37,11 +37,11 @@ class Accuracy:
         if output.dim() > 1 and output.shape[1] > 1 and self._least is None:
             found = output.argmax(1)
             if label.shape == output.shape:
-                return (found == label.argmax(1)).double().sum(), float(found.numel())
+                return (found == label.argmax(1)).sum(), float(found.numel())
             label = label.reshape(found.shape)
             counted = label != self._ignored
             right = (found == label) & counted
-            return right.double().sum(), counted.double().sum()
+            return right.sum(), counted.sum()
         if self._least is None or output.numel() != label.numel():
             raise ModelError(
                 "metric 'accuracy' compares classes, but the output has one number per row, and no "
@@ -49,4 +49,4 @@ class Accuracy:
                 "function of outputs and labels"
             )
         right = (output > self._least) == (label.reshape(output.shape) > 0.5)
-        return right.double().sum(), float(right.numel())
+        return right.sum(), float(right.numel())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -51,15 +52,32 @@ def save_module(
         CheckpointError: it cannot be written.
     """
     directory.saved_model.delete_folder()  # an earlier one, of another model
-    modes = [(part, part.training) for part in module.modules()]
     try:
-        _save(directory, module.eval(), inputs, feed, autocast)
+        with _evaluating(module):
+            _save(directory, module, inputs, feed, autocast)
     except OSError as error:
         raise CheckpointError(
             f"the training is done, but its model could not be written to {directory.model}: "
             f"{error}. Nothing is lost: once the storage takes files again, the same call writes "
             "the model of the newest checkpoint"
         ) from error
+
+
+def outputs_of(
+    module: nn.Module, inputs: ModelInputs, feed: Feed, autocast: str = ""
+) -> tuple[tuple[OutputSpec, ...] | None, str]:
+    """Return what a module gives, or why it gives nothing; see `save_module`."""
+    with _evaluating(module):
+        return _outputs(Predicting(module, feed, device_of(module), autocast), inputs)
+
+
+@contextlib.contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Let a module, and all parts of it, be in evaluation mode."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
     finally:
         for part, training in modes:
             part.training = training
@@ -76,6 +94,8 @@ def _save(
     files.write(WEIGHTS_FILE, dump_arrays(arrays))
     del arrays  # may be of gigabytes
     outputs, problem = _outputs(called, inputs)
+    if outputs is None:
+        logger.warning("the model is saved, but it cannot predict: %s", problem)
     program = None
     if outputs is not None:
         sample = take_sample(called, some_rows(inputs.columns, _ROWS))
@@ -122,9 +142,7 @@ def _outputs(called: Predicting, inputs: ModelInputs) -> tuple[tuple[OutputSpec,
         given = called.of(some_rows(inputs.columns, _ROWS))
         return output_specs(called.module, given, _ROWS), ""
     except Exception as error:  # the user's own forward may fail in any way
-        reason = _first_line(error)
-        logger.warning("the model is saved, but it cannot predict: %s", reason)
-        return None, reason
+        return None, _first_line(error)
 
 
 def _program(called: Predicting, inputs: ModelInputs) -> tuple[bytes | None, str]:

@@ -76,6 +76,13 @@ def check_module(module: nn.Module) -> None:
             f"parameter {lazy[0]!r} of {kind} has no shape yet; call the module once in model_fn, "
             "or give its layers their sizes"
         )
+    meta = [n for n, t in module.state_dict(keep_vars=True).items() if getattr(t, "is_meta", False)]
+    if meta:
+        raise ModelError(
+            f"{meta[0]!r} of {kind} is on the device 'meta', which holds no values: build the "
+            "module on the CPU; where that is what it was made for, call "
+            "module.to_empty(device='cpu') and give the weights their values in model_fn"
+        )
     extra = [name for name in module.state_dict() if name.endswith("_extra_state")]
     if extra:
         raise ModelError(

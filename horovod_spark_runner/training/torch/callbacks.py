@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -75,7 +76,8 @@ class TorchEarlyStopping(TorchCallback):
 
     Attributes:
         monitor: the result to look at (``"val_loss"``).
-        patience: epochs without an improvement before the training ends (0).
+        patience: epochs in a row without an improvement after which the training ends, as in
+            Keras; 0, the default, is as 1. It does not end with the first epoch.
         min_delta: what counts as one, at least (0).
         mode: whether a result is better if it is smaller, ``"min"`` (default), or larger,
             ``"max"``.
@@ -105,11 +107,12 @@ class TorchEarlyStopping(TorchCallback):
         if not isinstance(value, float):
             raise InvalidInputError(f"{self.monitor!r} is {brief(value)}, which is no number")
         sign = 1.0 if self.mode == "min" else -1.0
-        if self.best is None or sign * value < sign * self.best - self.min_delta:
+        best = math.inf if self.best is None or math.isnan(self.best) else sign * self.best
+        if sign * value < best - self.min_delta:
             self.best, self.waited = value, 0
             return
         self.waited += 1
-        self.stop_training = self.waited > self.patience
+        self.stop_training = epoch > 0 and self.waited >= max(1, self.patience)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited}

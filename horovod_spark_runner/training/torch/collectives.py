@@ -68,6 +68,9 @@ class TensorCollectives:
             name: the same on all ranks, and different for every call within one step.
         """
         given = [torch.as_tensor(tensor).detach() for tensor in tensors]
+        if any(tensor.is_complex() for tensor in given):
+            summed = self.sum([real_of(tensor) for tensor in given], name)
+            return [like(one, tensor) for one, tensor in zip(summed, given, strict=True)]
         if hvd.size() == 1:
             return [tensor.clone() for tensor in given]
         groups: dict[torch.dtype, list[int]] = {}
@@ -118,7 +121,7 @@ class TensorCollectives:
 
     def square(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the sum of the squares of all numbers."""
-        return torch.stack([one.detach().float().square().sum() for one in tensors]).sum()
+        return torch.stack([real_of(t.detach()).float().square().sum() for t in tensors]).sum()
 
     def tally(self, count: int) -> TensorTally:
         """Return so many sums."""
@@ -142,6 +145,16 @@ class TensorTally:
     def read(self) -> list[float]:
         """Return the sums of all steps so far."""
         return list(self._sums)
+
+
+def real_of(tensor: Tensor) -> Tensor:
+    """Return a tensor's numbers; of complex ones their two parts, along one more axis."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def like(real: Tensor, tensor: Tensor) -> Tensor:
+    """Return what `real_of` gave for a tensor as one of that tensor's type again."""
+    return torch.view_as_complex(real.contiguous()) if tensor.is_complex() else real
 
 
 def _summed_as(tensor: Tensor) -> torch.dtype:

@@ -10,7 +10,7 @@ from ...quiet import quiet_imports
 from ...rundir.directory import RunDirectory
 from ...storage.filesystem import Location
 from ..class_columns import ClassColumn, check_no_classes
-from ..engine import Engine
+from ..engine import ONNX, TORCH_EXPORT, Engine, check_format
 from ..evaluation import Evaluator, Question
 from ..spec import Binding, ModelNames, ModelSource, TrainingSpec
 from ..sync.synchroniser import Collectives, Synchroniser
@@ -39,6 +39,7 @@ class TorchEngine:
         WeightsFormat("state_dict", "a .pt or .pth file of a state_dict", (".pt", ".pth")),
         WeightsFormat("program", "a .pt2 file of torch.export", (".pt2",)),
     )
+    export_formats = (TORCH_EXPORT, ONNX)
 
     def source(self, model: object, custom_objects: Mapping[str, object] | None) -> ModelSource:
         return model_source(model, custom_objects)
@@ -111,6 +112,7 @@ class TorchEngine:
     ) -> None:
         from .exported import check_exportable
 
+        check_format(format, self.export_formats)
         check_exportable(format, names, transformed, columns)
 
     def export(

@@ -92,7 +92,8 @@ class TorchEvaluator:
                 "some, metrics=[…]"
             )
         if model.loss is not None:
-            self._losses = Losses(model.loss, self._binding, weighted=self._weight is not None)
+            losses = Losses(model.loss, self._binding, weighted=self._weight is not None)
+            self._losses = losses.to(self._called.device)
         self._metrics.append(Metrics(model.metrics, self._called.device, model.loss))
 
     @property
@@ -170,7 +171,7 @@ class TorchEvaluator:
                         "on how many are in one, so that it has no exact value over all rows; ask "
                         "for metrics instead, metrics=[…] without 'compiled'"
                     )
-                add_terms(self._sums, terms, first=True)
+                add_terms(self._sums, terms, 1.0)
             target = target_of(self._binding, labels, inputs)
             for metrics in self._metrics:
                 metrics.update(self._sums, outputs, target)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from ...data.manifest import Column
 from ...errors import ModelError
-from ..engine import ONNX, TORCH_EXPORT, check_format
+from ..engine import TORCH_EXPORT
 
 
 def check_exportable(
@@ -17,7 +17,6 @@ def check_exportable(
     columns: Sequence[Column] = (),
 ) -> None:
     """Check as much of an export as shows without the module; see `Engine.check_export`."""
-    check_format(format, (TORCH_EXPORT, ONNX))
     for name in names:
         if format == TORCH_EXPORT and (not name.isidentifier() or keyword.iskeyword(name)):
             raise ModelError(

@@ -13,6 +13,7 @@ from ...storage.arrays import Arrays
 from ..hooks import Hooks
 from ..logs import Logs, plain
 from .callbacks import TorchCallback
+from .modes import Modes
 
 
 def made_callbacks(given: Any) -> list[TorchCallback]:
@@ -36,6 +37,7 @@ class TorchHooks(Hooks):
     Args:
         callbacks: the callbacks, the same on all ranks.
         module: what they watch.
+        modes: its modes.
         capture: returns what else checkpoints keep as JSON.
         restore: takes that over.
         after_epoch: is told the number of an epoch and its results.
@@ -45,12 +47,13 @@ class TorchHooks(Hooks):
         self,
         callbacks: Sequence[TorchCallback],
         module: nn.Module,
+        modes: Modes,
         capture: Callable[[], dict[str, Any]],
         restore: Callable[[Mapping[str, Any]], None],
         after_epoch: Callable[[int, Mapping[str, object]], None],
     ) -> None:
         self._callbacks = callbacks
-        self._module = module
+        self._module, self._modes = module, modes
         self._capture, self._restore = capture, restore
         self._after_epoch = after_epoch
         self._stop = False
@@ -85,8 +88,13 @@ class TorchHooks(Hooks):
             callback.on_train_end()
 
     def epoch_begin(self, epoch: int) -> None:
+        self._set_mode()
         for callback in self._callbacks:
             callback.on_epoch_begin(epoch)
+
+    def _set_mode(self) -> None:
+        """Begin in training mode, as loops written by hand do; callbacks may change it."""
+        self._module.train()
 
     def epoch_end(self, epoch: int, logs: Logs) -> dict[str, object]:
         results = plain(logs)
@@ -94,6 +102,12 @@ class TorchHooks(Hooks):
             callback.on_epoch_end(epoch, results)
         self._after_epoch(epoch, results)
         return dict(logs)
+
+    def test_begin(self) -> None:
+        self._modes.evaluate()
+
+    def test_end(self, logs: Logs) -> None:
+        self._modes.train()
 
     def train_step_end(self, number: int, logs: Logs | None) -> None:
         for callback in self._callbacks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,7 +11,8 @@ from torch import Tensor, nn
 from ...errors import ModelError
 from ...launch.worker.reporting import notify
 from ...rundir.checkpoint import VARIABLES_FILE
-from ...storage.arrays import load_arrays
+from ...rundir.handed import contents_of
+from ...storage.arrays import ArraysFile
 from ..spec import WarmStart
 from ..warm_start import ARRAYS
 from .program import load_program
@@ -51,19 +51,20 @@ def load_initial_weights(module: nn.Module, start: WarmStart) -> None:
 
 def _of_run(start: WarmStart) -> Mapping[str, np.ndarray]:
     ((name, data),) = start.files.items()
-    arrays = load_arrays(data)
+    arrays = ArraysFile(contents_of(data))
     prefix = "model/" if name == VARIABLES_FILE else ""
-    values = [arrays[key] for key in sorted(arrays) if key.startswith(prefix)]
+    values = [arrays.read(key) for key in sorted(arrays.names) if key.startswith(prefix)]
     return dict(zip(start.paths, values, strict=True))
 
 
 def _of_file(start: WarmStart) -> Mapping[str, Tensor]:
-    ((name, data),) = start.files.items()
+    ((name, carried),) = start.files.items()
+    data = contents_of(carried)
     if name.endswith(".pt2"):
-        return dict(load_program(data, f"initial_weights={start.origin!r}").state_dict)
+        return dict(load_program(data.read(), f"initial_weights={start.origin!r}").state_dict)
     try:
         # Nothing but tensors and plain containers is made of what a file says.
-        found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        found = torch.load(data.open(), map_location="cpu", weights_only=True)
     except Exception as error:  # whatever PyTorch raises for what it does not load
         reason = str(error).strip().splitlines()[0]
         raise ModelError(

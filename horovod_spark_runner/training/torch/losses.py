@@ -19,7 +19,7 @@ from ...errors import ModelError, brief
 from ..spec import Binding
 from .outputs import leaves, pick
 from .pairing import Pairing
-from .targets import CLASSES, ELEMENTS, fitting_label, plain_label
+from .targets import CLASSES, ELEMENTS, OF_ROWS, fitting_label, plain_label
 from .torch_model import Loss
 
 LOSS = "loss"
@@ -80,10 +80,12 @@ class Losses:
         """What the losses are called in the results."""
         return [name for name, _, _ in self._parts]
 
-    @property
-    def kinds(self) -> list[str]:
-        """The `Term.kind` of each."""
-        return [loss.kind for _, _, loss in self._parts]
+    def to(self, device: torch.device) -> Losses:
+        """Bring what losses hold, such as weights of classes, to a device; return these losses."""
+        for _, _, loss in self._parts:
+            if isinstance(loss.function, nn.Module):
+                loss.function.to(device)  # copies of it hold the same tensors
+        return self
 
     def functions(self) -> list[tuple[str, Callable[..., Any]]]:
         """Return the user's own functions, which may be no means over rows, by their names."""
@@ -206,7 +208,20 @@ class _RankLoss:
                 f"loss {type(self.function).__name__} has weights of its own, which no optimizer "
                 "would train; make it a part of the module, which then returns the loss"
             )
-        self._alone = not self.of_torch and _parameters(self.function) == 1
+        takes, most = (None, None) if self.of_torch else _parameters(self.function)
+        if takes is not None and takes > 2:
+            raise ModelError(
+                f"loss {name!r} must take outputs and labels, but {brief(given)} must be given "
+                f"{takes} things; give a function of outputs and labels that calls it"
+            )
+        either = takes == 1 and most != 1
+        if either and not isinstance(self.function, nn.Module):
+            raise ModelError(
+                f"loss {name!r}: {brief(given)} can be given outputs and something else, or "
+                "outputs alone, and which is meant does not show; give a function of two "
+                "arguments, outputs and labels, or of one, the outputs"
+            )
+        self._alone = takes == 1 and not either
         self._pairing = Pairing(f"loss {name!r}", self.function)
         self.kind = ROWS
         if not self.of_torch:
@@ -225,6 +240,7 @@ class _RankLoss:
             value = self.function(output, label)
             self._pairing.check(output, label, value)
             return self._of_value(value, output, weights)
+        output = _wide(output)  # as autocast does, too: labels would be rounded otherwise
         return self._of_loss(output, fitting_label(self.function, output, label), weights)
 
     def _of_loss(self, output: Tensor, label: Tensor, weights: Tensor | None) -> Term:
@@ -232,11 +248,7 @@ class _RankLoss:
         rows = output.shape[0]
         count = self._labelled(label) if self.kind == LABELS else 1.0 if self.kind == SUM else rows
         # Of several values per row the mean is taken, but for Kullback and Leibler's sum.
-        values = 1
-        if _reduction(self.function) in ("mean", "none"):
-            whole = label if self.kind == LABELS and not _real(label) else output
-            values = 1 if isinstance(self.function, CLASSES[2:]) else whole[0].numel()
-            values = 1 if _real(label) and self.kind == LABELS else values
+        values = self._values(output, label) if _reduction(self.function) != "sum" else 1
         if weights is not None or _reduction(self.function) == "none":
             each = self._by_element(output, label).reshape(rows, -1).sum(1)
             summed = each.sum() if weights is None else (each * weights.to(each.dtype)).sum()
@@ -244,7 +256,16 @@ class _RankLoss:
             return Term(self.name, self.kind, self.function(output, label) * rows, count)
         else:
             summed = self._summing(output, label)
-        return Term(self.name, self.kind, summed / values, count)
+        return Term(self.name, self.kind, summed if values == 1 else summed / values, count)
+
+    def _values(self, output: Tensor, label: Tensor) -> int:
+        """Return how many values of a row the mean is taken of, where the reduction is one."""
+        if _reduction(self.function) == "batchmean" or isinstance(self.function, OF_ROWS):
+            return 1
+        if self.kind != LABELS:
+            return output[0].numel()
+        # Probabilities of all classes make one value.
+        return output[0].numel() // output.shape[1] if _real(label) else label[0].numel()
 
     def _labelled(self, label: Tensor) -> Tensor | float:
         """Return what the mean over labels is divided by, for one label per row."""
@@ -266,6 +287,7 @@ class _RankLoss:
                 f"loss {self.name!r} must return a tensor, the mean over the rows or one value per "
                 f"row, but returned {brief(value)}"
             )
+        value = _wide(value)
         if value.dim() == 0:
             if weights is not None:
                 raise ModelError(
@@ -281,6 +303,11 @@ class _RankLoss:
         each = value.reshape(rows, -1).mean(1)
         summed = each.sum() if weights is None else (each * weights.to(each.dtype)).sum()
         return Term(self.name, ROWS, summed, rows)
+
+
+def _wide(values: Tensor) -> Tensor:
+    """Return values of half precision as float32, in which sums over rows are exact enough."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
 def _reduction(loss: Any) -> str:
@@ -314,13 +341,18 @@ def _loss_named(name: str) -> nn.Module:
     return made
 
 
-def _parameters(function: Any) -> int | None:
-    """Return how many arguments a function must be given; ``None`` if that does not show."""
+def _parameters(function: Any) -> tuple[int | None, int | None]:
+    """Return how many arguments a function must be given, and can be, by their places.
+
+    ``None`` where that does not show.
+    """
+    called = function.forward if isinstance(function, nn.Module) else function
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(called).parameters.values()
     except (TypeError, ValueError):
-        return None
+        return None, None
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return None
+        return None, None
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return len([p for p in parameters if p.kind in kinds and p.default is p.empty])
+    given = [p for p in parameters if p.kind in kinds]
+    return len([p for p in given if p.default is p.empty]), len(given)

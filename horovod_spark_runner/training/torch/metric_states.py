@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...errors import RunDirectoryError
 from ...storage.arrays import Arrays, dump_arrays, load_arrays
-from .variables import as_array
+from .variables import ByteVariable, as_array
 
 _LENGTH = np.dtype("<i8")
 _UPDATES = "updates"
@@ -33,7 +33,7 @@ def is_torchmetrics(value: object) -> bool:
     )
 
 
-class MetricStates:
+class MetricStates(ByteVariable):
     """What some metrics have seen, as a variable that checkpoints hold for each rank.
 
     Args:
@@ -49,14 +49,6 @@ class MetricStates:
 
     def __bool__(self) -> bool:
         return bool(self._metrics)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.numpy().shape
-
-    @property
-    def dtype(self) -> object:
-        return np.dtype(np.uint8)
 
     def numpy(self) -> np.ndarray:
         """Return this rank's record, and those that it holds for others."""

@@ -34,6 +34,8 @@ class Sums:
         # Named as other variables that training changes.
         self.path = "sums"
         self._values = torch.zeros((CAPACITY, 2), dtype=torch.float64, device=device)
+        # Views of it, which are added to in place: a step has no time for indexing.
+        self._cells = [row.unbind() for row in self._values.unbind()]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -72,9 +74,9 @@ class Sums:
         """Add to the sums of ``name``."""
         if name not in self.names:
             self.declare([name])
-        row = self._values[self.names.index(name)]
-        row[0] += total.detach() if isinstance(total, Tensor) else total
-        row[1] += count
+        summed, counted = self._cells[self.names.index(name)]
+        summed.add_(total.detach() if isinstance(total, Tensor) else total)
+        counted.add_(count)
 
     def results(self, values: np.ndarray | None = None) -> dict[str, float]:
         """Return the means there are, of ``values`` (sums over all ranks) or this rank's sums."""
@@ -231,16 +233,17 @@ def merged(name: str, value: Any, rows: int) -> tuple[Tensor | float, Tensor | f
     )
 
 
-def add_terms(sums: Sums, terms: Sequence[Term], *, first: bool) -> None:
+def add_terms(sums: Sums, terms: Sequence[Term], batches: float) -> None:
     """Add the losses of a batch to the sums.
 
     Args:
         sums: those of this rank.
         terms: the losses.
-        first: whether this is rank 0, which counts the batches of what is a sum over rows.
+        batches: what this counts for where batches are counted, of what is a sum over rows; 1 for
+            the parts of a global batch together.
     """
     for term in terms:
-        sums.add(term.name, term.summed, float(first) if term.kind == SUM else term.count)
+        sums.add(term.name, term.summed, batches if term.kind == SUM else term.count)
 
 
 def total_loss(results: dict[str, float], names: Sequence[str]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from ...errors import ModelError, brief
 from ...settings.compression import Compression, TopK
+from ...settings.sync import Allreduce, Sync
 from .torch_model import TorchModel
 from .variables import parameters_of
 
@@ -36,6 +37,8 @@ def make_optimizers(model: TorchModel, module: nn.Module) -> dict[str, Optimizer
     else:
         made = {"": _made(given, module)}
     check_optimizers(made, module)
+    if model.train_step is None:
+        _check_steps_alone(next(iter(made.values())))
     return made
 
 
@@ -98,6 +101,15 @@ def _check(optimizer: Any, what: str, own: set[int]) -> None:
         )
 
 
+def _check_steps_alone(optimizer: Optimizer) -> None:
+    asked = inspect.signature(optimizer.step).parameters.get("closure")
+    if asked is not None and asked.default is inspect.Parameter.empty:
+        raise ModelError(
+            f"optimizer {type(optimizer).__name__} cannot be used: its step() must be given a "
+            "closure, by which it computes gradients itself"
+        )
+
+
 def check_compression(
     model: TorchModel, optimizers: Mapping[str, Optimizer], compression: Compression
 ) -> None:
@@ -124,18 +136,51 @@ def check_compression(
             )
 
 
-def check_gradients(module: nn.Module) -> None:
-    """Check that no layer gives sparse gradients.
+def check_gradients(module: nn.Module, ranks: int, *, in_step: bool = True) -> None:
+    """Check that no layer gives sparse gradients, or changes its weights otherwise.
+
+    Args:
+        module: the module.
+        ranks: number of ranks that make a step together.
+        in_step: whether all ranks make equally many steps; see `Synchroniser`.
 
     Raises:
         ModelError: one does.
     """
     for name, layer in module.named_modules():
-        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse:
+        if not isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+            continue
+        if layer.sparse:
             raise ModelError(
                 f"layer {name!r} gives sparse gradients, which are not exchanged; build it with "
                 "sparse=False"
             )
+        if layer.max_norm is not None and ranks > 1:
+            raise ModelError(
+                f"layer {name!r} has max_norm={layer.max_norm:g}: with every batch it changes its "
+                "weights, those that a rank's own rows use, so that ranks would hold other models. "
+                "Limit what it gives, in forward, or train on one rank"
+            )
+        if layer.max_norm is not None and not in_step:
+            raise ModelError(
+                f"layer {name!r} has max_norm={layer.max_norm:g}, which holds for what each rank "
+                "makes of its weights but not for the sum of what ranks add to them with "
+                "sync=AsyncServer(…). Limit what it gives, in forward"
+            )
+
+
+def check_complex(module: nn.Module, sync: Sync) -> None:
+    """Check that complex weights, if there are any, can be synchronised so.
+
+    Raises:
+        ModelError: they cannot.
+    """
+    held = [name for name, parameter in module.named_parameters() if parameter.is_complex()]
+    if held and sync != Allreduce():
+        raise ModelError(
+            f"weight {held[0]!r} is complex, which sync={sync!r} cannot send; use sync=Allreduce() "
+            "without compression"
+        )
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:

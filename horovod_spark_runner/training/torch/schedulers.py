@@ -100,6 +100,11 @@ class Schedulers:
     def __bool__(self) -> bool:
         return bool(self._made)
 
+    @property
+    def follow_steps(self) -> bool:
+        """Whether one of them goes on after steps, not epochs."""
+        return any(plan.every == "step" for plan in self._planned.values())
+
     def after_step(self, number: int) -> None:
         """Go on after a step of the optimizers, given its number in the epoch."""
         for plan in self._due("step", number):

@@ -58,7 +58,9 @@ class Statistics:
         yield
         self._take_set()
         if before:
-            own = [moment - value for moment, value in zip(self._moments, before, strict=True)]
+            own = [
+                moment - _base(value) for moment, value in zip(self._moments, before, strict=True)
+            ]
             self._assign(before, self._exchange.changes(own))
         if step.rows < self._world.Get_size():
             self._share_counters(step)
@@ -86,7 +88,7 @@ class Statistics:
     def _assign(self, before: list[Tensor], changes: list[Tensor]) -> None:
         with torch.no_grad():
             for moment, value, change in zip(self._moments, before, changes, strict=True):
-                moment.copy_(value + change)
+                moment.copy_(_base(value) + change)
 
     def _share_counters(self, step: Step) -> None:
         """Give ranks without rows the counters of one that has some."""
@@ -99,6 +101,11 @@ class Statistics:
         if not step.batch.rows:
             for counter, value in zip(self._counters, shared, strict=True):
                 set_tensor(counter, value)
+
+
+def _base(value: Tensor) -> Tensor:
+    """Return what changes are counted from: infinity less infinity would be no number."""
+    return torch.where(value.isfinite(), value, 0)
 
 
 def _form(tensor: Tensor | None) -> str:

@@ -18,6 +18,7 @@ from .batches import Batches, TorchBatch
 from .exchange import GradientExchange
 from .losses import LABELS, ROWS, SUM, Losses, Term
 from .metrics import Metrics, Sums, add_terms
+from .modes import Modes
 from .outputs import leaves
 from .own_gradients import OwnGradients
 from .own_step import TorchStep, clip
@@ -73,13 +74,15 @@ class Steps:
         self._batches, self._losses, self._metrics = batches, losses, metrics
         self._sums = sums
         self._world = world
-        self._rank = world.Get_rank()
+        self._in_step = synchroniser.in_step
+        # 1 if this rank counts global batches: the last one always has rows.
+        self._counts_batches = float(world.Get_rank() == world.Get_size() - 1)
         self._device = device
         every = list(optimizers.values())
         self.exchange = GradientExchange(every, synchroniser, world.Get_size(), device)
         self._size = self.exchange.size
         self._statistics = Statistics(module, self.exchange, world)
-        self._training: bool | None = None
+        self.modes = Modes(module)
         if model.sync_batch_norm and not synchroniser.meets_in_every_step:
             raise ModelError(
                 "sync_batch_norm takes the moments of all ranks in every step, but sync lets each "
@@ -110,7 +113,7 @@ class Steps:
 
     def train(self, step: Step, asked: Sequence[bool]) -> list[float] | None:
         """Train on this rank's part of a global batch; return the sums of what was asked."""
-        self._mode(training=True)
+        self.modes.train()
         fraction = None if step.equal else step.fraction
         with self.exchange.step(fraction, asked), self._statistics.averaged(step):
             if self._size == 1 and not step.batch.rows:
@@ -126,17 +129,17 @@ class Steps:
 
     def test(self, step: Step) -> None:
         """Add this rank's part of a global batch to the sums."""
-        self._mode(training=False)
+        self.modes.evaluate()
         if not step.batch.rows:
             return
         with torch.no_grad():
             batch = self._batches.of(step.batch.arrays, training=False)
             outputs, terms = self._forward(batch)
-            self._report(batch, outputs, terms)
+            self._report(batch, outputs, terms, self._counts_batches)
 
     def evaluated(self, batch: TorchBatch) -> Any:
         """Return what the module gives for a batch, as in an evaluation."""
-        self._mode(training=False)
+        self.modes.evaluate()
         with torch.no_grad(), self._autocast():
             return self._batches.call(self._module, batch)
 
@@ -162,7 +165,9 @@ class Steps:
         optimizer.step()
         if batch is not None:
             with torch.no_grad():
-                self._report(batch, outputs, terms)
+                # Unless ranks take parts of global batches as they come, one counts them.
+                whole = self._counts_batches if self._in_step else step.fraction
+                self._report(batch, outputs, terms, whole)
 
     def _forward(self, batch: TorchBatch) -> tuple[Any, list[Term]]:
         with self._autocast():
@@ -318,16 +323,13 @@ class Steps:
 
     # -- both ----------------------------------------------------------------------------------
 
-    def _report(self, batch: TorchBatch, outputs: Any, terms: Sequence[Term]) -> None:
-        add_terms(self._sums, terms, first=self._rank == 0)
+    def _report(
+        self, batch: TorchBatch, outputs: Any, terms: Sequence[Term], batches: float
+    ) -> None:
+        add_terms(self._sums, terms, batches)
         if self._metrics:
             target = self._batches.target(batch)
             self._metrics.update(self._sums, outputs, target)
-
-    def _mode(self, *, training: bool) -> None:
-        if self._training is not training:
-            self._module.train(training)
-            self._training = training
 
     @contextlib.contextmanager
     def _autocast(self) -> Iterator[None]:

@@ -35,32 +35,47 @@ def synchronise_norms(module: nn.Module, fraction: Callable[[], float], waiting:
     for number, layer in enumerate(layers):
         # The layer stays what it is; only its call in a training is another one.
         layer.forward = functools.partial(  # type: ignore[method-assign]
-            _forward, layer, layer.forward, f"norm.{number}", fraction, waiting
+            _forward, layer, vars(layer).get("forward"), f"norm.{number}", fraction, waiting
         )
+
+
+def release_norms(module: nn.Module) -> None:
+    """Take `synchronise_norms` back, so that the module can be copied."""
+    for layer in module.modules():
+        ours = vars(layer).get("forward")
+        if isinstance(ours, functools.partial) and ours.func is _forward:
+            del layer.forward
+            if ours.args[1] is not None:
+                layer.forward = ours.args[1]
 
 
 def _forward(
     layer: _BatchNorm,
-    original: Callable[[Tensor], Tensor],
+    original: Callable[[Tensor], Tensor] | None,
     name: str,
     fraction: Callable[[], float],
     waiting: Waiting,
     values: Tensor,
 ) -> Tensor:
     if not layer.training:
-        return original(values)
+        return type(layer).forward(layer, values) if original is None else original(values)
     own = fraction()
-    there = 1.0 if own else 0.0  # rows that only stand in count for nothing
     dims = [0, *range(2, values.dim())]
     shape = [1, -1, *[1] * (values.dim() - 2)]
     wide = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-    rows = torch.full_like(wide.new_empty(1), there * wide.numel() / max(1, wide.shape[1]))
-    first = torch.cat([wide.sum(dims) * there, rows])
+    numbers = wide.numel() / max(1, wide.shape[1])
+    if not own:
+        # Rows that only stand in count for nothing, whatever the layers before make of them; but
+        # these are gone through backwards, as on other ranks.
+        wide, numbers = torch.where(torch.zeros_like(wide, dtype=torch.bool), wide, 0.0), 0.0
+    rows = torch.full_like(wide.new_empty(1), numbers)
+    first = torch.cat([wide.sum(dims), rows])
     sums = _sum_of_ranks(first, f"{name}.mean", own, waiting)
     count = sums[-1].detach()
     mean = sums[:-1] / count
     centred = wide - mean.view(shape)
-    squares = _sum_of_ranks(centred.square().sum(dims) * there, f"{name}.variance", own, waiting)
+    second = centred.square().sum(dims)
+    squares = _sum_of_ranks(second if own else second * 0.0, f"{name}.variance", own, waiting)
     variance = squares / count
     result = centred * torch.rsqrt(variance + layer.eps).view(shape)
     if layer.affine:
@@ -102,6 +117,7 @@ class _SumOfRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
+        term = upstream * ctx.own if ctx.own else torch.zeros_like(upstream)
         with ctx.waiting():
-            (total,) = TensorCollectives().sum([upstream * ctx.own], f"{ctx.name}.gradient")
+            (total,) = TensorCollectives().sum([term], f"{ctx.name}.gradient")
         return total / ctx.own if ctx.own else torch.zeros_like(total), None, None, None

@@ -23,6 +23,8 @@ ELEMENTS = (
     nn.MultiLabelSoftMarginLoss,
     nn.HingeEmbeddingLoss,
 )
+# Losses that give one value for a row by themselves.
+OF_ROWS = (nn.MultiMarginLoss, nn.MultiLabelMarginLoss, nn.MultiLabelSoftMarginLoss)
 
 
 def plain_label(label: Tensor) -> Tensor:
@@ -87,6 +89,9 @@ def _check_range(loss: nn.CrossEntropyLoss | nn.NLLLoss, output: Tensor, label: 
     if label.device.type != "cpu" or not label.numel():
         return
     classes = output.shape[1] if output.dim() > 1 else output.shape[0]
+    least, most = label.aminmax()
+    if int(least) >= 0 and int(most) < classes:  # as nearly always, for which one look suffices
+        return
     wrong = label[(label < 0) | (label >= classes)]
     wrong = wrong[wrong != loss.ignore_index]
     if wrong.numel():

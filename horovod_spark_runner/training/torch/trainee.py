@@ -22,21 +22,24 @@ from ..epochs import Step
 from ..logs import Logs
 from ..model_inputs import ModelInputs
 from ..rank_state import JOIN
-from ..spec import TrainingSpec, WarmStart
+from ..spec import OutputSpec, TrainingSpec, WarmStart
 from ..state import Variable
 from ..sync.synchroniser import Synchroniser
 from ..trainee import Trainee
-from .artifact import save_module
+from .artifact import outputs_of, save_module
 from .batches import Batches
 from .begin import rank_device
 from .changes import compare, describe
+from .feeding import Feed
 from .hooks import TorchHooks, made_callbacks
 from .initial_weights import load_initial_weights
+from .lightning.recognise import is_lightning
 from .lone_rows import check_lone_rows
 from .losses import Losses
 from .metrics import Metrics, Sums, total_loss
 from .optimizers import (
     LearningRates,
+    check_complex,
     check_compression,
     check_gradients,
     make_optimizers,
@@ -47,9 +50,10 @@ from .probe import check_means
 from .saved import SavedModule
 from .schedulers import Planned, Schedulers, planned_schedulers
 from .step import Steps
+from .sync_norm import release_norms
 from .torch_model import TorchModel
 from .tracing import TorchTracer
-from .variables import TorchVariables, trained_in
+from .variables import ByteVariable, TorchVariables, trained_in
 
 
 class TorchTrainee(Trainee):
@@ -79,20 +83,31 @@ class TorchTrainee(Trainee):
         self._rank = world.Get_rank()
         self._callbacks = made_callbacks(spec.callbacks)
         self._model, self.module = model, module
+        if not is_lightning(module):  # whose parts stay in the mode that they are in
+            module.train()
         self._device = rank_device()
         self.module.to(self._device)
-        check_gradients(self.module)
+        self._in_step = synchroniser.in_step
+        self._together = world.Get_size() if synchroniser.meets_in_every_step else 1
+        self._check_weights()
         self._optimizers, planned = self._configured()
         if isinstance(spec.sync, Allreduce):
             check_compression(self._model, self._optimizers, spec.sync.compression)
         self._schedulers = Schedulers(planned)
+        if not self._in_step and self._schedulers.follow_steps:
+            raise ModelError(
+                "a scheduler that goes on after every step is planned by how many there are, but "
+                "with sync=AsyncServer(…) each rank makes as many as it comes to. Give "
+                "schedule='epoch', the run's own learning-rate schedule, or sync=Allreduce()"
+            )
         self._batches = Batches(self.module, spec, self._device)
         self.columns, self.blank = self._batches.columns, self._batches.blank
-        if not self._model.sync_batch_norm:
-            check_lone_rows(self.module, self._batches, spec, world.Get_size())
+        together = self._model.sync_batch_norm
+        check_lone_rows(self.module, self._batches, spec, world.Get_size(), together=together)
         self._losses = None
         if self._model.loss is not None:
-            self._losses = Losses(self._model.loss, spec.outputs, weighted=self._batches.weighted)
+            losses = Losses(self._model.loss, spec.outputs, weighted=self._batches.weighted)
+            self._losses = losses.to(self._device)
         self._metrics = Metrics(self._model.metrics, self._device, self._model.loss)
         own = self._model.train_step is not None
         if own and self._losses is None and not self._metrics and spec.validation is not None:
@@ -119,6 +134,11 @@ class TorchTrainee(Trainee):
         self._begun = [settings_of(optimizer) for optimizer in every]
         self._begun_trained = trained_in(self.module)
         self._last_rates: list[float] = []
+
+    def _check_weights(self) -> None:
+        """Check that ranks can hold the same weights."""
+        check_gradients(self.module, self._together, in_step=self._in_step)
+        check_complex(self.module, self._spec.sync)
 
     def _configured(self) -> tuple[dict[str, Optimizer], dict[str, Planned]]:
         """Return the optimizers, by name, and the schedulers."""
@@ -183,15 +203,28 @@ class TorchTrainee(Trainee):
         return compare(then, now, in_epoch=in_epoch)
 
     def save(self, directory: RunDirectory) -> SavedModule:
-        autocast = self._model.autocast or ""
-        inputs = ModelInputs.of_training(self._spec)
-        save_module(directory, self.module, inputs, self._batches.feed, autocast)
+        release_norms(self.module)
+        save_module(directory, self.module, *self._predicting)
         return SavedModule()
+
+    def outputs(self) -> Sequence[OutputSpec] | None:
+        before = self.variables.capture()
+        with random_kept():
+            found = outputs_of(self.module, *self._predicting)[0]
+        self.variables.restore(before)  # a buffer may be changed by any call
+        return found
+
+    @property
+    def _predicting(self) -> tuple[ModelInputs, Feed, str]:
+        """What the module takes when it predicts, how columns are fed to it, and autocast."""
+        inputs = ModelInputs.of_training(self._spec)
+        return inputs, self._batches.feed, self._model.autocast or ""
 
     def hooks(self, *, steps: int, resumed: bool) -> TorchHooks:
         return TorchHooks(
             self._callbacks,
             self.module,
+            self._steps.modes,
             self._capture,
             self._restore,
             self._schedulers.after_epoch,
@@ -289,20 +322,12 @@ def random_kept() -> Iterator[None]:
             np.random.set_state(state[1])
 
 
-class _GeneratorState:
+class _GeneratorState(ByteVariable):
     """The state of a generator of PyTorch's."""
 
     def __init__(self, path: str, device: str) -> None:
         self.path = path
         self._cuda = device == "cuda"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.numpy().shape
-
-    @property
-    def dtype(self) -> object:
-        return np.dtype(np.uint8)
 
     def numpy(self) -> np.ndarray:
         state = torch.cuda.get_rng_state() if self._cuda else torch.get_rng_state()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
@@ -60,6 +61,22 @@ class TensorVariable:
             self._holder[self._key] = type(held)(np.asarray(value).item())
 
 
+class ByteVariable(abc.ABC):
+    """Bytes of any number that checkpoints hold."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.numpy().shape
+
+    @property
+    def dtype(self) -> object:
+        return np.dtype(np.uint8)
+
+    @abc.abstractmethod
+    def numpy(self) -> np.ndarray:
+        """Return the bytes."""
+
+
 def as_array(tensor: Tensor) -> np.ndarray:
     """Return a tensor's values; those on a CPU without a copy."""
     held = tensor.detach().cpu()
@@ -67,22 +84,29 @@ def as_array(tensor: Tensor) -> np.ndarray:
     if bits is None:
         found: np.ndarray = held.numpy()
         return found
-    import ml_dtypes  # has the types that NumPy lacks
-
-    name = str(held.dtype).removeprefix("torch.")
-    narrow: np.ndarray = held.view(bits).numpy().view(getattr(ml_dtypes, name))
+    narrow: np.ndarray = held.view(bits).numpy().view(_narrow_type(held.dtype))
     return narrow
 
 
 def set_tensor(tensor: Tensor, value: np.ndarray) -> None:
-    """Give a tensor the values that `as_array` returned."""
-    values = np.array(value)
+    """Give a tensor the values that `as_array` returned, of it or of one of another type."""
     bits = _AS_BITS.get(tensor.dtype)
     if bits is not None:
-        values = values.view(f"int{8 * values.dtype.itemsize}")
-    given = torch.from_numpy(values)
+        values = np.array(value, _narrow_type(tensor.dtype))
+        given = torch.from_numpy(values.view(f"int{8 * values.dtype.itemsize}")).view(tensor.dtype)
+    else:
+        # Of the types that NumPy lacks, PyTorch reads no arrays.
+        given = torch.from_numpy(np.array(value, np.float32 if value.dtype.kind == "V" else None))
     with torch.no_grad():
-        tensor.copy_((given if bits is None else given.view(tensor.dtype)).reshape(tensor.shape))
+        tensor.copy_(given.reshape(tensor.shape))
+
+
+def _narrow_type(dtype: torch.dtype) -> np.dtype[Any]:
+    """Return NumPy's stand-in for a type that it lacks."""
+    import ml_dtypes
+
+    narrow: np.dtype[Any] = np.dtype(getattr(ml_dtypes, str(dtype).removeprefix("torch.")))
+    return narrow
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 RESULTS = "KERAS_SUITE_RESULTS"
 MARKERS = ("requires_trainable_backend", "multi_device")
-# All tests of these modules are run, also those that train nothing.
-ALL_OF = ("keras.src.trainers", "keras.src.callbacks")
 # Keras' check of a layer trains it for a step.
-CALLS_FIT = re.compile(r"\.fit\(|\.run_layer_test\(")
+CALLS_FIT = re.compile(r"\.fit\(|\.run_layer_test\(|getattr\(model, method\)\(")
+OWN_CALL = re.compile(r"\bself\.(\w+)\(")
 
 _results: dict[str, dict[str, Any]] = {}
 _calls: Calls
@@ -64,7 +63,7 @@ def _skip_if_backend(backend: str, reason: str) -> Callable[[Any], Any]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
-    """Leave out, of tests of other things than training, those that train nothing."""
+    """Leave out the tests that train nothing, and would show Keras to itself."""
     left_out = [item for item in items if not is_of_training(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if is_of_training(item)]
@@ -74,10 +73,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> No
 
 
 def is_of_training(item: Any) -> bool:
-    """Tell whether a test is of the trainer or of callbacks, or calls ``fit``."""
-    if item.module.__name__.startswith(ALL_OF):
-        return True
-    return bool(CALLS_FIT.search(inspect.getsource(item.function)))
+    """Tell whether a test calls ``fit``, by itself or by a method of its class."""
+    text = inspect.getsource(item.function)
+    own = vars(item.cls)
+    helpers = [own[name] for name in OWN_CALL.findall(text) if inspect.isfunction(own.get(name))]
+    return any(CALLS_FIT.search(part) for part in (text, *map(inspect.getsource, helpers)))
 
 
 def name_of(item: Any) -> str:
@@ -96,6 +96,9 @@ def pytest_runtest_protocol(item: Any) -> Generator[None, Any, Any]:
         "trained": _calls.trained,
         "refused": list(_calls.refused),
     }
+    # Keras looks for garbage before each test: not again in what TensorFlow keeps of this one.
+    gc.collect()
+    gc.freeze()
     return result
 
 

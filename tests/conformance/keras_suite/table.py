@@ -16,13 +16,13 @@ from .run import Result, run_suite
 _HEAD = """\
 # Keras' own tests
 
-Keras {version} comes with tests of its trainer and its callbacks; others call `fit` to test
-optimizers and models. `tests/conformance/keras_suite` runs them, as they are installed, with an
-adapter in the place of `Model.fit`: what `fit` is given, arrays, tensors, datasets or generators,
-is written to Parquet as rows, and this project's own training trains the test's very model on it.
-What the test then expects of the history, the callbacks, the weights or the error, it expects of
-our training. `evaluate`, `predict` and `train_on_batch` stay Keras' own. One rank trains: that more
-ranks train the same model is shown in [conformance.md](conformance.md).
+Keras {version} comes with tests that call `fit`: of its trainer and its callbacks, of optimizers
+and models. `tests/conformance/keras_suite` runs them, as they are installed, with an adapter in the
+place of `Model.fit`: what `fit` is given, arrays, tensors, datasets or generators, is written to
+Parquet as rows, and this project's own training trains the test's very model on it. What the test
+then expects of the history, the callbacks, the weights or the error, it expects of our training.
+`evaluate`, `predict` and `train_on_batch` stay Keras' own; tests of these alone are left out. One
+rank trains: that more ranks train the same model is shown in [conformance.md](conformance.md).
 
 `python -m tests.conformance.keras_suite.table` prints this page.
 """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ....errors import InvalidInputError, ModelError, brief
@@ -19,6 +19,7 @@ from ...spec import TrainingSpec
 from ..batches import TorchBatch
 from ..losses import LOSS
 from ..metric_states import MetricStates, is_torchmetrics
+from ..modes import Modes
 from ..schedulers import Planned
 from .configured import configured
 from .forgetting import forgetting
@@ -54,8 +55,7 @@ class Attached:
         self._hook = ""
         self._rows, self._step = 0.0, 0
         self._silent = False
-        # What is in training mode, while the module is validated.
-        self._trained: list[nn.Module] | None = None
+        self.modes = Modes(module)
         self._told: dict[str, set[str]] = {TRAINING: {LOSS}, VALIDATION: set()}
         module.trainer = self.trainer
         self._take_log()
@@ -220,16 +220,6 @@ class Attached:
     def counting(self, rows: int, step: int) -> None:
         """Let what is logged from here on count by so many rows, of a step of that number."""
         self._rows, self._step = float(rows), step
-
-    def mode(self, *, training: bool) -> None:
-        """Bring the module into evaluation mode, or each part back into the mode it had before."""
-        if training and self._trained is not None:
-            for each in self._trained:
-                each.training = True
-            self._trained = None
-        elif not training and self._trained is None:
-            self._trained = [each for each in self.module.modules() if each.training]
-            self.module.eval()
 
     @contextlib.contextmanager
     def unnoticed(self, *, numbers: bool = False) -> Iterator[None]:

@@ -48,6 +48,9 @@ class LightningHooks(TorchHooks):
         self.attached.call("on_train_epoch_start")
         super().epoch_begin(epoch)
 
+    def _set_mode(self) -> None:
+        """Leave all parts as they are, as Lightning does."""
+
     def epoch_end(self, epoch: int, logs: Logs) -> dict[str, object]:
         found = self.attached.results(TRAINING, end="on_train_epoch_end")
         results = {**logs, **found}
@@ -59,7 +62,7 @@ class LightningHooks(TorchHooks):
         trainer = self.attached.trainer
         trainer.training, trainer.validating = False, True
         self.attached.reset(VALIDATION)
-        self.attached.mode(training=False)
+        super().test_begin()
         self.attached.call("on_validation_start")
         self.attached.call("on_validation_epoch_start")
 
@@ -67,7 +70,7 @@ class LightningHooks(TorchHooks):
         self.attached.call("on_validation_end")
         trainer = self.attached.trainer
         trainer.training, trainer.validating = True, False
-        self.attached.mode(training=True)
+        super().test_end(logs)
 
     def capture(self) -> tuple[dict[str, Any], Arrays]:
         state, arrays = super().capture()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ....errors import ModelError, brief
 from ..metric_states import is_torchmetrics
+from ..variables import ByteVariable
 
 TRAINING, VALIDATION = "training", "validation"
 # Hooks that log once for each batch, and those that do for an epoch.
@@ -81,7 +82,7 @@ class Entry:
         return all(getattr(self, name) == getattr(other, name) for name in named)
 
 
-class Logged:
+class Logged(ByteVariable):
     """What one rank has logged, by name; a variable that checkpoints hold for each rank.
 
     Args:
@@ -94,14 +95,6 @@ class Logged:
         self._metrics = metrics
         self._rank = rank
         self._entries: dict[str, Entry] = {}
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.numpy().shape
-
-    @property
-    def dtype(self) -> object:
-        return np.dtype(np.uint8)
 
     def numpy(self) -> np.ndarray:
         """Return all of it, as a line of JSON."""

@@ -32,6 +32,7 @@ class LightningSteps(Steps):
     def __init__(self, *given: Any, attached: Attached) -> None:
         self.attached = attached
         super().__init__(*given)
+        self.modes = attached.modes
 
     def _connect(self) -> None:
         if self.attached.automatic:
@@ -104,7 +105,7 @@ class LightningSteps(Steps):
         self.attached.trainer.global_step += 1
 
     def test(self, step: Step) -> None:
-        self._mode(training=False)
+        self.modes.evaluate()
         if not step.batch.rows:
             return
         with torch.no_grad():
@@ -114,7 +115,7 @@ class LightningSteps(Steps):
 
     def tried(self, step: Step) -> tuple[Any, Callable[..., Tensor | None]]:
         """Return a batch, and what gives the loss of a part of it without a trace."""
-        self._mode(training=False)
+        self.modes.evaluate()
 
         def loss(given: Any, _: Any) -> Tensor | None:
             with self.attached.unnoticed(numbers=True), self._autocast():
@@ -122,6 +123,3 @@ class LightningSteps(Steps):
 
         with self.attached.unnoticed(numbers=True):
             return self._given(step, training=False), loss
-
-    def _mode(self, *, training: bool) -> None:
-        self.attached.mode(training=training)

@@ -16,7 +16,6 @@ from ...state import Variable
 from ..build import check_module
 from ..hooks import TorchHooks
 from ..metrics import total_loss
-from ..optimizers import check_gradients
 from ..outputs import leaves
 from ..probe import check_means
 from ..saved import SavedModule
@@ -39,7 +38,7 @@ class LightningTrainee(TorchTrainee):
         # What it has made in setup:
         self.module.to(self._device)
         check_module(self.module)
-        check_gradients(self.module)
+        self._check_weights()
         return self._attached.configured()
 
     def _made_steps(self, *given: Any) -> Steps:
@@ -76,6 +75,7 @@ class LightningTrainee(TorchTrainee):
         return LightningHooks(
             self._callbacks,
             self.module,
+            self._steps.modes,
             self._capture,
             self._restore,
             self._schedulers.after_epoch,

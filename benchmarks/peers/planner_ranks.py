@@ -1,0 +1,43 @@
+"""Plans and trains between hosts as it is told, one after the other.
+
+A line of JSON on standard input asks: ``case``, the number of a model of ``planner.py``, ``where``,
+what joins the hosts, and ``rounds``. A line of JSON on standard output answers with what
+``planner.compare`` returns. The arguments are the master, a private folder, and this host's
+address.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from model import make_arrays, put_into_spark
+from planner import CASES, compare
+
+
+def main() -> None:
+    from pyspark.sql import SparkSession
+
+    master, folder, address = sys.argv[1:]
+    tempfile.tempdir = folder
+    spark = (
+        SparkSession.builder.master(master)
+        .config("spark.driver.host", address)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    frame = put_into_spark(spark, *make_arrays())
+    for line in sys.stdin:
+        asked = json.loads(line)
+        found = compare(frame, CASES[asked["case"]], asked["where"], asked["rounds"])
+        print(json.dumps([one._asdict() for one in found]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

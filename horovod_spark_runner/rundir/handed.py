@@ -1,0 +1,115 @@
+"""What ranks begin with and is too large for their call: they find it in the run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..errors import CheckpointError
+from ..storage.contents import SMALL_BYTES, Contents, FilePart
+from ..storage.filesystem import Location
+from ..storage.sums import contents_checked, sum_checked, write_summed
+from .directory import RunDirectory
+
+logger = logging.getLogger(__name__)
+_ELSEWHERE = "; the run directory must be a place that the driver and all executors reach"
+
+
+@dataclass(frozen=True)
+class HandedFile:
+    """Contents that lie in the run directory while a call trains.
+
+    Attributes:
+        place: the file.
+        sum: its SHA-256.
+        size: its bytes.
+    """
+
+    place: Location
+    sum: str
+    size: int
+
+    def contents(self) -> Contents:
+        """Return what was handed over; nothing of it is in memory yet.
+
+        Raises:
+            CheckpointError: it is missing, damaged or cannot be read.
+        """
+        folder, name = self.place.parent, self.place.name
+        try:
+            if not self.place.is_local:
+                return contents_checked(folder, name, {name: self.sum})
+            sum_checked(folder, name, {name: self.sum})
+            return Contents(FilePart(str(self.place), 0, self.size))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.place}, which the driver has left for the ranks, cannot be read: {error}"
+                f"{_ELSEWHERE if isinstance(error.__cause__, FileNotFoundError) else ''}"
+            ) from error
+
+
+# What a call carries of contents: themselves, or where they are.
+Carried: TypeAlias = "Contents | HandedFile"
+
+
+def contents_of(carried: Carried) -> Contents:
+    """Return what a call carries, or says where it is.
+
+    Raises:
+        CheckpointError: see `HandedFile.contents`.
+    """
+    return carried.contents() if isinstance(carried, HandedFile) else carried
+
+
+class HandOver:
+    """Leaves large contents in a run directory; see `handing_over`.
+
+    Args:
+        folder: where to.
+    """
+
+    def __init__(self, folder: Location) -> None:
+        self._folder = folder
+        self._count = 0
+
+    def __call__(self, carried: Carried) -> Carried:
+        """Return what the call is to carry: small contents as they are.
+
+        Raises:
+            CheckpointError: the run directory does not take them.
+        """
+        if isinstance(carried, HandedFile) or carried.size <= SMALL_BYTES:
+            return carried
+        place = self._folder.join(f"{self._count:04}")
+        self._count += 1
+        try:
+            self._folder.make_folder()
+            found = write_summed(place.write_by, lambda sink: sink.write_all(carried))
+        except OSError as error:
+            raise CheckpointError(
+                f"{place}: the run directory does not take the {carried.size:,} bytes that the "
+                f"ranks are to begin with: {error}"
+            ) from error
+        return HandedFile(place, found, carried.size)
+
+
+@contextlib.contextmanager
+def handing_over(directory: RunDirectory) -> Iterator[HandOver]:
+    """Hand large contents to the ranks of a call, whose lock is held; at the end they go."""
+    with contextlib.suppress(OSError):  # what a killed call has left
+        directory.handed.delete_folder()
+    # Its own: a call that has lost the lock leaves alone what the next one hands over.
+    folder = directory.handed.join(uuid.uuid4().hex[:8])
+    try:
+        yield HandOver(folder)
+    finally:
+        try:
+            folder.delete_folder()
+            if not directory.handed.list():
+                directory.handed.delete_folder()
+        except OSError as error:
+            logger.warning("%s could not be deleted: %s", folder, error)

@@ -1,0 +1,61 @@
+"""A rank among all of MPI's, and the memory they share, on one host or several."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ...errors import EnvironmentProblem
+from ...launch.shared.network import ADDRESS
+from .board import Memory
+from .one_sided import MpiMemory
+from .served import ServedMemory
+
+_KEY_BYTES = 32
+
+
+class MpiRanks:
+    """All ranks of MPI's world; see `asynchronous.Ranks`.
+
+    Raises:
+        EnvironmentProblem: MPI was begun in a way in which several threads may not enter it.
+    """
+
+    def __init__(self) -> None:
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise EnvironmentProblem(
+                "sync=AsyncServer(…) uses MPI beside Horovod's own thread, but this rank's MPI "
+                "allows one thread at a time (its thread level is not MPI_THREAD_MULTIPLE); leave "
+                "MPI4PY_RC_THREAD_LEVEL and HOROVOD_MPI_THREADS_DISABLE unset, take an Open MPI "
+                "that was built with threads, or use sync=Allreduce()"
+            )
+        self._world = MPI.COMM_WORLD.Dup()
+        self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
+        host = self._world.Split_type(MPI.COMM_TYPE_SHARED)
+        here = host.Get_size()
+        host.Free()
+        # Between hosts Open MPI makes messages of one-sided operations, which are taken only by a
+        # rank that is in MPI.
+        self._on_one_host = here == self.size
+        # By MPI, as the weights of all ranks: who can read the one can read the other.
+        self._key: bytes = self._world.bcast(os.urandom(_KEY_BYTES))
+        self._reached = False  # whether ranks of other hosts were
+
+    def memory(self, values: np.ndarray, holders: Sequence[int]) -> Memory:
+        if self._on_one_host:
+            return MpiMemory(values, holders)
+        address = os.environ[ADDRESS]
+        memory = ServedMemory(values, holders, self, address, self._key, again=self._reached)
+        self._reached = True
+        return memory
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return all ranks' values."""
+        return self._world.allgather(value)
+
+    def barrier(self) -> None:
+        self._world.Barrier()

@@ -1,0 +1,53 @@
+"""What is too large for a call lies in the run directory while the call trains."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from horovod_spark_runner.errors import CheckpointError
+from horovod_spark_runner.rundir.directory import RunDirectory
+from horovod_spark_runner.rundir.handed import HandedFile, contents_of, handing_over
+from horovod_spark_runner.storage.contents import SMALL_BYTES, Contents
+
+
+def test_large_contents_go_by_the_run_directory_and_small_ones_along(tmp_path: Path) -> None:
+    directory = RunDirectory(str(tmp_path))
+    (tmp_path / "handed").mkdir()
+    (tmp_path / "handed" / "0003").write_bytes(b"of a call that was killed")
+    small, large = Contents(b"small"), Contents(bytes(SMALL_BYTES), b"end")
+    with handing_over(directory) as hand:
+        assert not (tmp_path / "handed").exists()
+        assert hand(small) is small
+        first, second = hand(large), hand(Contents(bytes(SMALL_BYTES + 1)))
+        assert isinstance(first, HandedFile)
+        assert len(pickle.dumps((first, second))) < 1000
+        assert hand(first) is first
+        found = contents_of(pickle.loads(pickle.dumps(first)))
+        assert found.size == large.size
+        assert found.read() == large.read()
+        (own,) = (tmp_path / "handed").iterdir()
+        assert {path.name for path in own.iterdir()} == {"0000", "0001"}
+        with (own / "0000").open("r+b") as file:
+            file.write(b"x")
+        with pytest.raises(CheckpointError, match="0000, which the driver has left .* is damaged"):
+            contents_of(first)
+        (own / "0001").unlink()
+        with pytest.raises(CheckpointError, match="0001 is missing; the run directory must be a"):
+            contents_of(second)
+        (tmp_path / "handed" / "other").mkdir()  # of a call that has taken over the lock
+    assert [path.name for path in (tmp_path / "handed").iterdir()] == ["other"]
+    with handing_over(directory) as hand:
+        hand(large)
+    assert not (tmp_path / "handed").exists()
+
+
+def test_a_run_directory_that_does_not_take_them(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    with (
+        handing_over(RunDirectory(str(tmp_path / "run"))) as hand,
+        pytest.raises(CheckpointError, match="does not take the 16,777,217 bytes that the ranks"),
+    ):
+        hand(Contents(bytes(SMALL_BYTES + 1)))

@@ -1,0 +1,49 @@
+"""The Spark session, where it ends meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from horovod_spark_runner.spark.session import described
+
+
+class Context:
+    """What of a ``SparkContext`` describes jobs; it can be stopped."""
+
+    def __init__(self) -> None:
+        self.properties: dict[str, str | None] = {}
+        self.stopped = False
+
+    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 - as Spark calls it
+        return self.properties.get(name)
+
+    def setLocalProperty(self, name: str, value: str | None) -> None:  # noqa: N802
+        if self.stopped:
+            raise AttributeError("'NoneType' object has no attribute 'setLocalProperty'")
+        self.properties[name] = value
+
+
+class Session:
+    def __init__(self) -> None:
+        self._sc = Context()
+
+
+def test_what_is_said_of_jobs_ends_with_them() -> None:
+    spark: Any = Session()
+    with described(spark, "outer"), described(spark, "inner"):
+        assert spark._sc.properties == {"spark.job.description": "outer: inner"}
+    assert spark._sc.properties == {"spark.job.description": None}
+
+
+def test_a_session_that_was_stopped_hides_no_error() -> None:
+    spark: Any = Session()
+
+    def act() -> None:
+        with described(spark, "job"):
+            spark._sc.stopped = True
+            raise RuntimeError("the true one")
+
+    with pytest.raises(RuntimeError, match="the true one"):
+        act()
