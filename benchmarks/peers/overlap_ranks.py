@@ -21,7 +21,7 @@ from horovod_spark_runner import Allreduce, HorovodRunner, LocalSGD, run_trainin
 from horovod_spark_runner.rundir.directory import RunDirectory
 
 BATCH, STEPS, EPOCHS, SUMS = 32, 16, 3, 10
-WIDTH, LAYERS = 708, 10
+WIDTH, LAYERS = 725, 10
 # Seconds that a layer waits in place of computing, forwards and backwards.
 FORWARD, BACKWARD = 0.010, 0.020
 
@@ -74,10 +74,10 @@ def make_model(network: str, bucket_bytes: int | None) -> Any:
     """Return a network, on a rank whose gradients leave in such buckets."""
     import keras
 
-    from horovod_spark_runner.training.keras import collectives
+    from horovod_spark_runner.training.sync import buckets
 
     if bucket_bytes is not None:
-        collectives.BUCKET_BYTES = bucket_bytes
+        buckets.BUCKET_BYTES = bucket_bytes
     keras.utils.set_random_seed(1)
     model = NETWORKS[network]()
     model.compile(keras.optimizers.SGD(1e-3), "mse")
@@ -111,12 +111,12 @@ def main() -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")
-    column = f"transform(sequence(1, {WIDTH}), i -> cast(rand(i) as float)) as x"
+    column = f"transform(sequence(1, {WIDTH}), i -> cast(sin(id * i) as float)) as x"
     frame = spark.range(2 * BATCH * STEPS).selectExpr(column, "rand(9) as y")
     for line in sys.stdin:
         asked = json.loads(line)
         if asked["what"] == "sum":
-            answer = HorovodRunner(num_workers=2).run(seconds_of_sum)
+            answer = HorovodRunner(num_workers=2).run(seconds_of_sum).result
         else:
             place = tempfile.mkdtemp(dir=folder)
             run_training(

@@ -12,6 +12,7 @@ from typing import Any
 from ..data.prepare.checks import NO_ROWS
 from ..data.prepare.datasets import Prepared, session_of
 from ..errors import DataError
+from ..frameworks import TORCH
 from ..launch.driver.console import Console
 from ..launch.driver.launch import RunResult
 from ..launch.driver.launcher import chosen_launcher
@@ -238,8 +239,9 @@ def combined(
             # All that a step takes longer; waiting for slower ranks counts by itself.
             longer = _mean([rank.steps[batch].seconds for rank in all_of]) - step.seconds
             exchanged = max(0.0, longer - waiting_seconds(step.spread, ranks))
-            # What fits in one bucket leaves after the backward pass.
-            hides = gradients > BUCKET_BYTES
+            # What fits in one bucket leaves after the backward pass, and all that Keras' ranks sum
+            # within a host.
+            hides = gradients > BUCKET_BYTES and (spec.engine == TORCH or hosts > 1)
             overhead, overlap = _hidden(exchanged, ring, waiting, step.seconds, hides=hides)
     cores = min(rank.cores for rank in all_of)
     on_one_host = hosts == 1

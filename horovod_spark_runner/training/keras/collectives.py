@@ -9,7 +9,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from ..sync.buckets import BUCKET_BYTES, in_buckets
+from ..sync import buckets
 from ..sync.synchroniser import Compression, Traffic
 from .scope import own_variable
 
@@ -62,9 +62,9 @@ class Part:
 def sum_over_ranks(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
     """Return each tensor's sum over all ranks; every rank must call it with the same shapes.
 
-    Horovod fuses a group, and takes one type in a group only. In a compiled step, a group leaves as
-    soon as its tensors are there, while others are still computed. One is on its way at a time, so
-    that sums are made in the same order whenever a step is repeated.
+    Horovod fuses a group, and takes one type in a group only. In a compiled step, where it pays, a
+    group leaves as soon as its tensors are there, while others are still computed. One is on its
+    way at a time, so that sums are made in the same order whenever a step is repeated.
 
     Args:
         tensors: dense tensors or variables, in the order in which a forward pass uses what they
@@ -95,15 +95,24 @@ def _groups(values: Sequence[tf.Tensor]) -> dict[str, list[int]]:
         by_type.setdefault(_summed_as(value), []).append(index)
     groups = {}
     for dtype, indices in by_type.items():
-        # What is there already has nothing to leave early for.
-        least = sys.maxsize if tf.executing_eagerly() else BUCKET_BYTES
+        least = buckets.BUCKET_BYTES if _may_leave_early() else sys.maxsize
         # Of shapes that only the step knows are counts and the like, which are small.
         sizes = [(values[index].shape.num_elements() or 0) * dtype.size for index in indices]
-        buckets = in_buckets(sizes, least)
-        for number, bucket in enumerate(buckets):
+        for number, bucket in enumerate(buckets.in_buckets(sizes, least)):
             name = f"{dtype.name}.{number}" if number else dtype.name
             groups[name] = [indices[one] for one in bucket]
     return groups
+
+
+def _may_leave_early() -> bool:
+    """Tell whether it pays that tensors leave while others are computed.
+
+    Not where all are there, nor where the ranks of one host compute and add up on the same cores:
+    there is nothing to wait for meanwhile (benchmarks/overlap.py).
+    """
+    if tf.executing_eagerly():
+        return False
+    return hvd.local_size() < hvd.size() or bool(tf.config.list_logical_devices("GPU"))
 
 
 def differentiable_sum(tensor: tf.Tensor, part: Part, name: str) -> tf.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 # Enough to be worth a message of their own, few enough to leave early (benchmarks/overlap.py).
-BUCKET_BYTES = 4 << 20
+BUCKET_BYTES = 2 << 20
 
 
 def in_buckets(sizes: Sequence[int], least: int) -> list[list[int]]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import ModelError
-from ..sync.buckets import BUCKET_BYTES, in_buckets
+from ..sync import buckets
 from ..sync.synchroniser import Synchroniser
 from .collectives import Part, TensorCollectives
 from .variables import parameters_of
@@ -350,4 +350,5 @@ def _can_be_trained(parameter: nn.Parameter) -> bool:
 
 def _buckets_of(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     sizes = [one.numel() * one.element_size() for one in parameters]
-    return [[parameters[n] for n in bucket] for bucket in in_buckets(sizes, BUCKET_BYTES)]
+    parts = buckets.in_buckets(sizes, buckets.BUCKET_BYTES)
+    return [[parameters[n] for n in part] for part in parts]
