@@ -24,6 +24,7 @@ from ..settings.table import derive
 from ..spark.session import described
 from ..training.entry import modules_for
 from ..training.spec import TrainingSpec
+from ..training.sync.buckets import BUCKET_BYTES
 from ..training.sync.noise import noise_scale
 from .figures import Question, RankFigures, measure_rank
 from .links import Link, doubling_rounds, fitted_link, ring_seconds, tree_seconds
@@ -238,7 +239,10 @@ def combined(
             # All that a step takes longer; waiting for slower ranks counts by itself.
             longer = _mean([rank.steps[batch].seconds for rank in all_of]) - step.seconds
             exchanged = max(0.0, longer - waiting_seconds(step.spread, ranks))
-            overhead, overlap = _hidden(exchanged, ring, waiting, step.seconds, hides=_hides(spec))
+            # What fits in one bucket leaves after the backward pass, and all that Keras' ranks sum
+            # within a host.
+            hides = gradients > BUCKET_BYTES and (spec.engine == TORCH or hosts > 1)
+            overhead, overlap = _hidden(exchanged, ring, waiting, step.seconds, hides=hides)
     cores = min(rank.cores for rank in all_of)
     on_one_host = hosts == 1
     steps_per_epoch = spec.fit.steps_per_epoch
@@ -277,11 +281,6 @@ def combined(
         if all_of[0].noise is None
         else noise_scale(*all_of[0].noise, batch, ranks),
     )
-
-
-def _hides(spec: TrainingSpec) -> bool:
-    """Tell whether the engine sends gradients while the backward pass goes on."""
-    return spec.engine == TORCH
 
 
 def _hidden(

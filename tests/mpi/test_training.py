@@ -204,7 +204,9 @@ def test_what_only_the_model_shows_is_told_on_the_driver(
 
     with pytest.raises(ModelError, match=message):
         train(small, tmp_path / "run", model_fn=model_fn)
-    assert len(list(tmp_path.glob("run/data/*"))) == 1  # for the next call, with a model that is right
+    assert (
+        len(list(tmp_path.glob("run/data/*"))) == 1
+    )  # for the next call, with a model that is right
     assert list(tmp_path.glob("run/checkpoints/*")) == []
 
 

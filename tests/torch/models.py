@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from horovod_spark_runner import TorchCallback, TorchModel
 from horovod_spark_runner.testing import Faults
-from horovod_spark_runner.training.torch import exchange
+from horovod_spark_runner.training.sync import buckets
 
 
 def flat_weights(module: nn.Module) -> np.ndarray:
@@ -187,6 +187,6 @@ class Recomputed(nn.Module):
 
 def recomputed_model(plain: int = 0) -> TorchModel:
     """Return a `Recomputed` whose parameters have a bucket each."""
-    exchange.BUCKET_BYTES = 1
+    buckets.BUCKET_BYTES = 1
     sgd = functools.partial(torch.optim.SGD, lr=0.1)
     return TorchModel(Recomputed(plain), "CrossEntropyLoss", sgd)

@@ -189,9 +189,9 @@ def test_a_loss_that_divides_by_weights_of_classes(frame: Any, tmp_path: Path) -
     """In half precision, and in buckets that leave before the backward pass has ended."""
 
     def model_fn() -> TorchModel:
-        from horovod_spark_runner.training.torch import exchange
+        from horovod_spark_runner.training.sync import buckets
 
-        exchange.BUCKET_BYTES = 1
+        buckets.BUCKET_BYTES = 1
         loss = nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=4)
         return digits_model(loss=loss)
 
@@ -260,9 +260,9 @@ class Thawing(TorchCallback):
 
 
 def thawed() -> TorchModel:
-    from horovod_spark_runner.training.torch import exchange
+    from horovod_spark_runner.training.sync import buckets
 
-    exchange.BUCKET_BYTES = 1
+    buckets.BUCKET_BYTES = 1
     sgd = functools.partial(torch.optim.SGD, lr=0.3, momentum=0.9)
     return TorchModel(Thawed(), "CrossEntropyLoss", sgd)
 
@@ -350,9 +350,9 @@ class Brightness(nn.Module):
 
 
 def normalised(sync: bool) -> TorchModel:
-    from horovod_spark_runner.training.torch import exchange
+    from horovod_spark_runner.training.sync import buckets
 
-    exchange.BUCKET_BYTES = 1
+    buckets.BUCKET_BYTES = 1
     torch.manual_seed(11)
     module = nn.Sequential(
         nn.Linear(64, 64),

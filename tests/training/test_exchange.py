@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 import tensorflow as tf
 
 from horovod_spark_runner import ModelError, PowerSGD, Threshold, TopK
+from horovod_spark_runner.training.keras import collectives
 from horovod_spark_runner.training.keras.collectives import Part, TensorCollectives
 from horovod_spark_runner.training.keras.exchange import GradientExchange
+from horovod_spark_runner.training.sync import buckets
 from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
 from horovod_spark_runner.training.sync.compressed import CompressedSynchroniser
 from horovod_spark_runner.training.sync.wire import MpiWire
@@ -147,3 +150,39 @@ def test_gradients_of_another_trace_of_a_step_are_not_mistaken() -> None:
     for given in (some, some[::-1], some):
         for ours, gradient in zip(reduced(*given), given, strict=True):
             np.testing.assert_array_equal(ours, gradient)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "compiled", "expected"),
+    [
+        (2, True, [["c", "d"], ["b"], ["a"]]),
+        (1, True, [["a", "b", "c", "d"]]),
+        (2, False, [["a", "b", "c", "d"]]),
+    ],
+    ids=["hosts", "one_host", "eager"],
+)
+def test_gradients_leave_in_the_order_of_the_backward_pass_where_it_pays(
+    hosts: int, compiled: bool, expected: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One group after the other; each is twice this rank's own, as of two ranks that are alike."""
+    monkeypatch.setattr(hvd, "size", lambda: 2)
+    monkeypatch.setattr(hvd, "local_size", lambda: 2 // hosts)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 4000)
+    groups: list[list[int]] = []
+    waits: list[int] = []
+
+    def grouped_allreduce(tensors: Any, *, name: str, **_: Any) -> list[Any]:
+        groups.append([int(tensor.shape[0]) for tensor in tensors])
+        doubled = [tf.add_n([tensor, tensor]) for tensor in tensors]
+        waits.append(len(doubled[0].op.control_inputs) if compiled else 0)
+        return doubled
+
+    monkeypatch.setattr(hvd, "grouped_allreduce", grouped_allreduce)
+    sizes = {"a": 1500, "b": 1001, "c": 3, "d": 999}
+    summed = functools.partial(collectives.sum_over_ranks, name="gradients.1")
+    function = tf.function(summed) if compiled else summed
+    found = function([tf.range(float(size)) for size in sizes.values()])
+    assert groups == [[sizes[name] for name in group] for group in expected]
+    assert [bool(count) for count in waits] == [bool(n) for n in range(len(expected))]
+    for tensor, size in zip(found, sizes.values(), strict=True):
+        np.testing.assert_array_equal(tensor, 2.0 * np.arange(size))

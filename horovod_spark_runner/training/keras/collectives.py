@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+from ..sync import buckets
 from ..sync.synchroniser import Compression, Traffic
 from .scope import own_variable
 
@@ -60,30 +62,57 @@ class Part:
 def sum_over_ranks(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
     """Return each tensor's sum over all ranks; every rank must call it with the same shapes.
 
-    One grouped allreduce per type: Horovod fuses a group, and takes one type in a group only.
+    Horovod fuses a group, and takes one type in a group only. In a compiled step, where it pays, a
+    group leaves as soon as its tensors are there, while others are still computed. One is on its
+    way at a time, so that sums are made in the same order whenever a step is repeated.
 
     Args:
-        tensors: dense tensors or variables.
+        tensors: dense tensors or variables, in the order in which a forward pass uses what they
+            are for.
         name: the same on all ranks, and different for every call within one step.
     """
     values = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if hvd.size() == 1:
         return values
-    groups: dict[tf.DType, list[int]] = {}
-    for index, value in enumerate(values):
-        dtype = _summed_as(value)
-        groups.setdefault(dtype, []).append(index)
     result: list[tf.Tensor] = [None] * len(values)
-    for dtype, indices in groups.items():
-        summed = hvd.grouped_allreduce(
-            [tf.cast(values[index], dtype) for index in indices],
-            op=hvd.Sum,
-            name=f"{name}.{dtype.name}",
-            ignore_name_scope=True,
-        )
-        for index, value in zip(indices, summed, strict=True):
+    before: list[tf.Tensor] = []
+    for group, indices in _groups(values).items():
+        dtype = _summed_as(values[indices[0]])
+        parts = [tf.cast(values[index], dtype) for index in indices]
+        with tf.control_dependencies(before):
+            before = hvd.grouped_allreduce(
+                parts, op=hvd.Sum, name=f"{name}.{group}", ignore_name_scope=True
+            )
+        for index, value in zip(indices, before, strict=True):
             result[index] = tf.cast(value, values[index].dtype)
     return result
+
+
+def _groups(values: Sequence[tf.Tensor]) -> dict[str, list[int]]:
+    """Return the numbers of the tensors that are added up together, by a name for each group."""
+    by_type: dict[tf.DType, list[int]] = {}
+    for index, value in enumerate(values):
+        by_type.setdefault(_summed_as(value), []).append(index)
+    groups = {}
+    for dtype, indices in by_type.items():
+        least = buckets.BUCKET_BYTES if _may_leave_early() else sys.maxsize
+        # Of shapes that only the step knows are counts and the like, which are small.
+        sizes = [(values[index].shape.num_elements() or 0) * dtype.size for index in indices]
+        for number, bucket in enumerate(buckets.in_buckets(sizes, least)):
+            name = f"{dtype.name}.{number}" if number else dtype.name
+            groups[name] = [indices[one] for one in bucket]
+    return groups
+
+
+def _may_leave_early() -> bool:
+    """Tell whether it pays that tensors leave while others are computed.
+
+    Not where all are there, nor where the ranks of one host compute and add up on the same cores:
+    there is nothing to wait for meanwhile (benchmarks/overlap.py).
+    """
+    if tf.executing_eagerly():
+        return False
+    return hvd.local_size() < hvd.size() or bool(tf.config.list_logical_devices("GPU"))
 
 
 def differentiable_sum(tensor: tf.Tensor, part: Part, name: str) -> tf.Tensor:

@@ -20,12 +20,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import ModelError
+from ..sync import buckets
 from ..sync.synchroniser import Synchroniser
 from .collectives import Part, TensorCollectives
 from .variables import parameters_of
-
-# Gradients that are sent together: enough to be worth a message, few enough to leave early.
-BUCKET_BYTES = 4 << 20
 
 _Sent = tuple[list[Tensor | None], list[Tensor]]
 
@@ -62,8 +60,8 @@ class GradientExchange:
         # Those that may be trained later have buckets of their own, which are sent from then on.
         first = self._given[0]
         self._buckets = [
-            *buckets_of([p for p in first if p.requires_grad]),
-            *buckets_of([p for p in first if not p.requires_grad and _can_be_trained(p)]),
+            *_buckets_of([p for p in first if p.requires_grad]),
+            *_buckets_of([p for p in first if not p.requires_grad and _can_be_trained(p)]),
         ]
         self._bucket_of = {id(p): n for n, bucket in enumerate(self._buckets) for p in bucket}
         # What has ever required a gradient, and the buckets with some of it, in their order.
@@ -350,14 +348,7 @@ def _can_be_trained(parameter: nn.Parameter) -> bool:
     return parameter.is_floating_point() or parameter.is_complex()
 
 
-def buckets_of(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return the parameters in the order their gradients appear, about, and in parts. Pure."""
-    buckets: list[list[nn.Parameter]] = []
-    size = BUCKET_BYTES
-    for parameter in reversed(parameters):
-        if size >= BUCKET_BYTES:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(parameter)
-        size += parameter.numel() * parameter.element_size()
-    return buckets
+def _buckets_of(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    sizes = [one.numel() * one.element_size() for one in parameters]
+    parts = buckets.in_buckets(sizes, buckets.BUCKET_BYTES)
+    return [[parameters[n] for n in part] for part in parts]
