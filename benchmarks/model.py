@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +46,44 @@ def make_cnn(width: int = 1) -> Any:
     )
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
+
+
+def waiting_layer(width: int, forward: float, backward: float) -> Any:
+    """Return a layer that waits in place of computing, as a process does for a GPU.
+
+    Args:
+        width: it has this many inputs and outputs, and the square of it in weights.
+        forward: seconds that it waits forwards.
+        backward: seconds that it waits backwards, before there is a gradient of its weights.
+    """
+    import keras
+    import tensorflow as tf
+
+    def wait(tensor: Any, seconds: float) -> Any:
+        def waited(array: Any) -> Any:
+            time.sleep(seconds)
+            return array
+
+        result = tf.numpy_function(waited, [tensor], tensor.dtype)
+        result.set_shape(tensor.shape)
+        return result
+
+    @tf.custom_gradient
+    def passed(inputs: Any, kernel: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            upstream = wait(upstream, backward)
+            return upstream, tf.fill(kernel.shape, tf.reduce_mean(upstream))
+
+        return wait(inputs, forward), gradient
+
+    class Waiting(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.kernel = self.add_weight(shape=(width, width), name="kernel")
+
+        def call(self, inputs: Any) -> Any:
+            return passed(inputs, tf.convert_to_tensor(self.kernel))
+
+    return Waiting()
 
 
 def make_torch_cnn() -> Any:

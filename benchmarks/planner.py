@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from model import SIDE, make_arrays, make_cnn, make_frame
+from model import SIDE, make_arrays, make_cnn, make_frame, waiting_layer
 from report import GOAL_HEAD, goal, present, shown_command, table
 
 from horovod_spark_runner import DataOptions, plan_training, run_training
@@ -60,6 +60,17 @@ def dense(*widths: int) -> Callable[[], Any]:
     return make
 
 
+def make_waiting() -> Any:
+    """Return a network whose layers wait, as for a GPU: ranks that share cores do not slow it."""
+    import keras
+
+    layers = [waiting_layer(SIDE * SIDE, 0.005, 0.010) for _ in range(4)]
+    layers = [keras.layers.Input((SIDE, SIDE, 1)), keras.layers.Flatten(), *layers]
+    model = keras.Sequential([*layers, keras.layers.Dense(10, activation="softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
 class Case(NamedTuple):
     """A model to plan for.
 
@@ -79,6 +90,7 @@ CASES = (
     Case("wide dense network", dense(1024, 1024), 64),
     Case("convolutional network", make_cnn, 64),
     Case("convolutional network, batches of 256", make_cnn, 256),
+    Case("network whose layers wait, as for a GPU", make_waiting, 64),
 )
 
 

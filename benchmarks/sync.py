@@ -6,13 +6,15 @@ or not at all. Measured are the samples per second of the epochs but the first, 
 rank sends per step, and how many steps it takes until 90 % of the held-out digits are right, which
 no network changes; from these follow the seconds to that accuracy. The limit of ways that meet
 after τ steps is 1/(compute + communication/τ). Run it as root with ``python benchmarks/sync.py``;
-``--write`` puts the result into ``docs/benchmarks.md``.
+``--write`` puts the result into ``docs/benchmarks.md``, and a picture beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import html
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from peers.sync_ranks import BATCH, STEPS
-from report import GOAL_HEAD, goal, present, shown_command, table
+from report import DOCUMENT, GOAL_HEAD, goal, present, shown_command, table
 
 from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import Hosts
@@ -44,7 +46,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "`PowerSGD(rank=2)`": {"compression": {"way": "power_sgd", "rank": 2}},
     SHORT_ROUNDS: {"way": "local_sgd", "every": 8},
     LONG_ROUNDS: {"way": "diloco", "every": 16},
+    "`AsyncServer()`": {"way": "async_server"},
 }
+PICTURE = DOCUMENT.with_name("synchronising.svg")
+COLOURS = {"unshaped": "#7a7a7a", "1 Gbit/s": "#1f77b4", "100 Mbit/s": "#d62728"}
 
 
 class Measured(NamedTuple):
@@ -164,15 +169,57 @@ def shown(found: dict[str, dict[str, Measured]]) -> str:
     return f"{table([*head, *SPEEDS], rows)}\n\n{table(GOAL_HEAD, goals)}"
 
 
+def picture(found: dict[str, dict[str, Measured]]) -> str:
+    """Return a drawing (SVG) of how many times as fast as plain allreduce each way is."""
+    left, right, top, line = 270, 640, 56, 26
+    bottom = top + line * len(found)
+    low, high = -2.0, 4.0  # powers of two
+
+    def across(ratio: float) -> float:
+        power = min(high, max(low, math.log2(ratio)))
+        return left + (right - left) * (power - low) / (high - low)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 {bottom + 34}" '
+        'font-family="sans-serif" font-size="13">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        '<text x="10" y="18">Samples per second, as multiples of plain allreduce</text>',
+    ]
+    for number, (speed, colour) in enumerate(COLOURS.items()):
+        x = left + 130 * number
+        parts += [
+            f'<circle cx="{x}" cy="36" r="5" fill="{colour}"/>',
+            f'<text x="{x + 10}" y="41">{speed}</text>',
+        ]
+    for power in range(int(low), int(high) + 1):
+        x = across(2.0**power)
+        colour = "#444" if power == 0 else "#ddd"
+        parts += [
+            f'<line x1="{x}" y1="{top}" x2="{x}" y2="{bottom}" stroke="{colour}"/>',
+            f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{2.0**power:g}</text>',
+        ]
+    for number, (name, by_speed) in enumerate(found.items()):
+        y = top + line * (number + 0.5)
+        label = html.escape(name.strip("`"))
+        parts.append(f'<text x="{left - 20}" y="{y + 5}" text-anchor="end">{label}</text>')
+        for speed, colour in COLOURS.items():
+            x = across(by_speed[speed].rate / found[PLAIN][speed].rate)
+            parts.append(f'<circle cx="{x:.1f}" cy="{y}" r="5" fill="{colour}"/>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     arguments = parser.parse_args()
+    found = measure(list(SPEEDS))
+    if arguments.write:
+        PICTURE.write_text(picture(found))
     text = (
         f"Two ranks on a core each, five million weights, batches of {BATCH} rows per rank, SGD "
         "with momentum; samples per second of both ranks · seconds of training until "
         f"{ACCURACY:.0%} of the held-out digits are right (looked at after every {STEPS} steps), "
-        f"by network.\n\n{shown(measure(list(SPEEDS)))}"
+        f"by network.\n\n{shown(found)}"
     )
     present("Ways of synchronising", shown_command(), text, arguments.write)
 

@@ -15,7 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from model import waiting_layer
 
 from horovod_spark_runner import Allreduce, HorovodRunner, LocalSGD, run_training
 from horovod_spark_runner.rundir.directory import RunDirectory
@@ -37,33 +42,8 @@ def dense_layers() -> Any:
 def waiting_layers() -> Any:
     """Return a network of five million weights that waits, as for a GPU."""
     import keras
-    import tensorflow as tf
 
-    def wait(tensor: Any, seconds: float) -> Any:
-        def waited(array: Any) -> Any:
-            time.sleep(seconds)
-            return array
-
-        result = tf.numpy_function(waited, [tensor], tensor.dtype)
-        result.set_shape(tensor.shape)
-        return result
-
-    @tf.custom_gradient
-    def passed(inputs: Any, kernel: Any) -> Any:
-        def gradient(upstream: Any) -> Any:
-            upstream = wait(upstream, BACKWARD)
-            return upstream, tf.fill(kernel.shape, tf.reduce_mean(upstream))
-
-        return wait(inputs, FORWARD), gradient
-
-    class Waiting(keras.layers.Layer):
-        def build(self, shape: Any) -> None:
-            self.kernel = self.add_weight(shape=(WIDTH, WIDTH), name="kernel")
-
-        def call(self, inputs: Any) -> Any:
-            return passed(inputs, tf.convert_to_tensor(self.kernel))
-
-    layers = [Waiting() for _ in range(LAYERS)]
+    layers = [waiting_layer(WIDTH, FORWARD, BACKWARD) for _ in range(LAYERS)]
     return keras.Sequential([keras.layers.Input((WIDTH,)), *layers, keras.layers.Dense(1)])
 
 

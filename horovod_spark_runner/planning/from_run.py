@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidInputError, brief
-from ..frameworks import TORCH
 from ..report.numbers import duration
 from ..report.runs.facts import RunFacts, read_facts
 from ..rundir.checkpoint import CheckpointInfo, newest_checkpoint
 from ..rundir.directory import RunDirectory
 from ..training.accounting import WHOLE, Kind, mean_seconds
 from ..training.state import Described
+from ..training.sync.buckets import BUCKET_BYTES
 from ..training.sync.synchroniser import bytes_of_sum
 from .links import ETHERNET_LATENCY, Link, ring_seconds
 from .measure import Measurement
@@ -117,7 +117,7 @@ def _measurement(
     gradients = _gradient_bytes(accounts, ranks, steps) or size
     between = None
     if len(hosts) > 1:
-        between = _between(directory, info.engine, ranks, gradients, exchange)
+        between = _between(directory, ranks, gradients, exchange)
     seconds = call.get("seconds", {})
     launch = sum(seconds.get(name, 0.0) for name in ("check", "tasks", "rendezvous", "start"))
     own = mean_seconds(call.get("accounts"))
@@ -153,17 +153,15 @@ def _measurement(
     )
 
 
-def _between(
-    directory: RunDirectory, engine: str, ranks: int, gradients: int, exchange: float
-) -> Link:
+def _between(directory: RunDirectory, ranks: int, gradients: int, exchange: float) -> Link:
     """Return the link between hosts that an exchange tells.
 
     Raises:
         InvalidInputError: it tells none.
     """
     latency = ring_seconds(ranks, 0, Link(ETHERNET_LATENCY, 1e15))
-    if engine == TORCH:
-        why = "what PyTorch hid of its exchanges behind the backward pass is not recorded"
+    if gradients > BUCKET_BYTES:
+        why = "what hid of its exchanges behind the backward pass is not recorded"
     elif exchange <= latency:
         why = (
             f"its exchanges took {duration(exchange)}, less than {2 * (ranks - 1):,} messages of "

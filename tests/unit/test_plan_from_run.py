@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import InvalidInputError
-from horovod_spark_runner.frameworks import KERAS, TORCH
+from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.planning.from_run import measured_by_run
 from horovod_spark_runner.planning.links import ETHERNET_LATENCY, Link
 from horovod_spark_runner.planning.measure import Measurement
@@ -20,6 +20,7 @@ from horovod_spark_runner.report.numbers import duration
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.training.accounting import KINDS, WHOLE, Kind, record
+from horovod_spark_runner.training.sync.buckets import BUCKET_BYTES
 from tests.report.runs import leave_run
 
 RANKS, STEPS = 4, math.ceil(5000 / (4 * 32))
@@ -27,7 +28,12 @@ TRAINED, WHOLE_MODEL = 4_000_000, 10_000_000
 
 
 def account(
-    *, exchange: float = 0.9, build: float = 0.0, waited: float = 0.0, steps: int = STEPS
+    *,
+    exchange: float = 0.9,
+    build: float = 0.0,
+    waited: float = 0.0,
+    steps: int = STEPS,
+    trained: int = TRAINED,
 ) -> dict[str, Any]:
     table = np.zeros((RANKS, len(KINDS)))
     seconds = {Kind.BUILD: build, Kind.COMPUTE: 0.05 * steps, Kind.EXCHANGE: exchange}
@@ -35,7 +41,7 @@ def account(
     for kind, each in seconds.items():
         table[:, KINDS.index(kind)] = each
     # Each of the ranks sends 2·(N-1)/N times its gradients.
-    told = {WHOLE: 2 * (RANKS - 1) * TRAINED * steps}
+    told = {WHOLE: 2 * (RANKS - 1) * trained * steps}
     return {"workers": RANKS, **told, **record(table)}
 
 
@@ -43,7 +49,6 @@ def told_by(
     place: Path,
     accounts: list[dict[str, Any]],
     *,
-    engine: str = KERAS,
     hosts: int = 1,
     compression: object = "none",
 ) -> Measurement:
@@ -54,7 +59,7 @@ def told_by(
     directory.add_call({**directory.read_calls()[-1], "placement": placement})
     weights = np.zeros(WHOLE_MODEL // 4, np.float32)
     shown = ("model/0", "kernel", list(weights.shape), "float32")
-    info = CheckpointInfo(1, 1, [], "data", [shown], engine)
+    info = CheckpointInfo(1, 1, [], "data", [shown], KERAS)
     save_checkpoint(directory, info, {"variables.npz": {"a": weights[:1]}})
     return measured_by_run(RunDirectory(str(place)), 2e9)
 
@@ -101,15 +106,16 @@ def test_compressed_exchanges_tell_nothing_of_others(tmp_path: Path, compression
 
 def test_exchanges_between_hosts_tell_a_bandwidth(tmp_path: Path) -> None:
     latency = 2 * (RANKS - 1) * ETHERNET_LATENCY
-    moved = 2 * (RANKS - 1) / RANKS * TRAINED
+    moved = 2 * (RANKS - 1) / RANKS * BUCKET_BYTES
     exchange = STEPS * (latency + moved / 100e6)
-    both = [account(exchange=exchange)] * 2
+    both = [account(exchange=exchange, trained=BUCKET_BYTES)] * 2
     found = told_by(tmp_path / "run", both, hosts=2)
     assert found.between is not None
     assert found.between.bandwidth == pytest.approx(100e6, rel=1e-3)
-    with pytest.raises(InvalidInputError, match="what PyTorch hid of its exchanges"):
-        told_by(tmp_path / "torch", both, hosts=2, engine=TORCH)
-    short = [account(exchange=0.9 * STEPS * latency)] * 2
+    several = [account(exchange=exchange, trained=BUCKET_BYTES + 4)] * 2
+    with pytest.raises(InvalidInputError, match="what hid of its exchanges behind the backward"):
+        told_by(tmp_path / "several", several, hosts=2)
+    short = [account(exchange=0.9 * STEPS * latency, trained=BUCKET_BYTES)] * 2
     with pytest.raises(InvalidInputError, match="less than 6 messages of 0.05 ms"):
         told_by(tmp_path / "short", short, hosts=2)
     assert "link between hosts: 50 µs, 0.8 Gbit/s" in "\n".join(measured_lines(found))
