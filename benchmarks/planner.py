@@ -71,6 +71,9 @@ def make_waiting() -> Any:
     return model
 
 
+WAITING = "network whose layers wait, as for a GPU"
+
+
 class Case(NamedTuple):
     """A model to plan for.
 
@@ -90,7 +93,7 @@ CASES = (
     Case("wide dense network", dense(1024, 1024), 64),
     Case("convolutional network", make_cnn, 64),
     Case("convolutional network, batches of 256", make_cnn, 256),
-    Case("network whose layers wait, as for a GPU", make_waiting, 64),
+    Case(WAITING, make_waiting, 64),
 )
 
 
@@ -294,6 +297,12 @@ def main() -> None:
         goal("median error", statistics.median(errors), at_most=0.10),
         goal("worst error", max(errors), at_most=0.25),
     ]
+    # This host has two cores, the others have one.
+    apart = [abs(one.error) for one in found if one.ranks == 2 or one.case == WAITING]
+    if apart:
+        what = "where no ranks compute on one core"
+        goals.append(goal(f"median error {what}", statistics.median(apart), at_most=0.10))
+        goals.append(goal(f"worst error {what}", max(apart), at_most=0.25))
     minutes = (time.monotonic() - began) / 60
     text = (
         f"Plans from 1 and 2 ranks, and trainings, in turns, {arguments.rounds} of each, in "
