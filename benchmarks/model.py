@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +48,46 @@ def make_cnn(width: int = 1) -> Any:
     )
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
+
+
+def seconds_of_training(
+    frame: Any,
+    make: Callable[[], Any],
+    shape: tuple[int, ...],
+    callbacks: Callable[[], list[Any]],
+    folder: Path,
+    epochs: int,
+    batch_size: int,
+) -> float:
+    """Train with ``run_training`` on two ranks; return the seconds until the last checkpoint.
+
+    Args:
+        frame: rows of `make_frame`.
+        make: makes the model, and notes when in ``made`` in the folder.
+        shape: of an image.
+        callbacks: as `run_training` takes them.
+        folder: a private folder.
+        epochs: how many.
+        batch_size: rows of a rank in a step.
+    """
+    from horovod_spark_runner import DataOptions, run_training
+
+    run_training(
+        frame,
+        make,
+        feature_cols=["image"],
+        label_cols=["label"],
+        num_workers=2,
+        batch_size=batch_size,
+        epochs=epochs,
+        run_dir=folder / "run",
+        data=DataOptions(shapes={"image": shape}),
+        callbacks=callbacks,
+        stream_logs=False,
+    )
+    # Of the folder's renaming, once its files have reached the disk.
+    saved = (folder / "run" / "checkpoints").rglob("*")
+    return max(place.stat().st_ctime for place in saved) - float((folder / "made").read_text())
 
 
 def waiting_layer(width: int, forward: float, backward: float) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from model import SIDE, Rates, make_torch_cnn
+from model import SIDE, Rates, make_torch_cnn, seconds_of_training
 
 LOOP = Path(__file__).resolve().parent / "peers" / "torch_loop.py"
 BIND = "HSR_BENCHMARK_BIND"
@@ -46,28 +46,19 @@ def by_distributor(arrays: Path, epochs: int, batch_size: int) -> Rates:
 
 def ours(frame: Any, epochs: int, batch_size: int) -> Rates:
     """Return how fast ``run_training`` is."""
-    from horovod_spark_runner import DataOptions, run_training
-
     rows = frame.count()
-    with tempfile.TemporaryDirectory() as folder:
-        run_training(
+    with tempfile.TemporaryDirectory() as name:
+        whole = seconds_of_training(
             frame,
-            noting_maker(folder),
-            feature_cols=["image"],
-            label_cols=["label"],
-            num_workers=2,
-            batch_size=batch_size,
-            epochs=epochs,
-            run_dir=str(Path(folder, "run")),
-            data=DataOptions(shapes={"image": (1, SIDE, SIDE)}),
-            callbacks=stopwatch(folder),
-            stream_logs=False,
+            noting_maker(name),
+            (1, SIDE, SIDE),
+            stopwatch(name),
+            Path(name),
+            epochs,
+            batch_size,
         )
-        seconds = [float(Path(folder, f"epoch-{epoch}").read_text()) for epoch in range(epochs)]
-        made = float(Path(folder, "made").read_text())
-        # Of the folder's renaming, once its files have reached the disk.
-        ended = max(place.stat().st_ctime for place in Path(folder, "run/checkpoints").rglob("*"))
-        return Rates([rows / each for each in seconds], epochs * rows / (ended - made))
+        seconds = [float(Path(name, f"epoch-{epoch}").read_text()) for epoch in range(epochs)]
+        return Rates([rows / each for each in seconds], epochs * rows / whole)
 
 
 def noting_maker(folder: str) -> Any:

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch_training
-from model import SIDE, SKIP, Rates, make_arrays, make_cnn, make_frame
+from model import SIDE, SKIP, Rates, make_arrays, make_cnn, make_frame, seconds_of_training
 from report import GOAL_HEAD, goal, present, shown_command, table
 
 from horovod_spark_runner.launch.shared.command import transport_parameters
@@ -112,28 +112,19 @@ def stopwatch(folder: str, batch_size: int) -> Any:
 
 def ours(frame: Any, epochs: int, batch_size: int) -> Rates:
     """Return how fast ``run_training`` is."""
-    from horovod_spark_runner import DataOptions, run_training
-
-    with tempfile.TemporaryDirectory() as folder:
-        run_training(
+    with tempfile.TemporaryDirectory() as name:
+        whole = seconds_of_training(
             frame,
-            noting_maker(folder),
-            feature_cols=["image"],
-            label_cols=["label"],
-            num_workers=2,
-            batch_size=batch_size,
-            epochs=epochs,
-            run_dir=str(Path(folder, "run")),
-            data=DataOptions(shapes={"image": (SIDE, SIDE, 1)}),
-            callbacks=stopwatch(folder, batch_size),
-            stream_logs=False,
+            noting_maker(name),
+            (SIDE, SIDE, 1),
+            stopwatch(name, batch_size),
+            Path(name),
+            epochs,
+            batch_size,
         )
-        steps = [float(Path(folder, str(epoch)).read_text()) for epoch in range(epochs)]
-        made, first = (float(Path(folder, name).read_text()) for name in ("made", "first"))
-        saved = Path(folder, "run", "checkpoints")
-        # Of the folder's renaming, once its files have reached the disk.
-        ended = max(place.stat().st_ctime for place in saved.rglob("*"))
-        return Rates(steps, epochs * frame.count() / (ended - made), first - made)
+        steps = [float(Path(name, str(epoch)).read_text()) for epoch in range(epochs)]
+        made, first = (float(Path(name, one).read_text()) for one in ("made", "first"))
+        return Rates(steps, epochs * frame.count() / whole, first - made)
 
 
 class Rounds:

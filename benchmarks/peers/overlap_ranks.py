@@ -21,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from model import waiting_layer
+from peers.session import join
 
 from horovod_spark_runner import Allreduce, HorovodRunner, LocalSGD, run_training
 from horovod_spark_runner.rundir.directory import RunDirectory
@@ -81,16 +82,8 @@ def seconds_of_sum() -> float:
 
 
 def main() -> None:
-    from pyspark.sql import SparkSession
-
     master, folder, address = sys.argv[1:]
-    spark = (
-        SparkSession.builder.master(master)
-        .config("spark.driver.host", address)
-        .config("spark.ui.enabled", "false")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
+    spark = join(master, address)
     column = f"transform(sequence(1, {WIDTH}), i -> cast(sin(id * i) as float)) as x"
     frame = spark.range(2 * BATCH * STEPS).selectExpr(column, "rand(9) as y")
     for line in sys.stdin:

@@ -16,22 +16,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from model import make_arrays, put_into_spark
+from peers.session import join
 from planner import CASES, compare
 
 
 def main() -> None:
-    from pyspark.sql import SparkSession
-
     master, folder, address = sys.argv[1:]
     tempfile.tempdir = folder
-    spark = (
-        SparkSession.builder.master(master)
-        .config("spark.driver.host", address)
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
+    spark = join(master, address)
     frame = put_into_spark(spark, *make_arrays())
     for line in sys.stdin:
         asked = json.loads(line)

@@ -1,4 +1,4 @@
-"""The Spark session of all benchmarks, and how a call is timed."""
+"""The Spark sessions of benchmarks, and how a call is timed."""
 
 from __future__ import annotations
 
@@ -21,6 +21,21 @@ def make_session(ranks: int, memory: str = "1g") -> Any:
     )
     spark.sparkContext.setLogLevel("OFF")
     spark.sparkContext.parallelize(range(ranks), ranks).map(str).collect()
+    return spark
+
+
+def join(master: str, address: str) -> Any:
+    """Return a session on a cluster, which reaches its driver by this host's address."""
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.master(master)
+        .config("spark.driver.host", address)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
     return spark
 
 

@@ -13,6 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from peers.session import join
+
 from horovod_spark_runner import run_training
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.settings.estimator import sync_of
@@ -43,16 +47,8 @@ def make_model() -> Any:
 
 
 def main() -> None:
-    from pyspark.sql import SparkSession
-
     master, folder, address = sys.argv[1:]
-    spark = (
-        SparkSession.builder.master(master)
-        .config("spark.driver.host", address)
-        .config("spark.ui.enabled", "false")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
+    spark = join(master, address)
     images, labels = load()
     rows = [
         (image.tolist(), int(label), number % 6 == 0)
