@@ -202,7 +202,7 @@ def test_a_job_that_tells_of_nothing_replaces_nothing(
 
 def score_by_job(plan: FilesPlan) -> None:
     with plan.committing() as commit:
-        commit.told += files._told(None, plan, commit)  # type: ignore[arg-type]
+        commit.told += files._told(None, plan, commit)
 
 
 def test_files_that_came_meanwhile_are_not_removed(predictor: Predictor, storage: Location) -> None:
@@ -253,7 +253,7 @@ def test_a_claim_that_is_interrupted_is_given_up(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(file_claim.time, "sleep", interrupted)
+        patch.setattr(time, "sleep", interrupted)
         with pytest.raises(KeyboardInterrupt), committing(out, "error", []):
             pass
     assert not place.exists()
