@@ -118,7 +118,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
             )
         for one in (params,) if isinstance(params, Mapping) else params or ():
             check_own_params(self, one)
-        return super().fit(dataset, params)
+        return super().fit(dataset, dict(params) if isinstance(params, Mapping) else params)
 
     def fitMultiple(
         self,

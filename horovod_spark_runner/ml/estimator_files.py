@@ -13,6 +13,7 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, 
 from ..errors import InvalidInputError, RunDirectoryError
 from ..settings.code import inside, is_import_name, is_of_script, name_here
 from ..settings.estimator import plain_json
+from ..storage.filesystem import Location
 from .estimator_params import EstimatorParams
 from .stage_files import location_of, read_metadata, write_metadata, write_stage
 
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 # In Spark's metadata: the version of what is written here.
 _KEY, FORMAT = "horovodSparkRunnerFormat", 1
+# Params that may be paths of what a fit reads.
+_READ = ("modelFn", "initialWeights", "resumeFrom")
 
 
 class EstimatorWriter(MLWriter):  # type: ignore[misc]
@@ -86,22 +89,25 @@ class EstimatorReader(MLReader):  # type: ignore[misc]
         location = location_of(self.sparkSession, path)
         try:
             metadata = json.loads(read_metadata(location))
-        except ValueError as error:
+            found, version = metadata.get("class"), metadata.get(_KEY)
+        except (ValueError, AttributeError) as error:
             if isinstance(error, RunDirectoryError):
                 raise
             raise RunDirectoryError(f"the metadata in {location} are damaged: {error}") from error
         expected = f"{self._cls.__module__}.{self._cls.__name__}"
-        if metadata.get("class") != expected:
-            raise InvalidInputError(f"{path} holds a {metadata.get('class')}, not a {expected}")
-        found = metadata.get(_KEY)
-        if found != FORMAT:
+        if found != expected:
+            raise InvalidInputError(f"{path} holds a {found}, not a {expected}")
+        if version != FORMAT:
             raise InvalidInputError(
-                f"{path} holds an estimator of format {found!r}; this version of "
+                f"{path} holds an estimator of format {version!r}; this version of "
                 f"horovod_spark_runner reads format {FORMAT}"
             )
         stage = self._cls()
-        stage._resetUid(metadata["uid"])
-        DefaultParamsReader.getAndSetParams(stage, metadata)
+        try:
+            stage._resetUid(metadata["uid"])
+            DefaultParamsReader.getAndSetParams(stage, metadata)
+        except (KeyError, ValueError, AttributeError, TypeError, AssertionError) as error:
+            raise RunDirectoryError(f"{location} is of another version: {error}") from error
         return stage
 
 
@@ -111,9 +117,9 @@ def savable(name: str, value: Any) -> Any:
     Raises:
         InvalidInputError: it holds something else.
     """
-    if name == "modelFn" and isinstance(value, str):
-        is_local = "://" not in value and not is_import_name(value)
-        return os.path.abspath(value) if is_local else value
+    if name in _READ and isinstance(value, str):
+        by_name = name == "modelFn" and is_import_name(value)
+        return value if by_name else str(Location(value))  # the whole path
     if callable(value):
         found = name_here(value)
         if found is None:

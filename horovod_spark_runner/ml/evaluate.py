@@ -14,14 +14,20 @@ from ..errors import DataError, HorovodSparkError, InvalidInputError, ModelError
 from ..serialize import check_picklable, dumps
 from ..settings.kinds import ColumnNames
 from ..spark.python_worker import ask_worker
-from ..spark.session import described, is_case_sensitive
+from ..spark.session import described
 from ..training.engine import engine_named
 from ..training.evaluation import Question
 from ..training.trained_model import Recipe
 from .evaluating import ROW_SCHEMA, SCHEMA, Evaluation
-from .features import check_once, feature_argument
+from .features import feature_argument
 from .inference import ERROR, SKIP, Predictor
-from .spark_metrics import SparkMetric, check_fit, evaluate_rows, spark_metric
+from .spark_metrics import (
+    SparkMetric,
+    check_fit,
+    check_same_columns,
+    evaluate_rows,
+    spark_metric,
+)
 from .targets import choose_targets, target_arguments, targets_by_outputs
 
 if TYPE_CHECKING:
@@ -86,7 +92,7 @@ def evaluate(
         trained, label_cols = targets_by_outputs(frame, recipe.outputs, label_cols), None
     targets, names = choose_targets(trained, label_cols, request.sample_weight_col)
     check_fit(metrics.spark, recipe.outputs, targets)
-    check_once(predictor.names, frame.columns, is_case_sensitive(frame.sparkSession))
+    check_same_columns(metrics.spark, targets, names)
     sources = sources_of_features(frame, predictor.names)
     arguments = [
         *(feature_argument(s, c) for s, c in zip(sources, recipe.columns, strict=True)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -88,12 +89,19 @@ class Evaluation:
 
     def add_up(self, batches: Batches) -> Batches:
         """Give the sums over a task's rows, and each row's output where wanted."""
-        from pyspark import TaskContext
-
         evaluator, transforms = self._loaded()
         evaluator.begin()
-        features = RowDecoder(self.columns, transforms, allow_nan=True)
-        labels = RowDecoder(self.targets, transforms, allow_nan=True)
+        with (
+            closing(RowDecoder(self.columns, transforms, allow_nan=True)) as features,
+            closing(RowDecoder(self.targets, transforms, allow_nan=True)) as labels,
+        ):
+            yield from self._added_up(batches, evaluator, features, labels)
+
+    def _added_up(
+        self, batches: Batches, evaluator: Evaluator, features: RowDecoder, labels: RowDecoder
+    ) -> Batches:
+        from pyspark import TaskContext
+
         named = zip((*self.columns, *self.targets), self.names, strict=True)
         given = [replace(column, name=name) for column, name in named]
         sums: list[np.ndarray] = []
@@ -104,18 +112,22 @@ class Evaluation:
             skipped += batch.num_rows - kept.num_rows
             if not kept.num_rows:
                 continue
-            try:
-                x, y = self._arrays(kept, features, labels)
-            except UndecodableRow as error:
-                row = error.row if valid is None else int(np.flatnonzero(valid)[error.row])
-                place = f"row {row} of a batch of {batch.num_rows} (counted from 0)"
-                raise DataError(f"{place}: {error.cause}") from error.cause
-            outputs = [evaluator.update(a, b) for a, b in self._slices(x, y, kept.num_rows)]
+            # What is decoded takes more memory than what Spark gives at once.
+            for begin in range(0, kept.num_rows, self.batch_size):
+                part = kept.slice(begin, self.batch_size)
+                try:
+                    x, y = self._arrays(part, features, labels)
+                except UndecodableRow as error:
+                    row = begin + error.row
+                    row = row if valid is None else int(np.flatnonzero(valid)[row])
+                    place = f"row {row} of a batch of {batch.num_rows} (counted from 0)"
+                    raise DataError(f"{place}: {error.cause}") from error.cause
+                output = evaluator.update(x, y)
+                if self.label is not None:
+                    yield self._each(output, y)
             rows += kept.num_rows
             added = evaluator.take_sums()
             sums = merged_sums([sums, added]) if sums else added
-            if self.label is not None:
-                yield self._each(np.concatenate(outputs), y)
         if rows or skipped:
             context = TaskContext.get()
             task = 0 if context is None else context.partitionId()
@@ -161,11 +173,6 @@ class Evaluation:
             cause = DataError(f"a sample weight is negative: {y[self.weight][negative[0]]}")
             raise UndecodableRow(int(negative[0]), cause)
         return x, y
-
-    def _slices(self, x: Arrays, y: Arrays, rows: int) -> Iterator[tuple[Arrays, Arrays]]:
-        for begin in range(0, rows, self.batch_size):
-            some = slice(begin, begin + self.batch_size)
-            yield {n: v[some] for n, v in x.items()}, {n: v[some] for n, v in y.items()}
 
     def _each(self, outputs: np.ndarray, labels: Arrays) -> pa.RecordBatch:
         rows = len(outputs)

@@ -58,21 +58,6 @@ def feature_names(
     return tuple(renamed[name] for name in trained)
 
 
-def check_once(names: Sequence[str], existing: Sequence[str], by_case: bool) -> None:
-    """Check that every feature column is there once, as Spark compares names.
-
-    Raises:
-        DataError: Spark could not tell which one is meant.
-    """
-    plain = [name if by_case else name.lower() for name in existing]
-    twice = [name for name in names if plain.count(name if by_case else name.lower()) > 1]
-    if twice:
-        raise DataError(
-            f"the DataFrame has several columns named {quote_all(twice)}, which the model takes; "
-            "rename them so that each name is there once"
-        )
-
-
 def feature_argument(source: Source, column: Column) -> SparkColumn:
     """Return the Spark expression that gives ``source`` as the model was trained on ``column``.
 

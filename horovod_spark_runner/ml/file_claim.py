@@ -30,6 +30,7 @@ from ..rundir.lock import (
     read_lock,
 )
 from ..storage.filesystem import Location
+from ..storage.patience import HungError
 
 logger = logging.getLogger(__name__)
 
@@ -61,19 +62,28 @@ class Claim:
             InvalidInputError: another call has it.
             OSError: it cannot be written.
         """
+        try:
+            self._take()
+        except HungError:
+            raise
+        except BaseException:  # such as Ctrl-C: of a process that lives, it would stay for good
+            self._delete()
+            raise
+        self._renewing.start()
+
+    def _take(self) -> None:
         while True:
             stale = left_behind(self._place, self._destination)
             if stale is None and self._place.is_local:
                 if self._place.write_new(self._record()):
-                    break
+                    return
                 continue
             self._place.write_bytes(self._record())
             time.sleep(SETTLE_SECONDS)
             found = read_lock(self._place) or {}
             if found.get("token") != self.token:
                 raise InvalidInputError(_refusal(found, self._place, self._destination))
-            break
-        self._renewing.start()
+            return
 
     def begin_moving(self) -> None:
         """Say that files of the destination change from now on.
@@ -100,12 +110,17 @@ class Claim:
         """
         self._ended.set()
         self._renewing.join()
+        if not unfinished:
+            self._delete()
+            return
         with contextlib.suppress(OSError):
             if self._is_held():
-                if unfinished:
-                    self._place.write_bytes(json.dumps({"moving": True, "ended": True}).encode())
-                else:
-                    self._place.delete_file()
+                self._place.write_bytes(json.dumps({"moving": True, "ended": True}).encode())
+
+    def _delete(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._is_held():
+                self._place.delete_file()
 
     def _is_held(self) -> bool:
         return (read_lock(self._place) or {}).get("token") == self.token

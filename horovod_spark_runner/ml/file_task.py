@@ -10,7 +10,7 @@ import contextlib
 import json
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ..data.footer import read_footer
+from ..data.prepare.footers import EVERY_FILE
 from ..errors import DataError
 from ..storage.filesystem import Location
 from .arrow_features import feature_array
@@ -46,12 +48,14 @@ class Unit:
         groups: its row groups.
         rows: rows in them.
         target: the file to write, below the destination.
+        footer: checksum of the file's footer.
     """
 
     file: str
     groups: tuple[int, ...]
     rows: int
     target: str
+    footer: str
 
 
 @dataclass(frozen=True)
@@ -117,10 +121,12 @@ class FileTask:
         name = f"{number:06d}-{uuid.uuid4().hex}.parquet"
         aside, place = staging.join("_" + name), self.source.join(unit.file)
         with opened(place) as stream, ThreadPoolExecutor(2, "hsr-files") as pool:
-            file = pq.ParquetFile(
-                stream, coerce_int96_timestamp_unit="us", pre_buffer=not place.is_local
-            )
-            _check_unchanged(file, unit, place)
+            file, footer = parquet_file(stream, place, pre_buffer=not place.is_local)
+            if footer != unit.footer:
+                raise DataError(
+                    f"{place} has other rows than when predict_files began; call it again when "
+                    "nothing changes the source"
+                )
             kept = kept_in(file.schema_arrow, self.keep)
             schema, options = writing(file, kept, self.added)
             with aside.open_output() as output, pq.ParquetWriter(output, schema, **options) as sink:
@@ -142,13 +148,17 @@ class FileTask:
         coming = pool.submit(next, chunks, None)
         written: Future[None] | None = None
         rows = 0
-        while (chunk := coming.result()) is not None:
-            coming = pool.submit(next, chunks, None)
-            scored = self._scored(chunk, kept, schema, unit)
-            rows += scored.num_rows
+        try:
+            while (chunk := coming.result()) is not None:
+                coming = pool.submit(next, chunks, None)
+                scored = self._scored(chunk, kept, schema, unit)
+                rows += scored.num_rows
+                if written is not None:
+                    written.result()
+                written = pool.submit(sink.write_table, scored)
+        finally:
             if written is not None:
-                written.result()
-            written = pool.submit(sink.write_table, scored)
+                wait([written])  # whatever ends this closes the sink next
         if written is not None:
             written.result()
         return rows
@@ -190,14 +200,27 @@ def opened(place: Location) -> pa.NativeFile:
         ) from error
 
 
-def _check_unchanged(file: pq.ParquetFile, unit: Unit, place: Location) -> None:
-    footer = file.metadata
-    there = [number for number in unit.groups if number < footer.num_row_groups]
-    if sum(footer.row_group(number).num_rows for number in there) != unit.rows:
+def parquet_file(
+    stream: pa.NativeFile, place: Location, *, pre_buffer: bool = False
+) -> tuple[pq.ParquetFile, str]:
+    """Return a file of the source to be read, and the checksum of its footer.
+
+    Args:
+        stream: the file, opened.
+        place: where it is, for messages.
+        pre_buffer: see `pyarrow.parquet.ParquetFile`.
+
+    Raises:
+        DataError: it is no Parquet file.
+    """
+    try:
+        metadata, footer = read_footer(stream)
+        options = {"coerce_int96_timestamp_unit": "us", "pre_buffer": pre_buffer}
+        return pq.ParquetFile(stream, metadata=metadata, **options), footer
+    except pa.ArrowInvalid as error:
         raise DataError(
-            f"{place} has other rows than when predict_files began; call it again when nothing "
-            "changes the source"
-        )
+            f"{place} is no Parquet file, or a damaged one: {error}; {EVERY_FILE}"
+        ) from error
 
 
 def kept_in(schema: pa.Schema, keep: Sequence[str] | None) -> list[str]:

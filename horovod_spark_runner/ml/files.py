@@ -8,7 +8,9 @@ see `horovod_spark_runner.ml.file_commit`.
 from __future__ import annotations
 
 import json
+import os
 import posixpath
+import re
 import threading
 import uuid
 from collections.abc import Container, Iterator, Sequence
@@ -18,13 +20,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import unquote
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from ..data.prepare.footers import EVERY_FILE, parquet_files
+from ..data.prepare.footers import parquet_files
 from ..data.prepare.schema import quote_all
-from ..errors import DataError, InvalidInputError, RunCancelledError
+from ..errors import DataError, InvalidInputError, RunCancelledError, RunFailedError
 from ..settings.kinds import check_choice
 from ..settings.prediction import PredictionSettings
 from ..spark.session import classic_context, is_case_sensitive
@@ -33,7 +34,7 @@ from ..storage.filesystem import FileStat, Location
 from .arrow_features import check_feature
 from .file_commit import THREADS, Commit, check_destination, committing
 from .file_schema import ScoredColumn, check_stored_alike, kept_columns
-from .file_task import FileTask, Unit, opened, writing
+from .file_task import FileTask, Unit, opened, parquet_file, writing
 from .inference import Predictor, spark_type
 from .naming import added_columns, check_added
 
@@ -46,6 +47,8 @@ _UNIT_BYTES = (1024 * 1024, 128 * 1024 * 1024)
 # Tasks per slot, so that none is long alone at the end; slots where Spark does not tell.
 _TASKS_PER_SLOT = 3
 _SLOTS = 16
+# The names of one kind of storage.
+_S3 = re.compile("^s3[an]://")
 # What opening, writing and moving a file costs, in bytes that are scored meanwhile.
 _FILE_BYTES = 1024 * 1024
 
@@ -77,12 +80,18 @@ class FilesRequest:
         if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
             raise InvalidInputError(f"columns must be a list of columns' names, got {names!r}")
         _check_plain(self.settings)
-        source, target = (str(p).rstrip("/") + "/" for p in (self.source, self.destination))
+        source, target = _real_place(self.source), _real_place(self.destination)
         if source.startswith(target) or target.startswith(source):
             raise InvalidInputError(
                 f"the destination {self.destination} and the source {self.source} must not be one "
                 "in the other"
             )
+
+
+def _real_place(place: Location) -> str:
+    """Return one name, with a slash at its end, for what may be called by several."""
+    text = os.path.realpath(str(place)) if place.is_local else _S3.sub("s3://", str(place))
+    return text.rstrip("/") + "/"
 
 
 def _check_plain(settings: PredictionSettings) -> None:
@@ -120,6 +129,7 @@ def predict_files(
         InvalidInputError: the destination cannot be written, is being written by another call, or
             is not empty and not to be overwritten.
         ModelError: Spark has no type for an output.
+        RunFailedError: the job ended before all was written.
         RunCancelledError: the job was cancelled through Spark.
     """
     plan = plan_files(request, predictor, _slots(spark), by_case=is_case_sensitive(spark))
@@ -151,7 +161,13 @@ def _told(spark: SparkSession, plan: FilesPlan, commit: Commit) -> list[tuple[in
         if failure is not None:
             raise DataError(failure) from error
         raise
-    return [(number, name, count) for number, name, count in (json.loads(row.text) for row in rows)]
+    told = [(number, name, count) for number, name, count in (json.loads(row.text) for row in rows)]
+    if sorted(number for number, _, _ in told) != list(range(len(plan.units))):
+        raise RunFailedError(
+            f"the Spark job that writes {target} ended without telling of all files, as where its "
+            "session was stopped meanwhile; the destination is as it was"
+        )
+    return told
 
 
 @dataclass(frozen=True)
@@ -206,23 +222,22 @@ def plan_files(
     with ThreadPoolExecutor(THREADS, "hsr-footers") as pool:
         footers = list(pool.map(lambda stat: _checked(stat, task, by_case), found))
     low, high = _UNIT_BYTES
-    whole = sum(sum(_sizes(footer)) + _FILE_BYTES for footer in footers)
+    whole = sum(sum(_sizes(footer)) + _FILE_BYTES for footer, _ in footers)
     limit = min(max(whole // (slots * _TASKS_PER_SLOT), low), high)
     units, costs = _units(found, footers, limit)
     return FilesPlan(request, task, tuple(units), tuple(_shares(costs, limit)))
 
 
-def _checked(stat: FileStat, task: FileTask, by_case: bool) -> pq.FileMetaData:
-    """Return a file's footer, all columns being such as can be scored and written again."""
+def _checked(stat: FileStat, task: FileTask, by_case: bool) -> tuple[pq.FileMetaData, str]:
+    """Return a file's footer and its checksum.
+
+    Raises:
+        DataError: a column is none that can be scored and written again.
+    """
     place = task.source.join(stat.name)
     folders = [name for name, _ in _partition(stat.name)]
     with opened(place) as stream:
-        try:
-            file = pq.ParquetFile(stream, coerce_int96_timestamp_unit="us")
-        except pa.ArrowInvalid as error:
-            raise DataError(
-                f"{place} is no Parquet file, or a damaged one: {error}; {EVERY_FILE}"
-            ) from error
+        file, footer = parquet_file(stream, place)
         schema = file.schema_arrow
         kept = kept_columns(schema, task.keep, folders, str(place))
         for name, column in zip(task.predictor.names, task.predictor.columns, strict=True):
@@ -243,7 +258,7 @@ def _checked(stat: FileStat, task: FileTask, by_case: bool) -> pq.FileMetaData:
         check_added(names, outputs, [*kept, *folders], by_case=by_case)
         written, options = writing(file, kept, task.added)
         check_stored_alike(file, written, kept, options, str(place))
-        return file.metadata
+        return file.metadata, footer
 
 
 def _partition(name: str) -> Iterator[tuple[str, str]]:
@@ -255,18 +270,18 @@ def _partition(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _units(
-    found: Sequence[FileStat], footers: Sequence[pq.FileMetaData], limit: int
+    found: Sequence[FileStat], footers: Sequence[tuple[pq.FileMetaData, str]], limit: int
 ) -> tuple[list[Unit], list[int]]:
     """Return what is scored into a file each, in the order of the files, and its cost. Pure.
 
     Args:
         found: the files.
-        footers: theirs.
+        footers: theirs, and the checksums of these.
         limit: of bytes in memory, for a unit of several row groups.
     """
     units, costs = [], []
     taken = {stat.name for stat in found}
-    for stat, footer in zip(found, footers, strict=True):
+    for stat, (footer, checksum) in zip(found, footers, strict=True):
         groups = _sizes(footer)
         parts: list[list[int]] = [[]]
         for number, size in enumerate(groups):
@@ -277,7 +292,7 @@ def _units(
         taken.update(targets)
         for part, target in zip(parts, targets, strict=True):
             rows = sum(footer.row_group(i).num_rows for i in part)
-            units.append(Unit(stat.name, tuple(part), rows, target))
+            units.append(Unit(stat.name, tuple(part), rows, target, checksum))
             costs.append(sum(groups[i] for i in part) + _FILE_BYTES)
     return units, costs
 

@@ -9,7 +9,7 @@ from ..data.prepare.columns import sources_of_features
 from ..data.prepare.schema import quoted
 from ..settings.prediction import PredictionSettings
 from ..spark.session import is_case_sensitive
-from .features import check_once, feature_argument
+from .features import feature_argument
 from .inference import SKIP, Predictor, field_names, spark_type
 from .naming import check_added
 from .outputs import Added, added_by, expression, struct_name
@@ -41,7 +41,6 @@ def with_predictions(
 
     outputs = predictor.outputs
     by_case = is_case_sensitive(frame.sparkSession)
-    check_once(predictor.names, frame.columns, by_case)
     sources = sources_of_features(frame, predictor.names)
     in_struct = settings.output_form == "struct"
     added = [] if in_struct else added_by(outputs, settings)

@@ -10,7 +10,7 @@ import functools
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,6 +33,10 @@ from .rows import valid_in_all, with_nulls
 _CACHE_SIZE = 4
 _models: OrderedDict[str, Model] = OrderedDict()
 
+# Bytes of predictions that are given to Spark at once, unless a single batch has more.
+_MESSAGE_BYTES = 64 * 1024 * 1024
+# Elements of all lists in one Arrow array: their places are numbers of 32 bits.
+_MOST = 2**31 - 1
 # What becomes of rows with invalid values: an error, no row, or a row without prediction.
 ERROR, SKIP, KEEP = "error", "skip", "keep"
 
@@ -92,11 +96,12 @@ class Predictor:
             functools.partial(self._prepare, model), ahead=_prepares_ahead(model)
         ) as made:
             for group in cut(pieces, self.batch_size):
-                predicted = _joined([self._predict(model, *pair) for pair in made.each(group)])
-                if loads:  # once it has been called, as a graph is made then
-                    spare_from_collection(dropped=drops)
-                    loads = False
-                yield predicted
+                each = (self._predict(model, *pair) for pair in made.each(group))
+                for predicted in joined(each):
+                    if loads:  # once it has been called, as a graph is made then
+                        spare_from_collection(dropped=drops)
+                        loads = False
+                    yield predicted
 
     def _valid(self, arrays: tuple[pa.Array, ...]) -> np.ndarray | None:
         """Return which rows are valid; ``None`` if all are."""
@@ -161,7 +166,21 @@ def _prepares_ahead(model: Model) -> bool:
     return model.slow or bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def _joined(arrays: list[pa.Array]) -> pa.Array:
+def joined(arrays: Iterable[pa.Array]) -> Iterator[pa.Array]:
+    """Yield arrays, small ones put together: each is a message to Spark, and held until it is."""
+    held: list[pa.Array] = []
+    size = 0
+    for array in arrays:
+        held.append(array)
+        size += array.nbytes
+        if size >= _MESSAGE_BYTES:
+            yield _one(held)
+            held, size = [], 0
+    if held:
+        yield _one(held)
+
+
+def _one(arrays: list[pa.Array]) -> pa.Array:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
@@ -219,8 +238,17 @@ def _nothing(spec: OutputSpec) -> pa.Array:
 
 
 def array_of(values: np.ndarray, spec: OutputSpec) -> pa.Array:
-    """Return an output as an Arrow array: numbers, or one flat list of numbers per row."""
+    """Return an output as an Arrow array: numbers, or one flat list of numbers per row.
+
+    Raises:
+        ModelError: it has more numbers than Arrow's lists can count.
+    """
     rows = len(values)
+    if values.size > _MOST:
+        raise ModelError(
+            f"output {spec.name!r} has {values.size} numbers for {rows} rows, more than Arrow's "
+            f"lists hold ({_MOST}): predict on fewer rows at once, with a smaller predictBatchSize"
+        )
     if spec.dtype == "string":
         flat = pa.array(values.reshape(-1).tolist(), pa.binary()).cast(pa.string())
     else:

@@ -77,7 +77,7 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
             ModelError: the model cannot be called.
         """
         check_own_params(self, params or {})
-        return super().transform(dataset, params)
+        return super().transform(dataset, dict(params or {}))
 
     def evaluate(
         self,
@@ -108,8 +108,9 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
             metrics: ``None`` (default) for the loss and metrics the model was compiled with. Else
                 a list of names of Keras' metrics, objects of ``keras.metrics``, functions of
                 labels and predictions, Spark ML's metrics (``"spark:areaUnderROC"``, or an
-                evaluator of ``pyspark.ml.evaluation``), and ``"compiled"`` for the model's own; or,
-                for several outputs, Keras' by output, as ``Model.compile`` takes them.
+                evaluator of ``pyspark.ml.evaluation``, whose ``labelCol`` and ``weightCol``, if
+                set, are those that are used here), and ``"compiled"`` for the model's own; or, for
+                several outputs, Keras' by output, as ``Model.compile`` takes them.
             label_cols: the label columns, where they are not called as in training: a list, or a
                 dictionary by the outputs' names. Of a model of `from_keras` with one output, the
                 column ``label`` by default.
@@ -177,6 +178,7 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
                 cannot be written, a Param asks for what files are not given, or another argument
                 cannot be right.
             ModelError: the model cannot be called.
+            RunFailedError: the job ended before all was written.
             RunCancelledError: the job was cancelled through Spark.
         """
         settings = prediction_settings(self)

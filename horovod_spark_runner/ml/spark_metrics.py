@@ -133,6 +133,36 @@ def check_fit(
             )
 
 
+def check_same_columns(
+    metrics: Sequence[SparkMetric], targets: Targets, names: Sequence[str]
+) -> None:
+    """Check that evaluators which name their columns mean those that outputs are compared with.
+
+    Args:
+        metrics: the metrics, which `check_fit` has let pass.
+        targets: what outputs are compared with.
+        names: the DataFrame's column for each of ``targets.columns``.
+
+    Raises:
+        InvalidInputError: an evaluator names another column, which it would not be given.
+    """
+    called = dict(zip((column.name for column in targets.columns), names, strict=True))
+    weight = None if targets.weight is None else called[targets.weight]
+    for metric in metrics:
+        one = metric.evaluator
+        for param, used, argument in (
+            (one.labelCol, called[targets.outputs.slots[0][0]], "label_cols"),
+            (one.weightCol, weight, "sample_weight_col"),
+        ):
+            if one.isSet(param) and one.getOrDefault(param) != used:
+                named = one.getOrDefault(param)
+                raise InvalidInputError(
+                    f"the evaluator of {metric.name!r} has {param.name}={named!r}, but the column "
+                    f"that is used here is {used!r}: name it, evaluate(…, {argument}={named!r}), "
+                    f"or give an evaluator without {param.name}"
+                )
+
+
 def _check_activation(metric: SparkMetric, output: OutputSpec) -> None:
     """Check that an output of several numbers can be of classes of which one is right."""
     if _width(output) == 1:
@@ -208,7 +238,7 @@ def evaluate_rows(
     found: dict[str, float] = {}
     for metric in metrics:
         _check_label_arrays(rows, metric, output, label)
-        _check_classes(frame, metric, label)
+        _check_classes(frame, metric, output, label)
         if _takes_probabilities(metric):
             _check_probabilities(rows, metric, output)
         one = metric.evaluator
@@ -255,7 +285,7 @@ def _check_probabilities(rows: DataFrame, metric: SparkMetric, output: OutputSpe
         )
 
 
-def _check_classes(frame: DataFrame, metric: SparkMetric, label: str) -> None:
+def _check_classes(frame: DataFrame, metric: SparkMetric, output: OutputSpec, label: str) -> None:
     from pyspark.sql import functions as F
 
     value = F.col("label")
@@ -263,6 +293,9 @@ def _check_classes(frame: DataFrame, metric: SparkMetric, label: str) -> None:
         wanted, right = "0 or 1", value.isin(0.0, 1.0)
     elif metric.kind == _CLASSES:
         wanted, right = "whole numbers from 0", (value >= 0) & (value == F.floor(value))
+        if _takes_probabilities(metric):  # Spark looks for that of the label among them
+            width = _width(output) or 0
+            wanted, right = f"{wanted} to {width - 1}", right & (value < width)
     else:
         return
     wrong = frame.filter(~right).select("label").first()

@@ -64,8 +64,13 @@ def write_metadata(location: Location, text: str) -> None:
     """Write a stage's metadata as Spark ML does: one line of JSON."""
     folder = location.join("metadata")
     folder.make_folder()
-    folder.join("part-00000").write_text(text + "\n")
-    folder.join("_SUCCESS").write_bytes(b"")
+    part, mark = folder.join("part-00000"), folder.join("_SUCCESS")
+    part.write_text(text + "\n")
+    mark.write_bytes(b"")
+    # In an object store, where a stage is written over another: Spark reads all that is there.
+    for place in folder.list():
+        if place.name not in (part.name, mark.name):
+            place.delete_file()
 
 
 def read_metadata(location: Location) -> str:

@@ -11,11 +11,10 @@ from ..data.prepare.columns import Source, sources_of, sources_of_features
 from ..data.prepare.schema import Roles, quote_all
 from ..errors import DataError, InvalidInputError, brief
 from ..settings.kinds import ColumnNames
-from ..spark.session import is_case_sensitive
 from ..training.columns import LABEL
 from ..training.spec import Binding, OutputSpec, bind_columns
 from ..training.trained_model import Targets
-from .features import check_once, feature_argument
+from .features import feature_argument
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -140,15 +139,22 @@ def _renamed(trained: Binding, label_cols: ColumnNames | str | None) -> dict[str
                 f"label_cols names {quote_all(unknown)}, but the outputs it was trained with are "
                 + right
             )
-        pairs = [(known[n], slot) for n, slot in zip(given.names, given.slots, strict=True)]
+        asked = dict(zip(given.names, given.slots, strict=True))
+        pairs = [(slot, asked.get(name, slot)) for name, slot in known.items()]
+    called: dict[str, str] = {}
     for before, now in pairs:
         if len(before) != len(now):
             raise InvalidInputError(
                 f"label_cols gives {' + '.join(now) or 'no column'} where the model was trained on "
                 f"{' + '.join(before) or 'none'}"
             )
-        names.update(zip(before, now, strict=True))
-    return names
+        for old, new in zip(before, now, strict=True):
+            if called.setdefault(old, new) != new:
+                raise InvalidInputError(
+                    f"label_cols gives {called[old]!r} and {new!r} where the model was trained on "
+                    f"one column for several outputs, {old!r}; give one column for all of these"
+                )
+    return {**names, **called}
 
 
 def target_arguments(
@@ -172,7 +178,6 @@ def target_arguments(
             "with or rows are weighed by; name the right ones, label_cols=… and "
             f"sample_weight_col=…; it has {quote_all(frame.columns)}"
         )
-    check_once(names, frame.columns, is_case_sensitive(frame.sparkSession))
     sources = sources_of_features(frame, names)
     for source, column in zip(sources, columns, strict=True):
         if column.name == weight and (source.kind != "scalar" or source.is_text):

@@ -115,7 +115,8 @@ def read_finished_run(
         engine: the engine whose models are wanted, unless ``model_fn`` says another.
         custom_objects: the model's own classes and functions by name.
         model_fn: builds the model, if it is to be built and given its weights.
-        transforms: the functions its columns were trained with.
+        transforms: the functions its columns were trained with; those of other columns, as of other
+            stages of a pipeline, are left out.
         checkpoint: steps after which the checkpoint was taken whose weights are meant.
 
     Raises:
@@ -145,6 +146,8 @@ def read_finished_run(
             f"the model in {directory.location} was trained with transforms of column "
             f"{quote_all(missing)}; functions are not kept in storage: give them, transforms={{…}}"
         )
+    asked = {*signature.transforms, *(signature.targets.transforms if signature.targets else ())}
+    transforms = {name: one for name, one in transforms.items() if name in asked}
     wanted, engine = transformer_of(engine), engine_of(model_fn, engine)
     if signature.engine in FRAMEWORKS and wanted != transformer_of(signature.engine):
         raise RunDirectoryError(

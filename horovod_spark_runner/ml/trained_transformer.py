@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pyspark.ml.util import MLReadable, MLWritable
 
+from ..data.prepare.schema import quote_all
 from ..errors import InvalidInputError
 from ..rundir.directory import RunDirectory
 from ..settings.prediction import PredictionSettings
@@ -56,6 +57,12 @@ class TrainedTransformer(PredictionModel, MLReadable, MLWritable):  # type: igno
         """Return the transformer of a finished run; ``how`` as `read_finished_run` takes it."""
         directory = RunDirectory(Location(run_dir))
         model = read_finished_run(directory, engine=cls.engine, **how)
+        others = [name for name in how["transforms"] or () if name not in model.recipe.transforms]
+        if others:
+            raise InvalidInputError(
+                f"transforms names {quote_all(others)}, which the model in {directory.location} "
+                "was trained without a transform of: leave it out, or change the DataFrame's column"
+            )
         summary = TrainingSummary(str(directory.location), directory.read_metrics())
         return cls(ServedModel(model), summary=summary, settings=settings)
 

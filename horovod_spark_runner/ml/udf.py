@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..data.manifest import Column
 from .inference import Predictor
@@ -47,26 +49,30 @@ def pandas_udf_of(
     from pyspark.sql import functions as F
 
     columns = predictor.columns
+    reals = [number for number, column in enumerate(columns) if _is_real(column)]
 
     def predict_pandas(batches: Iterator[Any]) -> Iterator[Any]:
-        arrow = (tuple(map(_from_pandas, batch, columns)) for batch in _tuples(batches))
-        for array in predictor(arrow):
+        for array in predictor(_from_pandas(_tuples(batches), columns, reals)):
             if pa.types.is_struct(array.type):
-                yield pa.Table.from_struct_array(array).to_pandas()
+                yield pa.Table.from_struct_array(array).to_pandas(types_mapper=_nullable)
             else:
-                yield array.to_pandas()
+                yield array.to_pandas(types_mapper=_nullable)
 
     single = pd.DataFrame if return_type.startswith("struct") else pd.Series
-    predict_pandas.__annotations__ = _annotations(pd.Series, len(columns), single)
+    taken = len(columns) + len(reals)
+    predict_pandas.__annotations__ = _annotations(pd.Series, taken, single)
     udf: Any = F.pandas_udf(predict_pandas, return_type)
     if not deterministic:
         udf = udf.asNondeterministic()
 
     def call(*arguments: SparkColumn) -> SparkColumn:
         # Beside a null, pandas holds whole numbers as real ones, which cuts those above 2**53;
-        # inside an array they stay what they are.
-        pairs = zip(arguments, columns, strict=True)
-        called: SparkColumn = udf(*(F.array(a) if _is_whole_number(c) else a for a, c in pairs))
+        # inside an array they stay what they are. Real numbers are told where they are null, for
+        # which pandas has nothing but NaN.
+        pairs = list(zip(arguments, columns, strict=True))
+        given = [F.array(a) if _is_whole_number(c) else a for a, c in pairs]
+        nulls = [_has_null(*pairs[number]) for number in reals]
+        called: SparkColumn = udf(*given, *nulls)
         return called
 
     return call
@@ -76,10 +82,59 @@ def _is_whole_number(column: Column) -> bool:
     return is_whole(column) and not column.shape
 
 
-def _from_pandas(series: Any, column: Column) -> pa.Array:
+def _is_real(column: Column) -> bool:
+    return not column.encoding and not column.is_text and column.numpy_dtype.kind == "f"
+
+
+def _has_null(argument: SparkColumn, column: Column) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    if not column.shape:
+        return argument.isNull()
+    return F.coalesce(F.exists(argument, F.isnull), F.lit(True))
+
+
+def _from_pandas(
+    batches: Iterator[tuple[Any, ...]], columns: Sequence[Column], reals: Sequence[int]
+) -> Iterator[tuple[pa.Array, ...]]:
+    """Yield batches as Arrow has them.
+
+    Args:
+        batches: a series of each column, and of those of real numbers, whether a row has a null.
+        columns: the feature columns.
+        reals: which of them are of real numbers.
+    """
+    for batch in batches:
+        nulls = dict(zip(reals, batch[len(columns) :], strict=True))
+        series = zip(batch, columns, strict=False)
+        yield tuple(_array_of(one, column, nulls.get(n)) for n, (one, column) in enumerate(series))
+
+
+def _array_of(series: Any, column: Column, nulls: Any | None) -> pa.Array:
     if _is_whole_number(column):
         return pa.Array.from_pandas(series, type=pa.list_(pa.int64())).values
-    return pa.Array.from_pandas(series)
+    if nulls is None:
+        return pa.Array.from_pandas(series)
+    mask, values = nulls.to_numpy(bool), series.to_numpy()
+    if not column.shape:
+        return pa.array(values, mask=mask)
+    kind = pa.list_(pa.from_numpy_dtype(column.numpy_dtype))
+    exact = pa.array(values, kind, from_pandas=False)
+    if not mask.any():
+        return exact
+    return pc.if_else(pa.array(mask), pa.array(values, kind, from_pandas=True), exact)
+
+
+def _nullable(kind: pa.DataType) -> Any:
+    """Return pandas' type of numbers that tells null from NaN, and keeps whole ones whole."""
+    import pandas as pd
+
+    if pa.types.is_boolean(kind):
+        return pd.BooleanDtype()
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        name = np.dtype(kind.to_pandas_dtype()).name.capitalize()
+        return getattr(pd, f"{name}Dtype")()
+    return None
 
 
 def _annotations(kind: Any, arguments: int, result: Any = None) -> dict[str, Any]:

@@ -14,7 +14,13 @@ from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
 
-from horovod_spark_runner import DataError, HorovodEstimator, InvalidInputError, NotEnoughSlotsError
+from horovod_spark_runner import (
+    DataError,
+    HorovodEstimator,
+    InvalidInputError,
+    NotEnoughSlotsError,
+    RunDirectoryError,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
@@ -236,13 +242,16 @@ def test_what_cannot_be_saved_replaces_nothing(estimator: HorovodEstimator, tmp_
     assert HorovodEstimator.load(place).getModelFn() == f"{__name__}:make_model"
 
 
-def test_a_model_file_is_named_by_its_whole_path(
+def test_what_a_fit_reads_is_named_by_its_whole_path(
     estimator: HorovodEstimator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    estimator.setModelFn("model.keras").save(str(tmp_path / "saved"))
+    estimator.setModelFn("model.keras").setInitialWeights("w.weights.h5").setResumeFrom("~/runs/1")
+    estimator.save(str(tmp_path / "saved"))
     loaded = HorovodEstimator.load(str(tmp_path / "saved"))
     assert loaded.getModelFn() == str(tmp_path / "model.keras")
+    assert loaded.getInitialWeights() == str(tmp_path / "w.weights.h5")
+    assert loaded.getResumeFrom() == str(Path("~/runs/1").expanduser())
 
 
 def test_what_is_no_estimator_of_this_format_is_refused(
@@ -254,12 +263,21 @@ def test_what_is_no_estimator_of_this_format_is_refused(
         HorovodEstimator.load(place)
     estimator.write().overwrite().save(place)
     (line,) = spark.read.text(f"{place}/metadata").first()
-    newer = json.dumps({**json.loads(line), "horovodSparkRunnerFormat": 2})
-    spark.createDataFrame([(newer,)], ["value"]).coalesce(1).write.mode("overwrite").text(
-        f"{place}/metadata"
-    )
-    with pytest.raises(InvalidInputError, match="holds an estimator of format 2; .*reads format 1"):
-        HorovodEstimator.load(place)
+    saved = json.loads(line)
+    params = {**saved["paramMap"], "ofLater": 1}
+    for metadata, error, message in (
+        (
+            {**saved, "horovodSparkRunnerFormat": 2},
+            InvalidInputError,
+            "holds an estimator of format 2; .*reads format 1",
+        ),
+        ({**saved, "paramMap": params}, RunDirectoryError, "of another version: .*ofLater"),
+        ([saved], RunDirectoryError, "the metadata in .*saved are damaged"),
+    ):
+        (part,) = Path(place, "metadata").glob("part-*")
+        part.write_text(json.dumps(metadata))
+        with pytest.raises(error, match=message):
+            HorovodEstimator.load(place)
 
 
 def test_it_is_loaded_without_the_code_of_its_model(

@@ -240,6 +240,21 @@ def test_spark_evaluators_see_every_row_once(
         more.evaluate(frame, [evaluation.RankingEvaluator()])
 
 
+def test_an_evaluators_own_columns_are_those_that_are_used(frame: Any, tmp_path: Path) -> None:
+    """An evaluator that is told of weights would not be given them."""
+    from pyspark.ml import evaluation
+
+    more = saved(tmp_path, classifier(3, loss="sparse_categorical_crossentropy"), [KIND])
+    kind = evaluation.MulticlassClassificationEvaluator
+    with pytest.raises(InvalidInputError, match=r"weightCol='w', .* None: .*sample_weight_col='w'"):
+        more.evaluate(frame, kind(weightCol="w"))
+    with pytest.raises(InvalidInputError, match=r"labelCol='one', .* 'kind': .*label_cols='one'"):
+        more.evaluate(frame, kind(labelCol="one"))
+    same = kind(labelCol="kind", weightCol="w", metricName="accuracy")
+    found = more.evaluate(frame, [same, "acc"], sample_weight_col="w")
+    assert found["spark:accuracy"] == pytest.approx(found["acc"], abs=1e-6)
+
+
 @pytest.fixture(scope="module")
 def regression(tmp_path_factory: pytest.TempPathFactory) -> TFTransformer:
     import keras
@@ -287,6 +302,10 @@ def test_labels_that_are_no_classes_are_refused_by_name(frame: Any, tmp_path: Pa
             more.evaluate(
                 frame.selectExpr("x", f"{value} AS v"), "spark:accuracy", label_cols=["v"]
             )
+    unknown = frame.selectExpr("x", "3f AS v")
+    assert more.evaluate(unknown, "spark:accuracy", label_cols="v") == {"spark:accuracy": 0.0}
+    with pytest.raises(DataError, match="'spark:logLoss' takes .* from 0 to 2, but .* holds 3.0"):
+        more.evaluate(unknown, "spark:logLoss", label_cols="v")
 
 
 def test_outputs_that_are_no_classes_are_refused_by_name(frame: Any, tmp_path: Path) -> None:

@@ -494,7 +494,11 @@ def test_transforms_are_given_again(
     assert "trained with transforms of column 'x'" in caplog.text
     with pytest.raises(DataError, match=r"transforms of column 'x'.*\.transforms\("):
         TFTransformer.load(str(tmp_path / "stage"))
-    loaded = TFTransformer.read().transforms(transforms).load(str(tmp_path / "stage"))
+    with pytest.raises(InvalidInputError, match="transforms names 'n', which .* without a transf"):
+        TFTransformer.from_run(tmp_path / "run", transforms={**transforms, "n": half})
+    # In a pipeline it may be of another stage.
+    reader = TFTransformer.read().transforms({**transforms, "n": half})
+    loaded = reader.load(str(tmp_path / "stage"))
     for row in loaded.transform(frame).collect():
         assert row.prediction == pytest.approx(sum(row.x) / 2 + row.n)
 
@@ -631,6 +635,9 @@ def test_keras_models_that_cannot_be_taken(tmp_path: Path) -> None:
     open_ended = keras.Sequential([keras.Input((None,)), keras.layers.Lambda(lambda x: x)])
     x = keras.Input((2,))
     mean = keras.Model(x, keras.ops.mean(x))
+    carrying = keras.Sequential(
+        [keras.Input(batch_shape=(2, 3, 1)), keras.layers.GRU(1, stateful=True)]
+    )
     for given, columns, message in (
         (Subclass(), None, "inputs of the model 'subclass.*' are not known"),
         (open_ended, None, r"takes float32 of shape \(None,\)"),
@@ -638,6 +645,7 @@ def test_keras_models_that_cannot_be_taken(tmp_path: Path) -> None:
         (summing(), {"x": ["a", "b"], "n": "n"}, r"shape \(3,\), which are not 2 columns"),
         (summing(), {"x": "a", "n": "a"}, "feeds several inputs that take different values"),
         (mean, ["x"], r"cannot predict: ModelError: output 'prediction' has the shape \(\) for 2"),
+        (carrying, ["x"], "layer 'gru.*' is stateful: .* Spark's rows have no order"),
         (lambda: None, None, "takes a keras.Model"),
         (tmp_path / "none.keras", None, "does not exist"),
         (tmp_path / "model.h5", None, "must end in .keras"),

@@ -143,7 +143,7 @@ def test_columns_with_backticks_and_columns_of_one_name_stay(two: str, frame: An
 
 
 def test_feature_columns_that_spark_cannot_tell_apart(one: str, frame: Any) -> None:
-    with pytest.raises(DataError, match="several columns named 'x', which the model takes"):
+    with pytest.raises(DataError, match="columns 'x', 'X', which Spark does not tell apart"):
         TFTransformer.from_run(one).transform(frame.selectExpr("*", "x as X"))
     nested = frame.selectExpr("struct(x) as s")
     with pytest.raises(DataError, match=r"no column 's.x', .*add it with df.withColumn\("):
@@ -205,6 +205,36 @@ def test_whole_numbers_beside_a_null_stay_exact(
     transformer = TFTransformer.from_run(str(tmp_path), handle_invalid="keep")
     predicted = {row.id: row.prediction for row in transformer.transform(frame).collect()}
     assert predicted == {0: [large + 1, large + 1, 1 - large], 1: None, 2: None, 3: [8, 9, 10]}
+
+
+@pytest.mark.parametrize("pandas", [False, True])
+def test_nan_is_no_null(
+    pandas: bool, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are whole numbers of the model's cut beside a row without prediction."""
+    import keras
+
+    if pandas:
+        monkeypatch.delattr("pyspark.sql.functions.arrow_udf")
+    r, a = keras.Input((1,), name="r"), keras.Input((2,), name="a")
+    whole = keras.ops.cast(keras.ops.isnan(r), "int64") + (2**53 + 1)
+    outputs = {"twice": r * 2, "whole": whole, "nans": keras.ops.isnan(a)}
+    model = keras.Model({"r": r, "a": a}, outputs)
+    model.compile("sgd", "mse")
+    save_run(tmp_path, model, [Column("r", "float32"), Column("a", "float32", (2,))])
+    nan = float("nan")
+    rows = [(0, nan, [1.0, nan]), (1, None, [1.0, nan]), (2, 1.5, [nan, None]), (3, 1.5, None)]
+    schema = "id int, r float, a array<float>"
+    frame = spark.createDataFrame([*rows, (4, 1.5, [0.0, nan])], schema).coalesce(1)
+    transformer = TFTransformer.from_run(str(tmp_path), handle_invalid="keep")
+    found = {row.id: row for row in transformer.transform(frame).collect()}
+    assert found[0].twice != found[0].twice
+    assert (found[0].whole, found[0].nans) == (2**53 + 2, [False, True])
+    assert (found[4].twice, found[4].whole, found[4].nans) == (3.0, 2**53 + 1, [False, True])
+    assert all(list(found[number])[3:] == [None] * 3 for number in (1, 2, 3))
+    named = TFTransformer.from_run(str(tmp_path))
+    with pytest.raises(Exception, match="'a' holds an array with null elements in row 1 of a"):
+        named.transform(frame.filter("id in (0, 2)")).collect()
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda row: str(row[0]))

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from horovod_spark_runner import DataError, InvalidInputError
+from horovod_spark_runner import DataError, InvalidInputError, RunFailedError
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.ml import file_claim, inference
+from horovod_spark_runner.ml import file_claim, files, inference
 from horovod_spark_runner.ml.file_commit import Commit, committing
 from horovod_spark_runner.ml.files import FilesPlan, FilesRequest, plan_files
 from horovod_spark_runner.ml.inference import Predictor
@@ -176,6 +177,34 @@ def test_of_two_calls_at_once_the_second_is_refused(
     assert [place.name for place in storage.list()] == ["in", "out"]
 
 
+def test_a_job_that_tells_of_nothing_replaces_nothing(
+    predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose session is stopped before it begins."""
+
+    class Job:
+        def __init__(self, *given: Any) -> None:
+            pass
+
+        def run(self) -> None:
+            return None
+
+    storage = Location(tmp_path / "storage")
+    fill(storage.join("in"))
+    storage.join("out").make_folder()
+    storage.join("out", "old.parquet").write_bytes(b"old")
+    plan = plan_files(request(storage, mode="overwrite"), predictor, 2, by_case=False)
+    monkeypatch.setattr(files, "TaggedJob", Job)
+    with pytest.raises(RunFailedError, match="/out ended without telling of all files"):
+        score_by_job(plan)
+    assert [file.name for file in storage.join("out").files()] == ["old.parquet"]
+
+
+def score_by_job(plan: FilesPlan) -> None:
+    with plan.committing() as commit:
+        commit.told += files._told(None, plan, commit)
+
+
 def test_files_that_came_meanwhile_are_not_removed(predictor: Predictor, storage: Location) -> None:
     fill(storage.join("in"))
     plan = plan_files(request(storage), predictor, 2, by_case=False)
@@ -209,6 +238,25 @@ def test_a_claim_that_was_taken_over_ends_the_call(predictor: Predictor, storage
     names = [file.name for file in storage.join("out").files()]
     assert names == ["_claim.json", "old.parquet"]
     assert storage.join("out", "_claim.json").read_text() == other
+
+
+def test_a_claim_that_is_interrupted_is_given_up(
+    storage: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a notebook's process, which lives on, no later call could take it over."""
+    out = storage.join("out")
+    out.make_folder()
+    place = out.join("_claim.json")
+    place.write_text(json.dumps({"moving": True, "ended": True}))
+
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", interrupted)
+        with pytest.raises(KeyboardInterrupt), committing(out, "error", []):
+            pass
+    assert not place.exists()
 
 
 def test_claims_of_other_machines_are_watched(
@@ -362,6 +410,22 @@ def test_destinations_that_cannot_be_are_named(predictor: Predictor, tmp_path: P
     assert storage.join("out").read_bytes() == b"text"
 
 
+def test_a_source_is_known_by_its_other_names(tmp_path: Path) -> None:
+    """It would be emptied in place of what was in the destination."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    for source, target in (
+        (tmp_path / "in", tmp_path / "link"),
+        (tmp_path / "in" / "some.parquet", tmp_path / "link"),
+        (tmp_path / "link", tmp_path / "in" / "scored"),
+        ("s3a://bucket/in", "s3://bucket/in/"),
+        ("s3://bucket/in", "s3n://bucket"),
+    ):
+        places = Location(source), Location(target)
+        with pytest.raises(InvalidInputError, match="must not be one in the other"):
+            FilesRequest(*places, None, "overwrite", PredictionSettings())
+
+
 def test_a_source_that_changes_meanwhile_is_named(predictor: Predictor, storage: Location) -> None:
     fill(storage.join("in"))
     plan = plan_files(request(storage), predictor, 2, by_case=False)
@@ -370,6 +434,13 @@ def test_a_source_that_changes_meanwhile_is_named(predictor: Predictor, storage:
     x = pa.array([[1.0, 2.0]], pa.list_(pa.float32()))
     pq.write_table(pa.table({"id": [0], "x": x}), sink)
     storage.join("in", "day=2", "part.parquet").write_bytes(sink.getvalue())
+    # As many rows, in groups as large.
+    place = storage.join("in", "day=0", "part.parquet")
+    with place.open_input() as stream:
+        table = pq.read_table(stream)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.take(pa.array(range(999, -1, -1))), sink, row_group_size=300)
+    place.write_bytes(sink.getvalue())
     numbers = pa.RecordBatch.from_pydict({"id": [0]})
 
     def task(number: int) -> None:
@@ -383,9 +454,38 @@ def test_a_source_that_changes_meanwhile_is_named(predictor: Predictor, storage:
 
     with pytest.raises(DataError, match=r"in/day=1/part\.parquet has vanished since"):
         task(1)
-    with pytest.raises(DataError, match=r"in/day=2/part\.parquet has other rows than when"):
-        task(2)
+    for day in (2, 0):
+        with pytest.raises(DataError, match=rf"in/day={day}/part\.parquet has other rows than"):
+            task(day)
     assert not storage.join("out").files()
+
+
+def test_a_row_that_fails_leaves_no_writing_behind(
+    predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows before it are written meanwhile, by another thread, to what is closed next."""
+    (tmp_path / "in").mkdir()
+    x = pa.array([[1.0, 2.0], None], pa.list_(pa.float32()))
+    pq.write_table(pa.table({"x": x}), tmp_path / "in" / "some.parquet", row_group_size=1)
+    plan = plan_files(request(Location(tmp_path), columns=[]), predictor, 2, by_case=False)
+    written: list[str] = []
+    write, close = pq.ParquetWriter.write_table, pq.ParquetWriter.close
+
+    def slow(sink: Any, *given: Any) -> None:
+        time.sleep(0.3)
+        write(sink, *given)
+        written.append("written")
+
+    def closed(sink: Any) -> None:
+        written.append("closed")
+        close(sink)
+
+    with plan.committing() as commit:
+        monkeypatch.setattr(pq.ParquetWriter, "write_table", slow)
+        monkeypatch.setattr(pq.ParquetWriter, "close", closed)
+        with pytest.raises(DataError, match="some.parquet: column 'x' is null in row 0"):
+            plan.task.score(0, plan.units[0], commit.staging)
+    assert written[:2] == ["written", "closed"]
 
 
 def test_empty_row_groups_give_no_rows(predictor: Predictor, tmp_path: Path) -> None:

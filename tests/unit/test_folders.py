@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from horovod_spark_runner.ml.stage_files import read_metadata, write_metadata
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.storage.folders import replace_folder
 
@@ -42,3 +43,15 @@ def test_the_old_one_is_there_again_if_the_new_one_cannot_be_moved(
         replace_folder(stage, Stuck(tmp_path / ".stage.new"))
     assert (tmp_path / "stage" / "file").read_text() == "old"
     assert {path.name for path in tmp_path.iterdir()} == {"stage", ".stage.new"}
+
+
+def test_metadata_of_another_stage_do_not_stay(tmp_path: Path) -> None:
+    """In an object store nothing is renamed, and Spark's own stages call their parts otherwise."""
+    stage = Location(tmp_path)
+    stage.join("metadata").make_folder()
+    stage.join("metadata", "part-00000-4e-c000.txt").write_text("of another")
+    write_metadata(stage, "{}")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        "_SUCCESS", "metadata", "part-00000"
+    ]  # fmt: skip
+    assert read_metadata(stage) == "{}\n"

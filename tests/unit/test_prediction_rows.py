@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,17 @@ import pyarrow as pa
 import pytest
 
 from horovod_spark_runner.data.manifest import Column
-from horovod_spark_runner.errors import DataError, InvalidInputError
+from horovod_spark_runner.errors import DataError, InvalidInputError, ModelError
+from horovod_spark_runner.ml import inference
 from horovod_spark_runner.ml.arrow_features import feature_array
+from horovod_spark_runner.ml.evaluating import Evaluation
+from horovod_spark_runner.ml.inference import array_of, joined
 from horovod_spark_runner.ml.naming import added_columns, check_added
 from horovod_spark_runner.ml.rows import describe_fault, valid_rows, with_nulls
+from horovod_spark_runner.ml.targets import choose_targets
 from horovod_spark_runner.settings.prediction import PredictionSettings
+from horovod_spark_runner.training.spec import Binding, OutputSpec
+from horovod_spark_runner.training.trained_model import Targets
 
 LISTS = [[9, 9], [1, 2], None, [3], [4, None], [5, 6], [], [None, None], [7, 8, 9]]
 PAIR = Column("x", "float32", (2,))
@@ -121,6 +128,26 @@ def test_predictions_go_to_their_rows(kind: str) -> None:
     assert with_nulls(pa.array(values).slice(0, 0), valid & False).to_pylist() == [None] * 5
 
 
+def test_large_predictions_are_not_held_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all 10,000 rows that Spark gives at once may be more than a list can count."""
+    monkeypatch.setattr(inference, "_MESSAGE_BYTES", 30)
+    made = []
+
+    def each() -> Iterator[pa.Array]:
+        for number in range(5):
+            made.append(number)
+            yield pa.array([number] * 2, pa.int64())
+
+    given = joined(each())
+    assert (next(given).to_pylist(), made) == ([0, 0, 1, 1], [0, 1])
+    assert [array.to_pylist() for array in given] == [[2, 2, 3, 3], [4, 4]]
+    assert list(joined([])) == []
+    output = OutputSpec("mask", (2**30,), "int8")
+    values = np.broadcast_to(np.zeros(1, np.int8), (3, 2**30))
+    with pytest.raises(ModelError, match="'mask' has 3221225472 numbers .* predictBatchSize"):
+        array_of(values, output)
+
+
 @pytest.mark.parametrize("given", [5, "", [], {}, [1], {"a": None}, b"x"])
 def test_what_is_no_column_name(given: Any) -> None:
     with pytest.raises(InvalidInputError, match="prediction_col must be"):
@@ -154,3 +181,53 @@ def test_names_that_are_taken() -> None:
         check_added(["A"], ["prediction"], ["a"], by_case=False)
     with pytest.raises(DataError, match="several predictions would be called 'U'"):
         check_added(["u", "U"], ["u", "U"], ["x"], by_case=False)
+
+
+def test_one_label_of_several_outputs_stays_one() -> None:
+    """Given two columns, both outputs would be compared with the last one."""
+    label = Column("y", "float32")
+    trained = Targets(Binding((("y",), ("y",)), ("main", "help")), (label,))
+    for given in (["a", "a"], {"main": "a", "help": "a"}):
+        assert choose_targets(trained, given, None) == (trained, ("a",))
+    for given in (["a", "b"], {"main": "a", "help": "b"}, {"main": "a"}):
+        with pytest.raises(InvalidInputError, match="'a' and '[by]' where .*outputs, 'y';"):
+            choose_targets(trained, given, None)
+
+
+def test_an_evaluation_decodes_no_more_rows_than_it_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spark hands over 10,000 rows at once: as images, more than memory holds."""
+    decoded: list[int] = []
+    computed: list[int] = []
+
+    class Rows:
+        def begin(self) -> None:
+            pass
+
+        def update(self, features: Any, labels: Any) -> np.ndarray:
+            computed.append(len(features["x"]))
+            assert len(decoded) == sum(computed)
+            return np.zeros(len(features["x"]))
+
+        def take_sums(self) -> list[np.ndarray]:
+            return [np.zeros(1)]
+
+    def decode(value: np.ndarray, rng: Any) -> np.ndarray:
+        if value == 9:
+            raise ValueError("nine")
+        decoded.append(int(value))
+        return value
+
+    columns, labels = (Column("x", "float32"),), (Column("y", "float32"),)
+    monkeypatch.setattr(Evaluation, "_loaded", lambda self: (Rows(), {"x": decode}))
+    evaluation = Evaluation("", lambda: None, columns, labels, ("x", "y"), b"", 3, True, None, "y")  # type: ignore[arg-type, return-value]
+    x = pa.array([0, None, 1, 2, 3, 4, 5, 6, 7], pa.float32())
+    batch = pa.RecordBatch.from_pydict({"x": x, "y": pa.array(np.arange(9), pa.float32())})
+    each = [told["label"] for out in evaluation.add_up(iter([batch])) for told in out.to_pylist()]
+    assert computed == [3, 3, 2]
+    assert each == [[0.0], *([float(y)] for y in range(2, 9)), None]
+    x = pa.array([0, None, 1, 2, 9], pa.float32())
+    batch = pa.RecordBatch.from_pydict({"x": x, "y": pa.array(np.arange(5), pa.float32())})
+    with pytest.raises(DataError, match="row 4 of a batch of 5 .*raised ValueError: nine"):
+        list(evaluation.add_up(iter([batch])))

@@ -20,6 +20,7 @@ from .artifact import load_archive, outputs_of, save_model
 from .binding import InputBinding, input_structure, match_inputs
 from .exported import DECODED, SERVING, read_exported
 from .graph import Graph, pack
+from .model import check_stateless
 from .outputs import fixed_batch, output_specs, repeat_rows
 from .saved import PACKED_FILE, KerasFacts, SavedModel
 from .source import read_archive
@@ -58,6 +59,7 @@ def adopt_model(
             "from_keras takes a keras.Model, or the path or URL of a .keras file, got "
             f"{type(model).__name__}"
         )
+    check_stateless(model, "Spark's rows have no order, and are spread over tasks")
     structure = input_structure(model)
     if structure is None:
         raise ModelError(

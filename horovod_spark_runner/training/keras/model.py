@@ -120,17 +120,26 @@ def check_trainable(
     _check_batch_size(model, batch_size, rows, ranks)
 
 
+def check_stateless(model: keras.Model, why: str) -> None:
+    """Check that no layer carries its state from one batch to the next.
+
+    Args:
+        model: the model.
+        why: why none may, for the message.
+
+    Raises:
+        ModelError: one does.
+    """
+    for layer in model._flatten_layers(include_self=False, recursive=True):
+        if getattr(layer, "stateful", False) is True:
+            raise ModelError(
+                f"layer {layer.name!r} is stateful: it carries its state from one batch to the "
+                f"next, but {why}; build it with stateful=False"
+            )
+
+
 def _check_batch_size(model: keras.Model, batch_size: int, rows: Sequence[int], ranks: int) -> None:
-    stateful = [
-        layer.name
-        for layer in model._flatten_layers(include_self=False, recursive=True)
-        if getattr(layer, "stateful", False) is True
-    ]
-    if stateful:
-        raise ModelError(
-            f"layer {stateful[0]!r} is stateful: it carries its state from one batch to the next, "
-            "but batches are shuffled and spread over ranks; build it with stateful=False"
-        )
+    check_stateless(model, "batches are shuffled and spread over ranks")
     for tensor in getattr(model, "inputs", None) or ():
         size = tensor.shape[0]
         if size is not None and (size != batch_size or any(r % (size * ranks) for r in rows)):
