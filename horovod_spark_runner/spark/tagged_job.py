@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -114,10 +115,10 @@ class TaggedJob(Generic[T]):
 
     def _make_thread(self) -> threading.Thread:
         classic = classic_context(self._spark) is not None
-        run = self._run_described if classic else self._run_tagged
-        return inheriting_thread(self._spark, run, self._tag)
+        act = self._act_described if classic else self._act_tagged
+        return inheriting_thread(self._spark, functools.partial(self._run, act), self._tag)
 
-    def _run_described(self) -> None:
+    def _act_described(self) -> T:
         context = self._spark.sparkContext
         context.addJobTag(self._tag)
         with contextlib.suppress(Exception):  # older Sparks have none
@@ -125,15 +126,15 @@ class TaggedJob(Generic[T]):
             context.addJobTag(self._spark._jsparkSession.sessionJobTag())
         context.setInterruptOnCancel(True)
         with described(self._spark, self._description):
-            self._run()
+            return self._act()
 
-    def _run_tagged(self) -> None:
+    def _act_tagged(self) -> T:
         self._spark.addTag(self._tag)
-        self._run()
+        return self._act()
 
-    def _run(self) -> None:
+    def _run(self, act: Callable[[], T]) -> None:
         try:
-            self.result = self._act()
+            self.result = act()
         except BaseException as error:  # handed to the caller's thread, which raises
             self.error = error
         # Told before the thread itself has ended, which it cannot tell of.
