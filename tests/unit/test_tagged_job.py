@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,20 +10,13 @@ import pytest
 from horovod_spark_runner.spark.tagged_job import TaggedJob
 
 
-class Gone:
-    """A session of Spark Connect whose server has gone away."""
-
-    def getTags(self) -> set[str]:
-        return set()
-
-    def addTag(self, tag: str) -> None:
-        raise ConnectionError("the server is gone")
-
-    interruptTag = addTag
+def gone(tag: str) -> None:
+    raise ConnectionError("the server is gone")
 
 
 def test_what_fails_before_the_job_is_raised_and_told() -> None:
-    spark: Any = Gone()
+    # As of Spark Connect.
+    spark: Any = SimpleNamespace(getTags=set, addTag=gone, interruptTag=gone)
     with pytest.raises(ConnectionError, match="the server is gone"):
         TaggedJob(spark, "tag", "a job", lambda: 1).run()
     ended: list[int] = []
