@@ -340,7 +340,7 @@ def test_a_rank_whose_rows_used_other_weights_goes_on_with_its_own_moments() -> 
         trainee.optimizer, trainee._device = optimizer, torch.device("cpu")
         return trainee
 
-    sync: Any = RoundsSynchroniser(DiLoCo(every=2), SimpleNamespace(size=2))  # type: ignore[arg-type]
+    sync: Any = RoundsSynchroniser(DiLoCo(every=2), SimpleNamespace(size=2))
     first, second = made((0, 1)), made((1, 2))
     kept = capture_rank(second, Hooks(), sync, rank=1, in_epoch=False)
     again = made(())
