@@ -103,7 +103,8 @@ def restore_rank(
     """
     apart = synchroniser.alike is not Alike.EVERYTHING
     if apart:  # a weight that no row of this rank has used may have no moments here
-        trainee.variables.build_optimizers(state.values.get("trained_by", ()))
+        kept = state.values.get("trained_by", ())
+        trainee.variables.build_optimizers([weights or [] for weights in kept])
     hooks.restore(state.values["callbacks"], state.group("callback"))
     variables = state.group("variable")
     if apart:

@@ -179,7 +179,7 @@ class TorchVariables(TrainingVariables):
 
     def build_optimizers(self, trained: Sequence[Sequence[int] | None]) -> None:
         for optimizer, indices in zip(self._optimizers, trained, strict=False):
-            if not indices or max(indices) >= len(self._parameters):
+            if indices is None or max(indices, default=0) >= len(self._parameters):
                 continue
             wanted = [self._parameters[index] for index in indices]
             kept = {id(parameter) for parameter in wanted}
