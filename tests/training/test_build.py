@@ -96,6 +96,19 @@ def test_constraints_that_a_meeting_would_break_are_refused(
         check_between_meetings(made, [made.optimizer], rounds, way)
 
 
+@pytest.mark.parametrize("average", [False, True])
+def test_loss_scales_of_ranks_have_no_mean(average: bool) -> None:
+    hvd.init()
+    made = keras.Sequential([layers.Input((3,)), layers.Dense(1)])
+    made.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), "mse")
+    way = LocalSGD(every=2, average_optimizer=average)
+    rounds = RoundsSynchroniser(way, TensorCollectives())
+    message = "scales the loss .* without average_optimizer"
+    refused = pytest.raises(ModelError, match=message) if average else contextlib.nullcontext()
+    with refused:
+        check_between_meetings(made, [made.optimizer], rounds, way)
+
+
 def rows(count: int = 4) -> dict[str, np.ndarray]:
     """Return rows in which every column has another value."""
     columns = {"x": (3,), "y": (), "z": (), "a": (2,), "b": (3,)}

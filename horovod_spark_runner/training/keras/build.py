@@ -122,6 +122,14 @@ def check_between_meetings(
                 "AsyncServer. Leave it out (the moments are averaged where ranks meet), or use "
                 "sync=Allreduce()"
             )
+    scaling = [o for o in optimizers if isinstance(o, keras.optimizers.LossScaleOptimizer)]
+    if scaling and sync.alike is Alike.EVERYTHING:
+        raise ModelError(
+            f"optimizer {scaling[0].name!r} scales the loss by a factor that each rank finds for "
+            "itself, and leaves out steps in which its gradients are not finite: ranks would count "
+            "other steps, which have no mean. Use sync=LocalSGD(…) without average_optimizer, or "
+            "train in float32 or mixed_bfloat16, which need no loss scaling"
+        )
     for optimizer in leaf_optimizers(optimizers):
         if optimizer.use_ema and sync.alike is Alike.WEIGHTS:
             raise ModelError(
