@@ -96,6 +96,17 @@ def test_constraints_that_a_meeting_would_break_are_refused(
         check_between_meetings(made, [made.optimizer], rounds, way)
 
 
+def test_one_rank_makes_an_outer_step_too() -> None:
+    def model() -> keras.Model:
+        made = constrained()
+        made.compile("sgd", "mse")
+        return made
+
+    build(model, sync=LocalSGD(every=2))
+    with pytest.raises(ModelError, match="outer step of sync=DiLoCo"):
+        build(model, sync=DiLoCo(every=2))
+
+
 @pytest.mark.parametrize("average", [False, True])
 def test_loss_scales_of_ranks_have_no_mean(average: bool) -> None:
     hvd.init()

@@ -93,6 +93,8 @@ class BuiltModel:
         if world.Get_size() > 1:
             check_losses(self.model)
             check_between_meetings(self.model, self.optimizers, synchroniser, spec.sync)
+        elif isinstance(spec.sync, DiLoCo):
+            _check_constraints(self.model, spec.sync)
 
 
 def check_between_meetings(
