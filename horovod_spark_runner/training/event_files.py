@@ -8,6 +8,7 @@ again: so a curve has one point per epoch, however often the run was begun.
 from __future__ import annotations
 
 import io
+import re
 import socket
 import struct
 import time
@@ -23,6 +24,9 @@ from ..storage.patience import HungError
 
 TRAIN, VALIDATION = "train", "validation"
 _PREFIX = "events.out.tfevents."
+# How those that are written here end; a callback may write others into the same folders.
+_MARK_DIGITS = 8
+_OWN = re.compile(rf"{re.escape(_PREFIX)}.*\.[0-9a-f]{{{_MARK_DIGITS}}}")
 _VALIDATED = "val_"
 # A file that cannot be appended to is written anew, at most once in so many seconds.
 _SECONDS = 30.0
@@ -91,7 +95,7 @@ class EventFiles:
 
     def _add(self, number: int, points: Mapping[str, Mapping[str, float]]) -> None:
         if not self._begun:
-            second, mark = int(time.time()), uuid.uuid4().hex[:8]
+            second, mark = int(time.time()), uuid.uuid4().hex[:_MARK_DIGITS]
             name = f"{_PREFIX}{second:010d}.{socket.gethostname()}.{mark}"
             for part in points:
                 folder = self._directory.events.join(part)
@@ -106,7 +110,7 @@ class _EventFile:
     """One event file, in place of those of earlier attempts.
 
     Args:
-        folder: where it lies, with nothing else.
+        folder: where it lies.
         name: its name.
         begin: the epoch this attempt begins with; what is there of it and later ones goes.
     """
@@ -117,7 +121,7 @@ class _EventFile:
         self._written = 0
         self._last = -_SECONDS
         earlier = folder.list() if folder.exists() else []
-        self._earlier = [file for file in earlier if file.name.startswith(_PREFIX)]
+        self._earlier = [file for file in earlier if _OWN.fullmatch(file.name)]
         # By epoch: an attempt that was killed while it took an earlier file over has left both.
         kept = {step: e for file in self._earlier for step, e in _events_before(file, begin)}
         if kept:

@@ -27,8 +27,8 @@ class RankState:
     """The state of one rank.
 
     Attributes:
-        values: what is JSON: ``random``, ``callbacks`` and, within an epoch, the names of
-            ``metrics``.
+        values: what is JSON: ``random``, ``callbacks``, ``trained_by`` (see `TrainingVariables`)
+            where optimizers are each rank's own and, within an epoch, the names of ``metrics``.
         arrays: ``seed/…``, ``metric/…``, ``random/…``, ``sync/…`` (what the way of synchronising
             keeps), ``variable/…`` (what is not as on rank 0) and ``callback/…`` (large ones of rank
             0 only).
@@ -77,6 +77,8 @@ def capture_rank(
     }
     arrays = {f"{group}/{name}": a for group, part in groups.items() for name, a in part.items()}
     values: dict[str, Any] = {"random": random_values, "callbacks": callback_values}
+    if synchroniser.alike is not Alike.EVERYTHING:
+        values["trained_by"] = trainee.variables.trained_by()
     if in_epoch:
         values["metrics"] = trainee.metric_names()
         values["merges"] = trainee.metric_merges()
@@ -99,9 +101,13 @@ def restore_rank(
     Raises:
         RunDirectoryError: the model keeps other metrics now.
     """
+    apart = synchroniser.alike is not Alike.EVERYTHING
+    if apart:  # a weight that no row of this rank has used may have no moments here
+        kept = state.values.get("trained_by", ())
+        trainee.variables.build_optimizers([weights or [] for weights in kept])
     hooks.restore(state.values["callbacks"], state.group("callback"))
     variables = state.group("variable")
-    if synchroniser.alike is not Alike.EVERYTHING:
+    if apart:
         named = trainee.variables.named
         for name, value in variables.items():
             named[name].assign(value)

@@ -97,7 +97,9 @@ class TrainingVariables(ABC):
     def build_optimizers(self, trained: Sequence[Sequence[int] | None]) -> None:
         """Build the optimizers that were built when `trained_by` was asked, for the same weights.
 
-        One that is built in its first step only would else have nothing to restore values to.
+        One that is built in its first step only would else have nothing to restore values to. Where
+        an optimizer makes what it keeps of each weight in that one's first step, it keeps something
+        of these weights afterwards, and of no others.
         """
 
     def is_trained(self, variable: Variable) -> bool:
@@ -144,12 +146,11 @@ class TrainingVariables(ABC):
             arrays: what an earlier call returned and nobody needs any more; it is filled again,
                 because memory that the system has to provide first costs more than the copy.
         """
-        values = {name: self.view(variable) for name, variable in self.named.items()}
-        if arrays is None or arrays.keys() != values.keys():
-            return {name: np.array(value) for name, value in values.items()}
-        for name, value in values.items():
-            np.copyto(arrays[name], value)
-        return arrays
+        room = arrays or {}
+        return {
+            name: _copied(np.asarray(self.view(variable)), room.get(name))
+            for name, variable in self.named.items()
+        }
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take over what `capture` returned."""
@@ -193,6 +194,17 @@ class TrainingVariables(ABC):
             variable.assign(separate_seed(variable.numpy(), rank))
 
 
+def _copied(value: np.ndarray, room: np.ndarray | None) -> np.ndarray:
+    """Return a copy, in an array that is there if it is of the same form.
+
+    A number of an optimizer's may have become one of another type.
+    """
+    if room is None or (room.shape, room.dtype) != (value.shape, value.dtype):
+        return np.array(value)
+    np.copyto(room, value)
+    return room
+
+
 @contextlib.contextmanager
 def kept(variables: TrainingVariables) -> Iterator[None]:
     """Let shared variables come out of a step as they were.
@@ -211,7 +223,8 @@ def broadcast(variables: TrainingVariables, world: MPI.Comm) -> None:
     if world.Get_size() == 1:
         return
     for variable in variables.shared:
-        value = np.array(variables.view(variable))
+        # Row after row, however it lies in memory: else its flat form would be a copy.
+        value = np.array(variables.view(variable), order="C")
         # As bytes, in pieces: MPI knows neither all types nor counts beyond 32 bits.
         flat = value.reshape(-1).view(np.uint8)
         for begin in range(0, flat.size, _BROADCAST_BYTES):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from horovod_spark_runner import (
     Allreduce,
+    DiLoCo,
     InvalidInputError,
     LocalSGD,
     ModelError,
@@ -23,7 +26,11 @@ from horovod_spark_runner import (
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.frameworks import KERAS, TORCH
 from horovod_spark_runner.training.engine import engine_of
+from horovod_spark_runner.training.hooks import Hooks
+from horovod_spark_runner.training.rank_state import RankState, capture_rank, restore_rank
 from horovod_spark_runner.training.spec import Binding
+from horovod_spark_runner.training.state import broadcast
+from horovod_spark_runner.training.sync.rounds import RoundsSynchroniser
 from horovod_spark_runner.training.torch.build import check_module
 from horovod_spark_runner.training.torch.feeding import input_feed
 from horovod_spark_runner.training.torch.losses import Losses
@@ -37,6 +44,7 @@ from horovod_spark_runner.training.torch.probe import check_means
 from horovod_spark_runner.training.torch.schedulers import Schedulers, planned_schedulers
 from horovod_spark_runner.training.torch.source import model_source
 from horovod_spark_runner.training.torch.targets import CLASSES, ELEMENTS
+from horovod_spark_runner.training.torch.trainee import TorchTrainee
 from horovod_spark_runner.training.torch.variables import TorchVariables, as_array, set_tensor
 from tests.torch.models import TwoHeads, digits_model, digits_net
 
@@ -319,6 +327,68 @@ def test_an_optimizer_goes_on_from_what_was_kept(name: str) -> None:
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("used", [(1, 2), ()], ids=["others", "none"])
+def test_a_rank_whose_rows_used_other_weights_goes_on_with_its_own_moments(
+    used: tuple[int, ...],
+) -> None:
+    def made(used: tuple[int, ...]) -> Any:
+        trainee: Any = object.__new__(TorchTrainee)
+        net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+        (optimizer,) = make_optimizers(TorchModel(net, "MSELoss", "Adam"), net).values()
+        for number in used:  # as by experts that only some rows reach
+            for parameter in net[number].parameters():
+                parameter.grad = torch.full_like(parameter, number + 1.0)
+        optimizer.step()
+        trainee.module, trainee.variables = net, TorchVariables(net, [optimizer])
+        trainee.optimizer, trainee._device = optimizer, torch.device("cpu")
+        return trainee
+
+    sync: Any = RoundsSynchroniser(DiLoCo(every=2), SimpleNamespace(size=2))
+    first, second = made((0, 1)), made(used)
+    kept = capture_rank(second, Hooks(), sync, rank=1, in_epoch=False)
+    again = made(())
+    again.variables.build_optimizers(first.variables.trained_by())  # and rank 0's values
+    again.variables.restore(first.variables.capture())
+    restore_rank(RankState(json.loads(json.dumps(kept.values)), kept.arrays), again, Hooks(), sync)
+    for ours, theirs in zip(again.module.parameters(), second.module.parameters(), strict=True):
+        own, kept_ones = again.optimizer.state.get(ours), second.optimizer.state.get(theirs)
+        assert str(own) == str(kept_ones)
+
+
+def test_numbers_that_an_optimizer_keeps_are_kept_whole() -> None:
+    (parameter,) = parameters = [nn.Parameter(torch.zeros(2))]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    held = optimizer.state[parameter]
+    held.update(scale=0.1, step=3, ratio=0)
+    module = nn.Module()
+    module.weight = parameter
+    variables = TorchVariables(module, [optimizer])
+    kept = variables.capture()
+    held.update(scale=1 / 3, step=4, ratio=0.25)  # which had been a whole number
+    kept = variables.capture(kept)
+    held.update(scale=0.0, step=0, ratio=0.0)
+    variables.restore(kept)
+    assert held == {"scale": 1 / 3, "step": 4, "ratio": 0.25}
+
+
+def test_weights_that_lie_otherwise_in_memory_are_those_of_rank_0() -> None:
+    def weights(value: float) -> TorchVariables:
+        net = nn.Conv2d(3, 4, 3)
+        nn.init.constant_(net.weight, value)
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return TorchVariables(net, [])
+
+    sent = [np.full((4, 3, 3, 3), 7, np.float32), np.zeros(4, np.float32)]
+    world: Any = SimpleNamespace(
+        Get_size=lambda: 2,
+        Get_rank=lambda: 1,
+        Bcast=lambda buffer, root: np.copyto(buffer, sent.pop(0).reshape(-1).view(np.uint8)),
+    )
+    own = weights(3.0)
+    broadcast(own, world)
+    assert (np.asarray(own.named["model/00000"].numpy()) == 7.0).all()
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -337,8 +407,6 @@ def test_an_optimizer_goes_on_from_what_was_kept(name: str) -> None:
     ],
 )
 def test_a_scheduler_goes_on_from_json(make: Any) -> None:
-    import json
-
     from horovod_spark_runner.training.torch.optimizers import restore_settings
 
     def made() -> tuple[Any, Schedulers, list[dict[str, Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import tensorflow as tf
 from mpi4py import MPI
 
-from horovod_spark_runner import AsyncServer
+from horovod_spark_runner import Allreduce, AsyncServer, DiLoCo, LocalSGD
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.errors import ModelError
 from horovod_spark_runner.training.keras.batches import class_weights
@@ -24,6 +25,7 @@ from horovod_spark_runner.training.keras.outputs import call_outputs
 from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
 from horovod_spark_runner.training.sync.asynchronous import AsyncSynchroniser
+from horovod_spark_runner.training.sync.rounds import RoundsSynchroniser
 from tests.runs import source, spec_of
 
 X, Y, Z = Column("x", "float32", (3,)), Column("y", "float32", ()), Column("z", "float32", ())
@@ -68,9 +70,54 @@ def test_what_ranks_that_step_by_themselves_cannot_do_is_refused(
     ranks: Any = SimpleNamespace(rank=0, size=2)
     sync = AsyncSynchroniser(AsyncServer(), TensorCollectives(), ranks)
     with pytest.raises(ModelError, match=f"(?i){message}"):
-        check_between_meetings(made, [made.optimizer], sync)
+        check_between_meetings(made, [made.optimizer], sync, AsyncServer())
     allreduce = AllreduceSynchroniser("none", TensorCollectives())
-    check_between_meetings(made, [made.optimizer], allreduce)
+    check_between_meetings(made, [made.optimizer], allreduce, Allreduce())
+
+
+@pytest.mark.parametrize(
+    ("constraint", "way", "message"),
+    [
+        (keras.constraints.NonNeg(), LocalSGD(every=2), None),
+        (keras.constraints.UnitNorm(), LocalSGD(every=2), "UnitNorm, .* the mean that"),
+        (keras.constraints.NonNeg(), DiLoCo(every=2), "NonNeg, .* outer step of sync=DiLoCo"),
+    ],
+    ids=["mean", "no_mean", "outer"],
+)
+def test_constraints_that_a_meeting_would_break_are_refused(
+    constraint: Any, way: Any, message: str | None
+) -> None:
+    hvd.init()
+    made = keras.Sequential([layers.Input((3,)), layers.Dense(1, kernel_constraint=constraint)])
+    made.compile("sgd", "mse")
+    rounds = RoundsSynchroniser(way, TensorCollectives())
+    refused = pytest.raises(ModelError, match=message) if message else contextlib.nullcontext()
+    with refused:
+        check_between_meetings(made, [made.optimizer], rounds, way)
+
+
+def test_one_rank_makes_an_outer_step_too() -> None:
+    def model() -> keras.Model:
+        made = constrained()
+        made.compile("sgd", "mse")
+        return made
+
+    build(model, sync=LocalSGD(every=2))
+    with pytest.raises(ModelError, match="outer step of sync=DiLoCo"):
+        build(model, sync=DiLoCo(every=2))
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_loss_scales_of_ranks_have_no_mean(average: bool) -> None:
+    hvd.init()
+    made = keras.Sequential([layers.Input((3,)), layers.Dense(1)])
+    made.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), "mse")
+    way = LocalSGD(every=2, average_optimizer=average)
+    rounds = RoundsSynchroniser(way, TensorCollectives())
+    message = "scales the loss .* without average_optimizer"
+    refused = pytest.raises(ModelError, match=message) if average else contextlib.nullcontext()
+    with refused:
+        check_between_meetings(made, [made.optimizer], rounds, way)
 
 
 def rows(count: int = 4) -> dict[str, np.ndarray]:

@@ -51,6 +51,21 @@ def test_a_later_attempt_goes_on_in_the_same_curves(tmp_path: Path) -> None:
     assert curves_in(train)["loss"] == loss(1)
 
 
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    attempt(tmp_path, range(2))
+    train = tmp_path / "events" / "train"
+    # As Keras' TensorBoard callback calls them, and PyTorch's SummaryWriter.
+    others = [train / f"events.out.tfevents.1790000000.host.123.0{end}" for end in (".v2", "")]
+    for other in others:
+        other.write_bytes(b"points")
+    attempt(tmp_path, range(1, 2), by=4.0)
+    assert len(list(train.iterdir())) == 1 + len(others)
+    for other in others:
+        assert other.read_bytes() == b"points"
+        other.unlink()
+    assert curves_in(train)["loss"] == loss(1, 2)
+
+
 def test_an_attempt_killed_while_it_took_a_file_over_leaves_no_second_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_spark_runner import DiLoCo, LocalSGD
+from horovod_spark_runner import DiLoCo, LocalSGD, ModelError
 from horovod_spark_runner.training.sync.rounds import RoundsSynchroniser
 from tests.threads import Threads, as_ranks
 from tests.variables import NumPyVariables, Value
@@ -112,6 +112,28 @@ def test_whole_numbers_that_ranks_change_otherwise_stay_different() -> None:
 
     seen = with_rounds(LocalSGD(every=1), 3, act)
     assert seen[:2] == [3, 4]
+
+
+def test_whole_numbers_that_an_optimizer_makes_in_a_first_step_begin_with_zero() -> None:
+    def act(rounds: Any, model: Model, wire: Threads) -> int:
+        rounds.before_step(0)
+        model.named["optimizer/step"] = Value(np.int64(0))
+        model.named["optimizer/step"].value += 1
+        rounds.after_step(model, 1, rows=1)
+        return int(model["optimizer/step"])
+
+    assert with_rounds(LocalSGD(every=1, average_optimizer=True), 2, act) == [1, 1]
+
+
+def test_moments_that_only_some_ranks_have_have_no_mean() -> None:
+    def act(rounds: Any, model: Model, wire: Threads) -> None:
+        rounds.before_step(0)
+        if wire.rank:
+            model.named["optimizer/moment"] = Value(np.zeros(2, np.float32))
+        with pytest.raises(ModelError, match="on some ranks .* without average_optimizer"):
+            rounds.after_step(model, 1, rows=1)
+
+    with_rounds(LocalSGD(every=1, average_optimizer=True), 2, act)
 
 
 def test_bytes_of_whole_numbers_are_counted() -> None:

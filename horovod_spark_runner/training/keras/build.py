@@ -9,7 +9,7 @@ import tensorflow as tf
 from mpi4py import MPI
 
 from ...errors import ModelError
-from ...settings.sync import Allreduce
+from ...settings.sync import Allreduce, AsyncServer, DiLoCo, LocalSGD, Sync
 from ..spec import TrainingSpec
 from ..sync.synchroniser import Alike, Synchroniser
 from .batches import BatchBinding
@@ -30,6 +30,15 @@ from .optimizers import (
 from .step import Steps, makes_only_variables
 from .tensors import as_tensor
 from .untracked import check_tracked
+
+# Constraints that a mean of weights holds if each of them does.
+_CONVEX = (keras.constraints.NonNeg, keras.constraints.MaxNorm)
+# What becomes of ranks' weights where they meet, by the settings' class.
+_MET: dict[type, str] = {
+    LocalSGD: "the mean that sync=LocalSGD(…) takes of them",
+    DiLoCo: "the outer step of sync=DiLoCo(…)",
+    AsyncServer: "the sum of what ranks add to it with sync=AsyncServer(…)",
+}
 
 
 class BuiltModel:
@@ -83,16 +92,27 @@ class BuiltModel:
             check_compression(self.optimizers, spec.sync.compression)
         if world.Get_size() > 1:
             check_losses(self.model)
-            check_between_meetings(self.model, self.optimizers, synchroniser)
+            check_between_meetings(self.model, self.optimizers, synchroniser, spec.sync)
+        elif isinstance(spec.sync, DiLoCo):
+            _check_constraints(self.model, spec.sync)
 
 
 def check_between_meetings(
-    model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer], sync: Synchroniser
+    model: keras.Model,
+    optimizers: Sequence[keras.optimizers.Optimizer],
+    sync: Synchroniser,
+    options: Sync,
 ) -> None:
     """Check that a model can be trained by ranks that do not meet in every step.
 
+    Args:
+        model: the model.
+        optimizers: its optimizers.
+        sync: the way of synchronising.
+        options: its settings.
+
     Raises:
-        ModelError: it has a layer or optimizer that would not do what it says.
+        ModelError: it has a layer, weight or optimizer that would not do what it says.
     """
     if sync.meets_in_every_step:
         return
@@ -104,6 +124,14 @@ def check_between_meetings(
                 "AsyncServer. Leave it out (the moments are averaged where ranks meet), or use "
                 "sync=Allreduce()"
             )
+    scaling = [o for o in optimizers if isinstance(o, keras.optimizers.LossScaleOptimizer)]
+    if scaling and sync.alike is Alike.EVERYTHING:
+        raise ModelError(
+            f"optimizer {scaling[0].name!r} scales the loss by a factor that each rank finds for "
+            "itself, and leaves out steps in which its gradients are not finite: ranks would count "
+            "other steps, which have no mean. Use sync=LocalSGD(…) without average_optimizer, or "
+            "train in float32 or mixed_bfloat16, which need no loss scaling"
+        )
     for optimizer in leaf_optimizers(optimizers):
         if optimizer.use_ema and sync.alike is Alike.WEIGHTS:
             raise ModelError(
@@ -111,26 +139,27 @@ def check_between_meetings(
                 "averages of its own. Use sync=LocalSGD(average_optimizer=True), which averages "
                 "them, too, or sync=Allreduce()"
             )
-    if not sync.in_step:
-        _check_free(model)
-
-
-def _check_free(model: keras.Model) -> None:
-    """Check that a model can be trained by ranks that make steps of their own.
-
-    Raises:
-        ModelError: its weights, or steps, need all ranks to make equally many.
-    """
-    bound = [w.path for w in model.trainable_weights if getattr(w, "constraint", None) is not None]
-    if bound:
-        raise ModelError(
-            f"weight {bound[0]!r} has a constraint, which holds for what each rank makes of it but "
-            "not for the sum of what ranks add to it with sync=AsyncServer(…). Leave the "
-            "constraint out, or use sync=Allreduce()"
-        )
-    if model.steps_per_execution > 1:
+    _check_constraints(model, options)
+    if not sync.in_step and model.steps_per_execution > 1:
         raise ModelError(
             f"steps_per_execution={model.steps_per_execution}: with sync=AsyncServer(…) each step "
             "begins with weights of its own, and a rank's steps are not counted in such groups. "
             "Compile the model with steps_per_execution=1, or use sync=Allreduce()"
+        )
+
+
+def _check_constraints(model: keras.Model, options: Sync) -> None:
+    """Check that weights hold their constraints where ranks have met.
+
+    Raises:
+        ModelError: they do not.
+    """
+    given = {w.path: getattr(w, "constraint", None) for w in model.trainable_weights}
+    kept = _CONVEX if isinstance(options, LocalSGD) else ()
+    bound = [path for path, one in given.items() if one is not None and type(one) not in kept]
+    if bound:
+        raise ModelError(
+            f"weight {bound[0]!r} has a constraint, {type(given[bound[0]]).__name__}, which holds "
+            f"for what each rank makes of it but not for {_MET[type(options)]}. Leave the "
+            "constraint out, or use sync=Allreduce()"
         )

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ...errors import ModelError
 from ...settings.sync import DiLoCo, LocalSGD
 from .synchroniser import (
     Alike,
@@ -99,9 +100,10 @@ class RoundsSynchroniser:
 
     def _take_mean(self, variables: Variables, *, outer: bool) -> None:
         read = read_values(variables, self._groups)
+        if self.alike is Alike.EVERYTHING:
+            self._check_count(len(read))
         now = {name: value for name, value in read.items() if value.dtype.kind == "f"}
-        # An optimizer may have made variables since.
-        met = {name: self._met.get(name, np.zeros_like(value)) for name, value in now.items()}
+        met = self._met_of(now)
         rows = np.array([self._rows], np.float64)
         terms = [change_of(now[name], met[name], self._rows) for name in now]
         nbytes = sum(term.nbytes for term in terms) + rows.nbytes
@@ -117,12 +119,32 @@ class RoundsSynchroniser:
         self._count(variables, {n: value for n, value in read.items() if n not in now})
         self._rows = self._steps = self._idle = 0
 
+    def _check_count(self, own: int) -> None:
+        """Check that all ranks have as many variables to take the mean of.
+
+        Raises:
+            ModelError: they have not, on every rank.
+        """
+        counts = np.array([own, own * own], np.int64)
+        (sums,) = map(np.asarray, self._collectives.sum([counts], "round.variables"))
+        if self._collectives.size * sums[1] != sums[0] ** 2:
+            raise ModelError(
+                "the optimizers keep something of other weights on some ranks than on others: the "
+                "rows of a rank have not used all that is trained, so that there is no mean of "
+                "their moments. Use sync=LocalSGD(…) without average_optimizer, with which each "
+                "rank keeps its own, or sync=Allreduce()"
+            )
+
+    def _met_of(self, now: Arrays) -> Arrays:
+        """Return what values were when ranks met; 0 where an optimizer has made them since."""
+        return {name: self._met.get(name, np.zeros_like(value)) for name, value in now.items()}
+
     def _count(self, variables: Variables, now: Arrays) -> None:
         """Let whole numbers change as on ranks that had rows in every step; one always has."""
         if not now:
             return
         busy = np.array([not self._idle], np.int64)
-        met = {name: self._met[name].astype(np.int64) for name in now}
+        met = {name: value.astype(np.int64) for name, value in self._met_of(now).items()}
         changes = [np.asarray(value.astype(np.int64) - met[name]) for name, value in now.items()]
         terms = [change if not self._idle else np.zeros_like(change) for change in changes]
         nbytes = sum(term.nbytes for term in terms) + busy.nbytes

@@ -38,7 +38,10 @@ class TensorVariable:
 
     @property
     def _tensor(self) -> Tensor:
-        return torch.as_tensor(self._holder[self._key]).detach()
+        held = self._holder[self._key]
+        # A number of Python's has as many digits; PyTorch would take it for one of float32.
+        dtype = torch.float64 if isinstance(held, float) else None
+        return torch.as_tensor(held, dtype=dtype).detach()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -176,8 +179,16 @@ class TorchVariables(TrainingVariables):
 
     def build_optimizers(self, trained: Sequence[Sequence[int] | None]) -> None:
         for optimizer, indices in zip(self._optimizers, trained, strict=False):
-            if indices and not optimizer.state and max(indices) < len(self._parameters):
-                make_state(optimizer, [self._parameters[index] for index in indices])
+            if indices is None or max(indices, default=0) >= len(self._parameters):
+                continue
+            wanted = [self._parameters[index] for index in indices]
+            kept = {id(parameter) for parameter in wanted}
+            for parameter in parameters_of(optimizer):
+                if id(parameter) not in kept:
+                    optimizer.state.pop(parameter, None)
+            missing = [p for p in wanted if not optimizer.state.get(p)]
+            if missing:
+                make_state(optimizer, missing)
 
     def likely_cause(self, differing: Sequence[Variable]) -> str:
         return (
