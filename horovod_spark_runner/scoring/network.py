@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import EnvironmentProblem
+from ..errors import DataError, EnvironmentProblem
 from ..quiet import quiet_imports
 from .classes import PLAIN, Output, column_of_plain, column_of_scores
 from .columns import Batch, Column, Mask, Numbers, Vectors, Words
@@ -88,7 +88,13 @@ class Network:
         def call(given: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
             # Also the loaded model is kept: the function alone does not hold the variables.
             function = loaded.signatures[_SIGNATURE]
-            found = function(**{name: tf.constant(array) for name, array in given.items()})
+            tensors = {name: tf.constant(array) for name, array in given.items()}
+            try:
+                found = function(**tensors)
+            except tf.errors.InvalidArgumentError as error:
+                told = " ".join(str(error.message).split())
+                told = told.partition("assertion failed: ")[2] or told
+                raise DataError(f"the network does not take the rows: {told:.500}") from error
             return {name: tensor.numpy() for name, tensor in found.items()}
 
         return call

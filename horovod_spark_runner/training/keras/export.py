@@ -49,6 +49,7 @@ class Served:
         eager: whether the model is called without making a graph of it.
         classes: columns of classes, in place of the outputs they are made of.
         kind: what it is made for, in messages.
+        checked: whether a number that an input's type cannot hold is an error of the call.
 
     Raises:
         ModelError: it cannot be made; the message says why.
@@ -65,6 +66,7 @@ class Served:
     eager: bool = False
     classes: Sequence[ClassColumn] = ()
     kind: str = "a SavedModel"
+    checked: bool = True
 
     def __post_init__(self) -> None:
         check_exportable(self.names, self.transformed, self.columns)
@@ -136,7 +138,7 @@ class Served:
                 else given[name]
                 for name, column, one in zip(self.names, self.columns, self.inputs, strict=True)
             }
-            outputs = call_model(self.model, self.bind.of_tensors(values))
+            outputs = call_model(self.model, self.bind.of_tensors(values, checked=self.checked))
             leaves = [_dense(pick(outputs, output.path)) for output in self.outputs]
             served = {name: tf.identity(leaves[place]) for place, name in self._plain}
             for one in self.classes:
