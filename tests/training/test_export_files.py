@@ -238,9 +238,11 @@ def test_a_saved_model_takes_no_numbers_beyond_its_inputs_type(tmp_path: Path) -
     predict = tf.saved_model.load(str(tmp_path / "m")).signatures["serving_default"]
     made = predict(x=tf.constant([[0, 255]], tf.int16))["prediction"]
     assert made.numpy().tolist() == [[0.0, 255.0]]
-    told = "column x holds what the model.* of uint8 cannot: 0 to 255 fit"
+    told = "column x holds what the model.* input does not, which takes 0 to 255"
     with pytest.raises(tf.errors.InvalidArgumentError, match=told):
         predict(x=tf.constant([[0, 256]], tf.int16))
+    given.export(tmp_path / "m.onnx", format="onnx")  # raises no errors: whoever calls it is told
+    assert OnnxSession((tmp_path / "m.onnx").read_bytes()).facts["bounds"] == {"x": [0, 255]}
     stage = Network(
         inputs=("x",),
         arguments=("x",),
@@ -254,7 +256,7 @@ def test_a_saved_model_takes_no_numbers_beyond_its_inputs_type(tmp_path: Path) -
         contents=_packed(tmp_path / "m"),
     )
     scorer = Scorer(Bundle((Input("x", "array", 2),), (stage,)))
-    assert scorer.score_row({"x": [0, 255]})["p"].tolist() == [0.0, 255.0]
+    assert scorer.score({"x": [[0, 255]]})["p"].tolist() == [[0.0, 255.0]]
     with pytest.raises(DataError, match=f"the network does not take the rows: .{told}"):
         scorer.score_row({"x": [-1, 0]})
 

@@ -35,7 +35,7 @@ def both(stage: Stage, taken: Input, values: list[Any]) -> list[Any]:
     made: list[Any] = []
     for value in values:
         try:
-            made.append(np.asarray(scorer.score_row({taken.name: value})[output]))
+            made.append(np.asarray(scorer.score({taken.name: [value]})[output])[0])
         except DataError:
             made.append("error")
     found = OnnxSession(onnx_of(bundle))(given_of([taken], {taken.name: values}))
@@ -44,7 +44,7 @@ def both(stage: Stage, taken: Input, values: list[Any]) -> list[Any]:
             assert state > 0
         else:
             assert state == 0
-            assert one.tobytes() == np.asarray(other.tolist()).tobytes(), (one, other)
+            assert one.tobytes() == np.asarray(other).tobytes(), (one, other)
     return [one if isinstance(one, str) else one.tolist() for one in made]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from ...data.manifest import Column, Manifest
 from ...errors import ModelError
@@ -50,19 +49,18 @@ class InputBinding:
         shape = keras.tree.lists_to_tuples(structure)
         self._pack = lambda values: keras.tree.pack_sequence_as(shape, values)
 
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """The numbers that inputs hold, by columns that could hold others."""
+        return {name: slot.bounds for slot in self._slots if slot.bounds for name in slot.names}
+
     def __call__(self, arrays: Columns) -> Any:
         """Return the model's input."""
         return self._pack([slot(arrays) for slot in self._slots])
 
-    def of_tensors(self, tensors: Mapping[str, Any], *, checked: bool) -> Any:
-        """Return the model's input in a graph, of tensors in place of arrays.
-
-        Args:
-            tensors: the columns.
-            checked: whether a number that an input's type cannot hold ends the call, as it ends
-                that of arrays; otherwise it is cast, and wraps around.
-        """
-        return self._pack([slot.of_tensors(tensors, checked=checked) for slot in self._slots])
+    def of_tensors(self, tensors: Mapping[str, Any]) -> Any:
+        """Return the model's input in a graph, of tensors in place of arrays."""
+        return self._pack([slot.of_tensors(tensors) for slot in self._slots])
 
     def _as_given(self, values: list[Any]) -> Nest:
         if self._names is not None:
@@ -93,7 +91,7 @@ class _Slot:
         self._names = list(names)
         self.column = columns[0] if len(columns) == 1 else _joined(columns)
         self._shape: tuple[int, ...] | None = None
-        self._bounds: tuple[int, int] | None = None
+        self.bounds: tuple[int, int] | None = None
         self._taken = ""
 
     @property
@@ -107,13 +105,13 @@ class _Slot:
             parts = [arrays[name] for name in self._names]
             parts = [part.reshape(len(part), -1) if part.ndim == 1 else part for part in parts]
             values = np.concatenate(parts, axis=-1).astype(self.column.dtype, copy=False)
-        if self._bounds is not None:
-            check_within(values, self._bounds, self.column.name, self._taken)
+        if self.bounds is not None:
+            check_within(values, self.bounds, self.column.name, self._taken)
         if self._shape is None or tuple(values.shape[1:]) == self._shape:
             return values
         return values.reshape(-1, *self._shape)
 
-    def of_tensors(self, tensors: Mapping[str, Any], *, checked: bool) -> Any:
+    def of_tensors(self, tensors: Mapping[str, Any]) -> Any:
         """Return what calling it does, of tensors."""
         parts = [tensors[name] for name in self._names]
         values = parts[0]
@@ -123,8 +121,6 @@ class _Slot:
             ranked = [keras.ops.expand_dims(p, -1) if len(p.shape) == 1 else p for p in parts]
             joined = keras.ops.concatenate([keras.ops.cast(p, wide) for p in ranked], axis=-1)
             values = keras.ops.cast(joined, self.column.dtype)
-        if checked and self._bounds is not None:
-            values = _within(values, self._bounds, self.column.name, self._taken)
         if self._shape is None or tuple(values.shape[1:]) == self._shape:
             return values
         return keras.ops.reshape(values, (-1, *self._shape))
@@ -138,7 +134,7 @@ class _Slot:
         """Take the shape of rows that makes the values the input ``tensor``."""
         wanted, column = tuple(tensor.shape[1:]), self.column
         dtype = keras.backend.standardize_dtype(tensor.dtype)
-        self._bounds, self._taken = bounds_of(column.dtype, dtype), f"{tensor.name!r} of {dtype}"
+        self.bounds, self._taken = bounds_of(column.dtype, dtype), f"{tensor.name!r} of {dtype}"
         text = dtype == STRING
         if text != (column.dtype == STRING):
             advice = (
@@ -161,16 +157,6 @@ class _Slot:
                 f"{column.name!r} has rows of shape {column.shape}; give it another with "
                 f"shapes={{{column.name!r}: …}}. {_both(tensors, slots)}"
             )
-
-
-def _within(values: Any, bounds: tuple[int, int], column: str, taken: str) -> Any:
-    """Return ``values`` of a graph, which fails where `check_within` does."""
-    low, high = bounds
-    have = values.dtype  # which may not reach the bounds
-    right = (values >= max(low, have.min)) & (values <= min(high, have.max))
-    told = f"column {column} holds what the model's input {taken} cannot: {low} to {high} fit"
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(right), [told, values])]):
-        return tf.identity(values)
 
 
 def _joined(columns: Sequence[Column]) -> Column:
