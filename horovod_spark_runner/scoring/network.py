@@ -101,6 +101,8 @@ class Network:
             except tf.errors.InvalidArgumentError as error:
                 told = " ".join(str(error.message).split())
                 told = told.partition("assertion failed: ")[2] or told
+                for name, argument in zip(self.inputs, self.arguments, strict=True):
+                    told = told.replace(f"column {argument} ", f"column {name!r} ")
                 raise DataError(f"the network does not take the rows: {told:.500}") from error
             return {name: tensor.numpy() for name, tensor in found.items()}
 
@@ -124,7 +126,7 @@ class Network:
                 continue
             data = column.dense() if isinstance(column, Vectors) else column.data[:, None]
             low, high = self._bounds[argument]
-            right = ((data >= low) & (data <= high)).all(axis=1)
+            right = np.asarray(((data >= low) & (data <= high)).all(axis=1))
             batch.check(name, right if valid is None else right | ~valid, beyond(low, high))
 
     def __call__(self, batch: Batch) -> None:

@@ -244,7 +244,7 @@ def test_a_saved_model_takes_no_numbers_beyond_its_inputs_type(tmp_path: Path) -
     given.export(tmp_path / "m.onnx", format="onnx")  # raises no errors: whoever calls it is told
     assert OnnxSession((tmp_path / "m.onnx").read_bytes()).facts["bounds"] == {"x": [0, 255]}
     stage = Network(
-        inputs=("x",),
+        inputs=("given",),
         arguments=("x",),
         dtypes=("int16",),
         shapes=((2,),),
@@ -255,10 +255,11 @@ def test_a_saved_model_takes_no_numbers_beyond_its_inputs_type(tmp_path: Path) -
         format=SAVED_MODEL,
         contents=_packed(tmp_path / "m"),
     )
-    scorer = Scorer(Bundle((Input("x", "array", 2),), (stage,)))
-    assert scorer.score({"x": [[0, 255]]})["p"].tolist() == [[0.0, 255.0]]
+    scorer = Scorer(Bundle((Input("given", "array", 2),), (stage,)))
+    assert scorer.score({"given": [[0, 255]]})["p"].tolist() == [[0.0, 255.0]]
+    told = told.replace("x", "'given'", 1)
     with pytest.raises(DataError, match=f"the network does not take the rows: .{told}"):
-        scorer.score_row({"x": [-1, 0]})
+        scorer.score_row({"given": [-1, 0]})
 
 
 def test_a_saved_model_calls_no_function_of_this_process(tmp_path: Path) -> None:
