@@ -99,8 +99,9 @@ class Network:
             try:
                 found = function(**tensors)
             except tf.errors.InvalidArgumentError as error:
-                told = " ".join(str(error.message).split())
-                told = told.partition("assertion failed: ")[2] or told
+                whole = " ".join(str(error.message).split()).replace("\\'", "'")
+                # What an assertion of the graph says, before TensorFlow's name of it.
+                told = whole.partition("assertion failed: ")[2].partition(" [[{{")[0] or whole
                 for name, argument in zip(self.inputs, self.arguments, strict=True):
                     told = told.replace(f"column {argument} ", f"column {name!r} ")
                 raise DataError(f"the network does not take the rows: {told:.500}") from error
