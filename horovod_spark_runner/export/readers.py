@@ -211,20 +211,25 @@ def interaction(fitted: Fitted) -> Stage:
                 )
         else:
             known = [fitted.field(name).metadata.get("ml_attr", {})]
-        categories.append(tuple(_categories(fitted, name, one) for one in known))
+        counts = tuple(_categories(fitted, name, one) for one in known)
+        if len(counts) > 1 and any(counts):
+            raise fitted.refused(
+                f"column {name!r} holds vectors with categories, of which Spark passes over 0 in "
+                "rows that it stores without their zeros; give the categories' own columns"
+            )
+        categories.append(counts)
     return Interaction(inputs, fitted.output, tuple(categories))
 
 
 def _categories(fitted: Fitted, name: str, attribute: dict[str, object]) -> int:
-    """Return how many categories an element is one of; 0 for a number."""
+    """Return how many categories an element is one of; 0 for a number, as a single one is."""
     if attribute.get("type") != "nominal":
         return 0
     values, count = attribute.get("vals"), attribute.get("num_vals")
-    if isinstance(values, list):
-        return len(values)
+    count = len(values) if isinstance(values, list) else count
     if not isinstance(count, int):
         raise fitted.refused(f"column {name!r} does not tell how many categories it has")
-    return count
+    return count if count > 1 else 0
 
 
 def tokenizer(fitted: Fitted) -> Stage:

@@ -40,7 +40,7 @@ def duration(seconds: float) -> str:
         return "−" + duration(-seconds)
     if seconds == 0:
         return "0 s"
-    if seconds < 0.1:
+    if seconds < 0.0995:
         return f"{seconds * 1000:.2g} ms"
     if seconds < 60:
         return f"{seconds:.3g} s"
@@ -60,9 +60,14 @@ def size(count: float) -> str:
     """Return a number of bytes: ``"512 B"``, ``"1.5 MiB"``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
-            return f"{count:.3g} {unit}"
+            return f"{_of_three(count)} {unit}"
         count /= 1024
-    return f"{count:.3g} TiB"
+    return f"{_of_three(count)} TiB"
+
+
+def _of_three(value: float) -> str:
+    """Return ``value`` to three digits, or more where they are whole: ``"1.5"``, ``"1012"``."""
+    return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def share(part: float, whole: float) -> str:

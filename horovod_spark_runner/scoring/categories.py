@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +14,12 @@ import numpy as np
 from ..errors import DataError
 from .columns import Batch, Column, Numbers, Vectors, Words, vectors_of
 from .stage import ERROR, KEEP, SKIP
+
+# What text of real numbers Java makes.
+_REAL = re.compile(
+    r"-?(?:0|[1-9][0-9]*)\.(?:0|[0-9]*[1-9])|-?[1-9]\.(?:0|[0-9]*[1-9])E-?[1-9][0-9]*"
+    r"|NaN|-?Infinity"
+)
 
 
 @dataclass(frozen=True)
@@ -84,12 +92,31 @@ class StringIndexer:
         if key not in self._bits:
             table: dict[Hashable, int] = {}
             for place, label in enumerate(self.labels[number]):
-                try:
-                    table[_bits(np.array([float(label)], data.dtype))[0].item()] = place
-                except ValueError:
-                    continue  # no number
+                value = real_of(label, data.dtype)
+                if value is not None:
+                    table[_bits(np.array([value], data.dtype))[0].item()] = place
             self._bits[key] = table
         return _looked_up(self._bits[key], _bits(data).tolist())
+
+
+def real_of(label: str, dtype: np.dtype) -> float | None:
+    """Return the number whose text in Java is a label; ``None`` if there is none.
+
+    Args:
+        label: such as ``"1.0"``; ``"1"`` and ``"1e3"`` are the text of no real number.
+        dtype: the type of the number.
+    """
+    if not _REAL.fullmatch(label):
+        return None
+    value = float(label)
+    plain = value == 0 or not math.isfinite(value) or 1e-3 <= abs(value) < 1e7
+    digits = len(label.partition("E")[0].replace(".", "").strip("-0"))
+    if plain == ("E" in label) or (dtype.itemsize == 4 and digits > 9):
+        return None
+    with np.errstate(all="ignore"):
+        held = float(np.array(value, dtype))
+    # A float may hold it as infinity or 0 only.
+    return None if math.isinf(held) != math.isinf(value) or (held == 0) != (value == 0) else held
 
 
 def _looked_up(table: Mapping[Any, int], keys: Sequence[Any]) -> np.ndarray:

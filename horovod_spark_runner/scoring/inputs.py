@@ -139,7 +139,11 @@ class Input:
                 value, bool | int | float | np.bool_ | np.integer | np.floating
             ):
                 raise self._misfit(row, value, f"it must be {self._described()} or None")
-            elif whole and isinstance(value, float | np.floating) and not np.isnan(value):
+            elif whole and isinstance(value, float | np.floating):
+                if np.isnan(value):  # as pandas tells null; as a float it would round the others
+                    there[row] = False
+                    found.append(None)
+                    continue
                 if not float(value).is_integer():
                     raise self._misfit(row, value, f"it must be {self._described()} or None")
                 found.append(int(value))
@@ -150,7 +154,7 @@ class Input:
         plain = [blank if one is None else one for one in found]
         if self.kind == "boolean":
             return np.array(plain, bool), mask
-        if whole and not any(isinstance(one, float | np.floating) for one in plain):
+        if whole:
             for row, one in enumerate(plain):
                 if not -(2**63) <= one < 2**63:
                     raise self._misfit(row, one, f"it does not fit {self.kind}")
@@ -167,7 +171,7 @@ class Input:
             if nan.any():
                 valid = ~nan if valid is None else valid & ~nan
                 values = np.where(nan, 0, values)
-            cut = values != np.trunc(values)
+            cut = (values != np.trunc(values)) | np.isinf(values)
             if cut.any():
                 row = int(np.argmax(cut))
                 raise self._misfit(row, values[row], f"it must be {self._described()} or None")

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import EnvironmentProblem
+from ..errors import DataError, EnvironmentProblem
 from ..quiet import quiet_imports
 from .classes import PLAIN, Output, column_of_plain, column_of_scores
 from .columns import Batch, Column, Mask, Numbers, Vectors, Words
-from .onnx_session import OnnxSession
+from .onnx_session import BOUNDS, OnnxSession
 from .stage import ERROR, SKIP
 
 # What a network may be.
@@ -27,6 +27,13 @@ MODEL_FILE = "model.onnx"
 _SIGNATURE = "serving_default"
 # What an error says of arrays that stand for Spark's whole numbers of 64 bits.
 INEXACT = "it must hold whole numbers below 2**53: larger ones are not held exactly"
+
+
+def beyond(low: int, high: int) -> str:
+    """Return what an error says of numbers that an input of the network does not hold."""
+    return f"the network's input holds {low} to {high}"
+
+
 Call = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
@@ -88,10 +95,40 @@ class Network:
         def call(given: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
             # Also the loaded model is kept: the function alone does not hold the variables.
             function = loaded.signatures[_SIGNATURE]
-            found = function(**{name: tf.constant(array) for name, array in given.items()})
+            tensors = {name: tf.constant(array) for name, array in given.items()}
+            try:
+                found = function(**tensors)
+            except tf.errors.InvalidArgumentError as error:
+                whole = " ".join(str(error.message).split()).replace("\\'", "'")
+                # What an assertion of the graph says, before TensorFlow's name of it.
+                told = whole.partition("assertion failed: ")[2].partition(" [[{{")[0] or whole
+                for name, argument in zip(self.inputs, self.arguments, strict=True):
+                    told = told.replace(f"column {argument} ", f"column {name!r} ")
+                raise DataError(f"the network does not take the rows: {told:.500}") from error
             return {name: tensor.numpy() for name, tensor in found.items()}
 
         return call
+
+    @cached_property
+    def _bounds(self) -> Mapping[str, tuple[int, int]]:
+        """What an ONNX file's inputs hold, if not all of a column; a SavedModel looks itself."""
+        call = self._call
+        return call.facts.get(BOUNDS, {}) if isinstance(call, OnnxSession) else {}
+
+    def _check_bounds(self, batch: Batch, valid: Mask) -> None:
+        """Check that the network's inputs hold the numbers of all rows that it is asked about.
+
+        Raises:
+            DataError: one does not; the message names column, row and value.
+        """
+        for name, argument in zip(self.inputs, self.arguments, strict=True):
+            column = batch.column(name)
+            if argument not in self._bounds or isinstance(column, Words):
+                continue
+            data = column.dense() if isinstance(column, Vectors) else column.data[:, None]
+            low, high = self._bounds[argument]
+            right = np.asarray(((data >= low) & (data <= high)).all(axis=1))
+            batch.check(name, right if valid is None else right | ~valid, beyond(low, high))
 
     def __call__(self, batch: Batch) -> None:
         valid: Mask = None
@@ -104,6 +141,7 @@ class Network:
         if self.handle_invalid == SKIP:
             batch.keep(valid)
             valid = None
+        self._check_bounds(batch, valid)
         whole = batch
         if valid is not None:
             whole = Batch(batch.columns, len(batch))

@@ -16,6 +16,8 @@ from ..errors import EnvironmentProblem, ModelError
 METADATA = "horovod_spark_runner"
 # What it tells there of rows with NaN or infinity: how many were compared, and which are blank.
 NON_FINITE = "non_finite"
+# And the least and largest whole number of each input that takes fewer than its column's type has.
+BOUNDS = "bounds"
 _ERRORS_ONLY = 3
 # onnxruntime's builds from PyPI report to their makers from their import on, unless this is set.
 _NO_REPORTS = "ORT_DISABLE_TELEMETRY"

@@ -41,11 +41,19 @@ class Imputer:
             assert isinstance(column, Numbers)
             dtype = column.data.dtype
             whole = np.where(missing, surrogate, data)
-            if dtype.kind in "iu":  # Spark, too, goes through float64, and cuts
-                bound = float(np.iinfo(dtype).max)
-                fits = (np.trunc(whole) >= -bound - 1) & (whole < bound + (bound < 2**53))
-                batch.check(name, fits, f"imputed, it does not fit {dtype.name} any more")
+            if dtype.kind in "iu":
+                whole = _as_whole(batch, name, whole, dtype)
             batch.columns[output] = Numbers(whole.astype(dtype))
+
+
+def _as_whole(batch: Batch, name: str, data: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return numbers as a whole type's; Spark, too, goes through float64, and cuts."""
+    largest, cut = np.iinfo(dtype).max, np.trunc(data)
+    bound = float(largest)  # of 64 bits the next one, which Spark takes for the largest
+    fits = (cut >= -bound - 1) & (cut <= bound)
+    batch.check(name, fits, f"imputed, it does not fit {dtype.name} any more")
+    held = np.where(cut < bound, cut, 0.0).astype(dtype)
+    return np.where(cut < bound, held, np.array(largest, dtype))
 
 
 @dataclass(frozen=True)
@@ -76,15 +84,16 @@ class Bucketizer:
             data, valid = batch.numbers(name)
             splits = np.array(bounds)
             nan = np.isnan(data)
-            right = (data >= splits[0]) & (data <= splits[-1])
+            buckets = np.searchsorted(_ordered(splits), _ordered(data), side="right") - 1
+            buckets = np.where(data == splits[-1], len(splits) - 2, buckets)
+            # -0.0 lies below a first bound of 0.0, and is equal to it.
+            right = (buckets >= 0) & (data <= splits[-1])
             right |= nan if self.handle_invalid == KEEP else False
             batch.check(
                 name,
                 right if valid is None else right | ~valid,
                 f"the buckets are from {bounds[0]} to {bounds[-1]}",
             )
-            buckets = np.searchsorted(_ordered(splits), _ordered(data), side="right") - 1
-            buckets = np.where(data == splits[-1], len(splits) - 2, buckets)
             buckets = np.where(nan, len(splits) - 1, buckets)
             batch.columns[output] = Numbers(buckets.astype(np.float64), valid)
 

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ..errors import DataError
 from .columns import Batch, Numbers, Vectors, joined
 from .stage import ERROR, KEEP, SKIP
 from .values import drop_missing
@@ -80,6 +81,12 @@ class VectorSlicer:
 
     def __call__(self, batch: Batch) -> None:
         vectors = batch.vectors(self.input)
+        beyond = self.indices[self.indices >= vectors.size]
+        if len(beyond):
+            raise DataError(
+                f"column {self.input!r} holds vectors of {vectors.size} elements, and element "
+                f"{beyond[0]} (counted from 0) is taken"
+            )
         if vectors.starts is None:
             data = vectors.data[:, self.indices]
         else:
@@ -258,8 +265,8 @@ class PolynomialExpansion:
             return
         for left in range(degree, -1, -1):
             self._expand(data, last - 1, left, so_far, made)
-            # A product that is zero stays so, also times infinity.
-            so_far = np.where(so_far == 0, 0.0, so_far * data[:, last])
+            # A product that is zero stays so, also times infinity; it has no sign.
+            so_far = np.where(so_far == 0, 0.0, so_far * data[:, last]) + 0.0
 
 
 @dataclass(frozen=True)

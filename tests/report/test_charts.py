@@ -150,6 +150,8 @@ def test_numbers_for_people() -> None:
         "0.25",
     ]
     assert numbers.size(3 * 2**20) == "3 MiB"
+    assert [numbers.size(n) for n in (999, 1000, 1023 * 2**10)] == ["999 B", "1000 B", "1023 KiB"]
+    assert [numbers.duration(s) for s in (0.0994, 0.0996)] == ["99 ms", "0.0996 s"]
     assert numbers.share(1, 4) == "25 %"
     assert numbers.share(1, 0) == ""
     assert numbers.shortened("a_very_long_name", 9) == "a_ver…ame"

@@ -372,18 +372,22 @@ def test_imputer(compared: Compared, strategy: str, missing: float) -> None:
 def test_bucketizer_and_quantile_discretizer(compared: Compared, handle: str) -> None:
     from pyspark.ml.feature import Bucketizer, QuantileDiscretizer
 
-    columns: dict[str, Sequence[Any]] = {"x": NUMBERS, "n": [1, 2, 3, 4, 5, 6] * 2}
+    columns: dict[str, Sequence[Any]] = {
+        "x": NUMBERS,
+        "n": [1, 2, 3, 4, 5, 6] * 2,
+        "z": [0.0, 1.5, -0.0, *[0.5] * 9],  # -0.0 is below 0.0
+    }
     stages = [
         Bucketizer(
-            inputCols=["x", "n"],
-            outputCols=["xb", "nb"],
-            splitsArray=[[-INF, -1.0, 0.0, 0.1, 2.5, INF], [1.0, 3.0, 6.0]],
+            inputCols=["x", "n", "z"],
+            outputCols=["xb", "nb", "zb"],
+            splitsArray=[[-INF, -1.0, 0.0, 0.1, 2.5, INF], [1.0, 3.0, 6.0], [0.0, 1.0, 2.0]],
             handleInvalid=handle,
         ),
         Bucketizer(inputCol="n", outputCol="b", splits=[1.0, 2.0, 5.0], handleInvalid=handle),
         QuantileDiscretizer(inputCol="n", outputCol="q", numBuckets=3, handleInvalid=handle),
     ]
-    compared.check(stages[:1], columns, "double int", ["xb", "nb"])
+    compared.check(stages[:1], columns, "double int double", ["xb", "nb", "zb"])
     compared.check(stages[1:], {"n": columns["n"]}, "int", ["b", "q"])
 
 
@@ -513,6 +517,7 @@ def test_elements_together(compared: Compared) -> None:
 
 
 def test_interaction(compared: Compared) -> None:
+    from pyspark.ml import Pipeline
     from pyspark.ml.feature import Interaction, StringIndexer, VectorAssembler
 
     columns: dict[str, Sequence[Any]] = {
@@ -520,14 +525,24 @@ def test_interaction(compared: Compared) -> None:
         "x": [1.0, -2.0, 0.0, NAN, INF, 1.0, 2.0, None, 0.5],
         "y": [0.0, 1.0, 2.0, 3.0, 0.0, NAN, -1.0, 1.0, INF],
         "n": [1, 2, 3, 4, 5, 6, 7, 8, 0],
+        "same": ["s"] * 9,
     }
     stages = [
         StringIndexer(inputCol="text", outputCol="t"),
-        VectorAssembler(inputCols=["t", "y", "n"], outputCol="v", handleInvalid="keep"),
+        StringIndexer(inputCol="same", outputCol="s"),  # one category is a number to Spark
+        VectorAssembler(inputCols=["y", "n"], outputCol="v", handleInvalid="keep"),
         Interaction(inputCols=["t", "x", "v", "n"], outputCol="all"),
         Interaction(inputCols=["x", "n"], outputCol="two"),
+        Interaction(inputCols=["s", "n"], outputCol="one"),
     ]
-    compared.check(stages, columns, "string double double int", ["all", "two"])
+    schema = "string double double int string"
+    compared.check(stages, columns, schema, ["all", "two", "one"])
+    assembler = VectorAssembler(inputCols=["t", "n"], outputCol="v")
+    vector = Interaction(inputCols=["v", "n"], outputCol="o")
+    frame = compared.frame(columns, schema)
+    fitted = Pipeline(stages=[stages[0], assembler, vector]).fit(frame)
+    with pytest.raises(ModelError, match="Interaction.*'v' holds vectors with categories"):
+        export_pipeline(fitted, compared.place, frame, mode="overwrite")
 
 
 def test_what_cannot_be_exported_is_refused_before_anything_is_written(

@@ -16,6 +16,7 @@ import pytest
 from keras import layers
 
 from horovod_spark_runner import (
+    DataError,
     EnvironmentProblem,
     InvalidInputError,
     ModelError,
@@ -24,7 +25,12 @@ from horovod_spark_runner import (
 )
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.read.decode import RowDecoder
+from horovod_spark_runner.export.network import _packed
+from horovod_spark_runner.scoring.bundle import Bundle
+from horovod_spark_runner.scoring.inputs import Input
+from horovod_spark_runner.scoring.network import SAVED_MODEL, Network
 from horovod_spark_runner.scoring.onnx_session import OnnxSession
+from horovod_spark_runner.scoring.scorer import Scorer
 from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.training.keras import onnx_file
 
@@ -220,6 +226,40 @@ def test_what_onnx_cannot_hold_is_refused(layer: Any, told: str, tmp_path: Path)
     with pytest.raises(ModelError, match=f"(?s)an ONNX file cannot hold.*({told})"):
         given.export(tmp_path / "m.onnx", format="onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_saved_model_takes_no_numbers_beyond_its_inputs_type(tmp_path: Path) -> None:
+    """As transform takes none; a cast would make 0 of 256."""
+    import tensorflow as tf
+
+    x = keras.Input((2,), name="x", dtype="uint8")
+    given = TFTransformer.from_keras(keras.Model(x, layers.Rescaling(1.0)(x)), ["x"])
+    given.export(tmp_path / "m")
+    predict = tf.saved_model.load(str(tmp_path / "m")).signatures["serving_default"]
+    made = predict(x=tf.constant([[0, 255]], tf.int16))["prediction"]
+    assert made.numpy().tolist() == [[0.0, 255.0]]
+    told = "column x holds what the model.* input does not, which takes 0 to 255"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=told):
+        predict(x=tf.constant([[0, 256]], tf.int16))
+    given.export(tmp_path / "m.onnx", format="onnx")  # raises no errors: whoever calls it is told
+    assert OnnxSession((tmp_path / "m.onnx").read_bytes()).facts["bounds"] == {"x": [0, 255]}
+    stage = Network(
+        inputs=("given",),
+        arguments=("x",),
+        dtypes=("int16",),
+        shapes=((2,),),
+        outputs=("prediction",),
+        added=(("p", 0, "plain", False, False, "float32"),),
+        handle_invalid="error",
+        batch_size=2,
+        format=SAVED_MODEL,
+        contents=_packed(tmp_path / "m"),
+    )
+    scorer = Scorer(Bundle((Input("given", "array", 2),), (stage,)))
+    assert scorer.score({"given": [[0, 255]]})["p"].tolist() == [[0.0, 255.0]]
+    told = told.replace("x", "'given'", 1)
+    with pytest.raises(DataError, match=f"the network does not take the rows: .{told}"):
+        scorer.score_row({"given": [-1, 0]})
 
 
 def test_a_saved_model_calls_no_function_of_this_process(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from horovod_spark_runner.scoring.vectors import VectorAssembler
         ("double", np.array([[1.0], [2.0]]), [1.0, 2.0]),
         ("int", pd.Series([1, np.nan, None], dtype=object), [1, None, None]),
         ("boolean", pd.Series([True, np.nan, None], dtype=object), [True, None, None]),
+        ("bigint", [2**60 + 1, float("nan")], [2**60 + 1, None]),
     ],
 )
 def test_what_is_masked_or_null_is_null(kind: str, given: Any, expected: list[Any]) -> None:
@@ -48,6 +49,12 @@ def test_nan_is_a_real_number_also_among_pandas_objects(kind: str) -> None:
     assert isinstance(column, Numbers)
     assert np.isnan(column.value(1))
     assert [column.value(row) for row in (0, 2, 3)] == [0.5, None, None]
+
+
+def test_infinity_is_no_whole_number() -> None:
+    for given in ([1, float("inf")], np.array([1.0, np.inf])):
+        with pytest.raises(DataError, match="column 'x' is inf in row 1.*a whole number"):
+            Input("x", "int").convert(given)
 
 
 def test_an_array_with_a_masked_element_is_none() -> None:

@@ -17,11 +17,13 @@ from horovod_spark_runner.export.graph.model import onnx_of
 from horovod_spark_runner.scoring.bundle import Bundle
 from horovod_spark_runner.scoring.inputs import Input
 from horovod_spark_runner.scoring.network import MODEL_FILE, ONNX, Network
-from horovod_spark_runner.scoring.onnx_session import METADATA, NON_FINITE, OnnxSession
+from horovod_spark_runner.scoring.onnx_session import BOUNDS, METADATA, NON_FINITE, OnnxSession
 from horovod_spark_runner.scoring.scorer import Scorer
 
 
-def pipeline(taken: Input, dtype: str, made: str, handle: str) -> Bundle:
+def pipeline(
+    taken: Input, dtype: str, made: str, handle: str, bounds: tuple[int, int] | None = None
+) -> Bundle:
     """Return one whose network gives each row's numbers back, as another type."""
     kinds = [helper.np_dtype_to_tensor_dtype(np.dtype(one)) for one in (dtype, made)]
     width = taken.size or 1
@@ -34,7 +36,8 @@ def pipeline(taken: Input, dtype: str, made: str, handle: str) -> Bundle:
     model = helper.make_model(
         helper.make_graph([cast], "network", *ends), ir_version=8, opset_imports=opsets
     )
-    helper.set_model_props(model, {METADATA: json.dumps({NON_FINITE: {"blank": []}})})
+    facts = {NON_FINITE: {"blank": []}, BOUNDS: {} if bounds is None else {"column0": bounds}}
+    helper.set_model_props(model, {METADATA: json.dumps(facts)})
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr(MODEL_FILE, model.SerializeToString())
@@ -113,3 +116,31 @@ def test_numbers_of_all_types_go_through_one_file(
     found, states = in_one_file(bundle, values)
     np.testing.assert_array_equal(found, [blank if one is None else one for one in wanted])
     assert states == [0] * len(values)
+
+
+@pytest.mark.parametrize("handle", ["error", "skip", "keep"])
+@pytest.mark.parametrize(
+    ("taken", "right", "wrong"),
+    [
+        (Input("x", "smallint"), [0, 255], [256, -1]),
+        (Input("x", "array", 2), [[0, 255], [3, 3]], [[256, 1], [0, -1]]),
+    ],
+)
+def test_numbers_that_an_input_does_not_hold_are_errors(
+    handle: str, taken: Input, right: list[Any], wrong: list[Any]
+) -> None:
+    """As an uint8 fed from a column of int16, which Keras would cast, 256 to 0."""
+    bundle = pipeline(taken, "int16", "float32", handle, bounds=(0, 255))
+    scorer = Scorer(bundle)
+    asked = [*right, *wrong, None]
+    made, states = in_one_file(bundle, asked)
+    assert states[:2] == [0, 0]
+    assert min(states[2:4]) > 0
+    assert made[:2] == right
+    assert np.isnan(np.asarray(made[2:])).all()
+    assert np.stack(scorer.score({"x": right})["p"]).tolist() == right
+    for value in wrong:
+        with pytest.raises(DataError, match="column 'x' is .* in row 1.*holds 0 to 255"):
+            scorer.score({"x": [right[0], value]})
+    if handle == "keep":  # a row with null is not asked about
+        assert scorer.score({"x": [None, right[0]]})["p"][0] is None

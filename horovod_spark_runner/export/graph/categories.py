@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ModelError
-from ...scoring.categories import IndexToString, OneHotEncoder, StringIndexer
+from ...scoring.categories import IndexToString, OneHotEncoder, StringIndexer, real_of
 from ...scoring.stage import ERROR, KEEP, SKIP
 from .builder import ML, TEXT, Rows, Values, element_type
 
@@ -68,10 +68,9 @@ def _real(rows: Rows, column: Values, labels: Sequence[str]) -> str:
     graph, table = rows.graph, {}
     odd = {"nan": _NOWHERE, "plus": _NOWHERE, "minus": _NOWHERE}
     for place, label in enumerate(labels):
-        try:
-            value = float(np.array(float(label), column.dtype))
-        except ValueError:
-            continue  # no number
+        value = real_of(label, np.dtype(column.dtype))
+        if value is None:
+            continue
         if math.isnan(value):
             odd["nan"] = place
         elif value == 0:

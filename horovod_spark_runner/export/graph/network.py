@@ -13,8 +13,8 @@ import numpy as np
 
 from ...errors import ModelError
 from ...scoring.classes import CLASS, PLAIN, PROBABILITY, VECTOR
-from ...scoring.network import INEXACT, MODEL_FILE, Network
-from ...scoring.onnx_session import METADATA, NON_FINITE
+from ...scoring.network import INEXACT, MODEL_FILE, Network, beyond
+from ...scoring.onnx_session import BOUNDS, METADATA, NON_FINITE
 from ...scoring.stage import ERROR, SKIP
 from ...training.onnx_rows import without
 from .builder import TEXT, Rows, Values
@@ -57,6 +57,7 @@ def network(rows: Rows, stage: Network) -> None:
         valid = None
     whole = _model(stage)
     _check_finite(rows, stage, whole, valid)
+    _check_bounds(rows, stage, whole, valid)
     # What is not scored is replaced: it may be nothing that the network takes.
     asked = graph.both(rows.live, valid)
     assert asked is not None
@@ -155,8 +156,7 @@ def _check_finite(rows: Rows, stage: Network, whole: Any, valid: str | None) -> 
         whole: its file.
         valid: which rows it predicts on, others get null; ``None`` if it is all that are left.
     """
-    known = {one.key: one.value for one in whole.metadata_props}
-    kinds = json.loads(known[METADATA])[NON_FINITE]["blank"]
+    kinds = _facts(whole)[NON_FINITE]["blank"]
     for name, dtype in zip(stage.inputs, stage.dtypes, strict=True):
         column = rows.columns[name]
         if not kinds or dtype == TEXT or np.dtype(dtype).kind != "f":
@@ -167,6 +167,33 @@ def _check_finite(rows: Rows, stage: Network, whole: Any, valid: str | None) -> 
         dimensions = 0 if column.size is None else 1
         right = without(graph, data, np.dtype(dtype), dimensions, kinds)
         rows.check(f"column {name!r}", graph.either_not(right, valid), NOT_FINITE)
+
+
+def _facts(whole: Any) -> dict[str, Any]:
+    """Return what the network's file tells of itself."""
+    known = {one.key: one.value for one in whole.metadata_props}
+    facts: dict[str, Any] = json.loads(known[METADATA])
+    return facts
+
+
+def _check_bounds(rows: Rows, stage: Network, whole: Any, valid: str | None) -> None:
+    """Tell rows with whole numbers that the network's inputs do not hold; see `_check_finite`."""
+    graph, bounds = rows.graph, _facts(whole).get(BOUNDS, {})
+    for name, argument in zip(stage.inputs, stage.arguments, strict=True):
+        if argument not in bounds:
+            continue
+        column, (low, high) = rows.columns[name], bounds[argument]
+        least = largest = data = graph.cast(column.data, "float64")
+        if column.size is not None:
+            axis = graph.constant(np.array([1], np.int64))
+            least = graph.add("ReduceMin", data, axis, keepdims=0)
+            largest = graph.add("ReduceMax", data, axis, keepdims=0)
+        right = graph.both(
+            graph.add("GreaterOrEqual", least, graph.constant(float(low))),
+            graph.add("LessOrEqual", largest, graph.constant(float(high))),
+        )
+        assert right is not None
+        rows.check(f"column {name!r}", graph.either_not(right, valid), beyond(low, high))
 
 
 def _merge(rows: Rows, stage: Network, whole: Any, given: list[str]) -> list[tuple[str, str, int]]:

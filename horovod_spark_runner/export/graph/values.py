@@ -25,21 +25,26 @@ def imputer(rows: Rows, stage: Imputer) -> None:
             missing = graph.add("Or", missing, graph.add("Not", valid))
         whole = graph.add("Where", missing, graph.constant(float(surrogate)), data)
         if np.dtype(dtype).kind in "iu":
-            whole = _fitting(rows, name, whole, dtype)
-        if dtype != "float64":
+            whole = _as_whole(rows, name, whole, dtype)
+        elif dtype != "float64":
             whole = graph.cast(whole, dtype)
         rows.columns[output] = Values(whole, dtype)
 
 
-def _fitting(rows: Rows, name: str, whole: str, dtype: str) -> str:
-    """Return numbers that a whole type holds; others are errors."""
-    graph, bound = rows.graph, float(np.iinfo(dtype).max)
+def _as_whole(rows: Rows, name: str, whole: str, dtype: str) -> str:
+    """Return numbers as a whole type's; those that it does not hold are errors."""
+    graph, largest = rows.graph, np.iinfo(dtype).max
+    bound = float(largest)  # of 64 bits the next one, which Spark takes for the largest
     cut = graph.truncated(whole)
     low = graph.add("GreaterOrEqual", cut, graph.constant(-bound - 1))
-    high = graph.add("Less", whole, graph.constant(bound + (bound < 2**53)))
+    high = graph.add("LessOrEqual", cut, graph.constant(bound))
     fits = graph.add("And", low, high)
     rows.check(f"column {name!r}", fits, f"imputed, it does not fit {dtype} any more")
-    return graph.add("Where", fits, whole, graph.constant(0.0))
+    if bound < 2**53:
+        return graph.cast(graph.add("Where", fits, cut, graph.constant(0.0)), dtype)
+    below = graph.add("And", low, graph.add("Less", cut, graph.constant(bound)))
+    held = graph.cast(graph.add("Where", below, cut, graph.constant(0.0)), dtype)
+    return graph.add("Where", below, held, graph.constant(np.array(largest, dtype)))
 
 
 def bucketizer(rows: Rows, stage: Bucketizer) -> None:
@@ -51,16 +56,17 @@ def bucketizer(rows: Rows, stage: Bucketizer) -> None:
         data, valid = rows.numbers(name)
         splits = np.array(bounds)
         nan = graph.add("IsNaN", data)
-        low = graph.add("GreaterOrEqual", data, graph.constant(splits[0]))
+        buckets = _buckets(rows, data, splits)
+        last = graph.add("Equal", data, graph.constant(splits[-1]))
+        buckets = graph.add("Where", last, graph.constant(len(splits) - 2.0), buckets)
+        # -0.0 lies below a first bound of 0.0, and is equal to it.
+        low = graph.add("GreaterOrEqual", buckets, graph.constant(0.0))
         right = graph.add("And", low, graph.add("LessOrEqual", data, graph.constant(splits[-1])))
         if stage.handle_invalid == KEEP:
             right = graph.add("Or", right, nan)
         right = graph.either_not(right, valid)
         told = f"the buckets are from {bounds[0]} to {bounds[-1]}"
         rows.check(f"column {name!r}", right, told)
-        buckets = _buckets(rows, data, splits)
-        last = graph.add("Equal", data, graph.constant(splits[-1]))
-        buckets = graph.add("Where", last, graph.constant(len(splits) - 2.0), buckets)
         buckets = graph.add("Where", nan, graph.constant(len(splits) - 1.0), buckets)
         rows.add_numbers(output, buckets, valid)
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from ...errors import ModelError
 from ...scoring.stage import ERROR, KEEP, SKIP
 from ...scoring.vectors import (
     Interaction,
@@ -55,7 +56,13 @@ def vector_assembler(rows: Rows, stage: VectorAssembler) -> None:
 def vector_slicer(rows: Rows, stage: VectorSlicer) -> None:
     """Add some elements of vectors."""
     indices = rows.graph.constant(np.asarray(stage.indices, np.int64))
-    data = rows.graph.add("Gather", rows.vectors(stage.input).data, indices, axis=1)
+    vectors = rows.vectors(stage.input)
+    if vectors.size is not None and (stage.indices >= vectors.size).any():
+        raise ModelError(
+            f"column {stage.input!r} holds vectors of {vectors.size} elements, and element "
+            f"{stage.indices.max()} (counted from 0) is taken"
+        )
+    data = rows.graph.add("Gather", vectors.data, indices, axis=1)
     rows.add_vectors(stage.output, data, len(stage.indices))
 
 
@@ -148,6 +155,8 @@ def polynomial_expansion(rows: Rows, stage: PolynomialExpansion) -> None:
         zero = graph.add("Equal", whole, graph.constant(0.0))
         times = graph.add("Mul", whole, factor)
         whole = graph.add("Where", zero, graph.constant(0.0), times)
+    zero = graph.add("Equal", whole, graph.constant(0.0))  # of either sign
+    whole = graph.add("Where", zero, graph.constant(0.0), whole)
     rows.add_vectors(stage.output, whole, len(products))
 
 

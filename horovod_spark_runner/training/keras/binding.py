@@ -49,6 +49,11 @@ class InputBinding:
         shape = keras.tree.lists_to_tuples(structure)
         self._pack = lambda values: keras.tree.pack_sequence_as(shape, values)
 
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """The numbers that inputs hold, by columns that could hold others."""
+        return {name: slot.bounds for slot in self._slots if slot.bounds for name in slot.names}
+
     def __call__(self, arrays: Columns) -> Any:
         """Return the model's input."""
         return self._pack([slot(arrays) for slot in self._slots])
@@ -86,7 +91,7 @@ class _Slot:
         self._names = list(names)
         self.column = columns[0] if len(columns) == 1 else _joined(columns)
         self._shape: tuple[int, ...] | None = None
-        self._bounds: tuple[int, int] | None = None
+        self.bounds: tuple[int, int] | None = None
         self._taken = ""
 
     @property
@@ -100,8 +105,8 @@ class _Slot:
             parts = [arrays[name] for name in self._names]
             parts = [part.reshape(len(part), -1) if part.ndim == 1 else part for part in parts]
             values = np.concatenate(parts, axis=-1).astype(self.column.dtype, copy=False)
-        if self._bounds is not None:
-            check_within(values, self._bounds, self.column.name, self._taken)
+        if self.bounds is not None:
+            check_within(values, self.bounds, self.column.name, self._taken)
         if self._shape is None or tuple(values.shape[1:]) == self._shape:
             return values
         return values.reshape(-1, *self._shape)
@@ -129,7 +134,7 @@ class _Slot:
         """Take the shape of rows that makes the values the input ``tensor``."""
         wanted, column = tuple(tensor.shape[1:]), self.column
         dtype = keras.backend.standardize_dtype(tensor.dtype)
-        self._bounds, self._taken = bounds_of(column.dtype, dtype), f"{tensor.name!r} of {dtype}"
+        self.bounds, self._taken = bounds_of(column.dtype, dtype), f"{tensor.name!r} of {dtype}"
         text = dtype == STRING
         if text != (column.dtype == STRING):
             advice = (

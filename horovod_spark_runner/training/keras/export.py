@@ -49,6 +49,7 @@ class Served:
         eager: whether the model is called without making a graph of it.
         classes: columns of classes, in place of the outputs they are made of.
         kind: what it is made for, in messages.
+        checked: whether a number that an input's type cannot hold is an error of the call.
 
     Raises:
         ModelError: it cannot be made; the message says why.
@@ -65,6 +66,7 @@ class Served:
     eager: bool = False
     classes: Sequence[ClassColumn] = ()
     kind: str = "a SavedModel"
+    checked: bool = True
 
     def __post_init__(self) -> None:
         check_exportable(self.names, self.transformed, self.columns)
@@ -136,6 +138,10 @@ class Served:
                 else given[name]
                 for name, column, one in zip(self.names, self.columns, self.inputs, strict=True)
             }
+            if self.checked:
+                outside = dict(zip((c.name for c in self.columns), self.names, strict=True))
+                for name, bounds in self.bind.bounds.items():
+                    values[name] = _within(values[name], bounds, outside[name])
             outputs = call_model(self.model, self.bind.of_tensors(values))
             leaves = [_dense(pick(outputs, output.path)) for output in self.outputs]
             served = {name: tf.identity(leaves[place]) for place, name in self._plain}
@@ -161,6 +167,16 @@ class Served:
         told = " ".join(str(error).split())[:500]
         kind = "" if isinstance(error, ModelError) else f"{type(error).__name__}: "
         return ModelError(f"{self.kind} cannot hold the model {name!r}: {kind}{told}")
+
+
+def _within(values: Any, bounds: tuple[int, int], column: str) -> Any:
+    """Return ``values`` of a graph, which fails where an input does not hold them."""
+    low, high = bounds
+    have = values.dtype  # which may not reach the bounds
+    right = (values >= max(low, have.min)) & (values <= min(high, have.max))
+    told = f"column {column} holds what the model's input does not, which takes {low} to {high}:"
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(right), [told, values])]):
+        return tf.identity(values)
 
 
 def _check_no_python(graph: Any) -> None:

@@ -22,10 +22,10 @@ import tensorflow as tf
 from ...data.manifest import Column
 from ...errors import ModelError
 from ...quiet import quiet_imports
-from ...scoring.onnx_session import OnnxSession, check_installed
+from ...scoring.onnx_session import BOUNDS, OnnxSession, check_installed
 from ...storage.filesystem import Location
 from ..likeness import check_close
-from ..onnx_facts import MOST_BYTES, ROWS, tell_facts
+from ..onnx_facts import MOST_BYTES, ROWS, add_facts, tell_facts
 from ..onnx_rows import completed, rename
 from ..trained_model import Recipe
 from .export import Served, serving
@@ -54,7 +54,7 @@ def export_onnx(
     names = [f"column{number}" for number in range(len(plain))]
     given = [f"output{number}" for number in range(len(outputs))]
     with serving(recipe, plain, names, given) as found:
-        served = replace(found, kind="an ONNX file")
+        served = replace(found, kind="an ONNX file", checked=False)  # which raises no errors
         _check_size(served.model)
         inputs = [replace(column, name=n) for column, n in zip(plain, columns, strict=True)]
         called = dict(zip((*names, *given), (*columns, *outputs), strict=True))
@@ -129,6 +129,9 @@ def _converted(served: Served, called: Mapping[str, str], inputs: Sequence[Colum
     _shape(model.graph, served, called)
     added = [called[name] for name in served.added]
     tell_facts(model, inputs, served.outputs, added)
+    outside = dict(zip((one.name for one in served.columns), (c.name for c in inputs), strict=True))
+    bounds = {outside[name]: given for name, given in served.bind.bounds.items()}
+    add_facts(model, {BOUNDS: bounds})
     try:
         onnx.checker.check_model(model)
     except Exception as error:  # a graph that is none
