@@ -120,9 +120,9 @@ class Ranks:
         self._process.wait(60)
 
 
-def measure(speeds: Sequence[str]) -> dict[str, dict[str, Measured]]:
-    """Return what each way gave on each network."""
-    found: dict[str, dict[str, Measured]] = {name: {} for name in WAYS}
+def measure(speeds: Sequence[str], ways: Sequence[str]) -> dict[str, dict[str, Measured]]:
+    """Return what each of the ways gave on each network."""
+    found: dict[str, dict[str, Measured]] = {name: {} for name in ways}
     with (
         tempfile.TemporaryDirectory(prefix="sync-") as folder,
         Hosts(Path(folder, "hosts"), NAMES) as hosts,
@@ -131,8 +131,8 @@ def measure(speeds: Sequence[str]) -> dict[str, dict[str, Measured]]:
         ranks.train(WAYS[PLAIN], EPOCHS)  # which imports the framework
         for speed in speeds:
             ranks.shape(speed)
-            for name, way in WAYS.items():
-                found[name][speed] = ranks.train(way, EPOCHS if SPEEDS[speed] else LONG)
+            for name in ways:
+                found[name][speed] = ranks.train(WAYS[name], EPOCHS if SPEEDS[speed] else LONG)
                 print(speed, name, found[name][speed], flush=True)
         ranks.end()
     return found
@@ -211,8 +211,18 @@ def picture(found: dict[str, dict[str, Measured]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    parser.add_argument(
+        "--speeds", nargs="*", choices=SPEEDS, help="to look at these networks only"
+    )
+    parser.add_argument(
+        "--ways", type=int, nargs="*", help="numbers of ways, from 0, with --speeds"
+    )
     arguments = parser.parse_args()
-    found = measure(list(SPEEDS))
+    ways = list(WAYS)
+    if arguments.speeds:
+        measure(arguments.speeds, [ways[n] for n in arguments.ways or range(len(ways))])
+        return
+    found = measure(list(SPEEDS), ways)
     if arguments.write:
         PICTURE.write_text(picture(found))
     text = (

@@ -25,6 +25,7 @@ from horovod_spark_runner import (
 from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.data.read.sharding import plan_epoch
+from horovod_spark_runner.training.sync import buckets
 from tests.torch.models import (
     Recorder,
     TwoHeads,
@@ -101,6 +102,12 @@ def plain_torch(run: Path, model: TorchModel, loss: Callable[..., torch.Tensor])
 
 def cross_entropy(module: nn.Module, batch: Any) -> torch.Tensor:
     return nn.functional.cross_entropy(module(batch["image"]), batch["digit"].long())
+
+
+@pytest.fixture(autouse=True)
+def own_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take back what models of ranks set, which are also made here."""
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", buckets.BUCKET_BYTES)
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +196,6 @@ def test_a_loss_that_divides_by_weights_of_classes(frame: Any, tmp_path: Path) -
     """In half precision, and in buckets that leave before the backward pass has ended."""
 
     def model_fn() -> TorchModel:
-        from horovod_spark_runner.training.sync import buckets
-
         buckets.BUCKET_BYTES = 1
         loss = nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=4)
         return digits_model(loss=loss)
@@ -260,8 +265,6 @@ class Thawing(TorchCallback):
 
 
 def thawed() -> TorchModel:
-    from horovod_spark_runner.training.sync import buckets
-
     buckets.BUCKET_BYTES = 1
     sgd = functools.partial(torch.optim.SGD, lr=0.3, momentum=0.9)
     return TorchModel(Thawed(), "CrossEntropyLoss", sgd)
@@ -350,8 +353,6 @@ class Brightness(nn.Module):
 
 
 def normalised(sync: bool) -> TorchModel:
-    from horovod_spark_runner.training.sync import buckets
-
     buckets.BUCKET_BYTES = 1
     torch.manual_seed(11)
     module = nn.Sequential(

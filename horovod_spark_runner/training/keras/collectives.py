@@ -100,7 +100,7 @@ def _groups(values: Sequence[tf.Tensor]) -> dict[str, list[int]]:
         sizes = [(values[index].shape.num_elements() or 0) * dtype.size for index in indices]
         for number, bucket in enumerate(buckets.in_buckets(sizes, least)):
             name = f"{dtype.name}.{number}" if number else dtype.name
-            groups[name] = [indices[one] for one in bucket]
+            groups[name] = [indices[one] for one in sorted(bucket)]
     return groups
 
 

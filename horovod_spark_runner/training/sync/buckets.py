@@ -18,7 +18,7 @@ def in_buckets(sizes: Sequence[int], least: int) -> list[list[int]]:
         least: a part ends with the tensor that makes it so many bytes.
 
     Returns:
-        The parts, the one that leaves first at the beginning; in each, numbers go up.
+        The parts, the one that leaves first at the beginning; in each, numbers go down.
     """
     buckets: list[list[int]] = []
     size = least
@@ -26,6 +26,6 @@ def in_buckets(sizes: Sequence[int], least: int) -> list[list[int]]:
         if size >= least:
             buckets.append([])
             size = 0
-        buckets[-1].insert(0, number)
+        buckets[-1].append(number)
         size += sizes[number]
     return buckets
