@@ -173,7 +173,7 @@ def picture(found: dict[str, dict[str, Measured]]) -> str:
     """Return a drawing (SVG) of how many times as fast as plain allreduce each way is."""
     left, right, top, line = 270, 640, 56, 26
     bottom = top + line * len(found)
-    low, high = -2.0, 4.0  # powers of two
+    low, high = -3.0, 5.0  # powers of two
 
     def across(ratio: float) -> float:
         power = min(high, max(low, math.log2(ratio)))
