@@ -146,6 +146,8 @@ def test_slots_that_have_ended_are_heard_out(server: ControlServer) -> None:
     said = [Notice(f"last words {number}", warn=False) for number in range(200)]
     for message in said:
         world.say(1, message)
+    while not server.has_any([1]):  # as of all slots long before they end
+        time.sleep(0.001)
     for link in world.links:
         link.close()
     began = time.monotonic()
