@@ -78,6 +78,21 @@ def test_means_pass(warnings: list[str]) -> None:
     assert warnings == []
 
 
+def test_a_list_of_one_output_is_that_output(warnings: list[str]) -> None:
+    image = keras.Input((3,))
+    model = keras.Model(image, [keras.layers.Dense(1)(image)])
+    for loss in ("mse", squares):
+        model.compile("sgd", loss)
+        for labels in (DATA[1], (DATA[1],), [DATA[1]]):
+            model.test_on_batch(X, Y)
+            probe.Probe(model, (DATA[0], labels), exact=True).run()
+    assert warnings == []
+    model.compile("sgd", lambda y, p: ops.sum(squares(y, p)))
+    model.test_on_batch(X, Y)
+    with pytest.raises(ModelError, match="is a sum over the rows"):
+        probe.Probe(model, (DATA[0], (DATA[1],))).run()
+
+
 def test_a_sum_is_refused() -> None:
     with pytest.raises(ModelError, match="loss .* is a sum over the rows"):
         run(built(lambda y, p: ops.sum(squares(y, p))))

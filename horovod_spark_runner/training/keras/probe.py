@@ -166,7 +166,7 @@ class Probe:
             values, counts = [], []
             for part, given in zip(self._parts, outputs, strict=True):
                 y_true, y_pred = rows_of(self._y, part), given
-                y_true, y_pred = pick(y_true, loss.path), pick(y_pred, loss.path)
+                y_true, y_pred = (_only(pick(one, loss.path)) for one in (y_true, y_pred))
                 with noting_masks(loss.loss) as masks:
                     values.append(float(np.sum(loss.loss(y_true, y_pred))))
                 mask = merged_mask(y_pred, masks)
@@ -226,6 +226,12 @@ def _is_own(thing: object, method: str) -> bool:
     """Tell whether ``method`` of a Keras object is written by the user."""
     module = getattr(getattr(type(thing), method), "__module__", "")
     return not str(module).startswith("keras.")
+
+
+def _only(value: Nest) -> Nest:
+    """Return the tensor of a list of a single one, which Keras takes for that one."""
+    leaves = keras.tree.flatten(value)
+    return leaves[0] if len(leaves) == 1 else value
 
 
 def _have_rows(values: Nest, rows: int) -> bool:
