@@ -84,10 +84,12 @@ def marked_processes() -> list[psutil.Process]:
     """Return the processes of the tests."""
     mark = f"{MARK}={os.environ[MARK]}".encode()
     found = []
-    for process in psutil.process_iter():
+    # Not by process_iter, which keeps its objects: one whose number is used again is not equal
+    # to the process that has it now.
+    for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):
-            if mark in Path(f"/proc/{process.pid}/environ").read_bytes():
-                found.append(process)
+            if mark in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(psutil.Process(pid))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -42,9 +43,8 @@ def request_for(*columns: str, **options: Any) -> DataRequest:
 def read(manifest: Manifest | None) -> dict[str, np.ndarray]:
     """Return all rows, in the order of the last column, which is a number."""
     assert manifest is not None
-    reader = DatasetReader(manifest)
-    batches = list(reader.share(0, 1, 7))
-    reader.close()
+    with contextlib.closing(DatasetReader(manifest)) as reader:
+        batches = list(reader.share(0, 1, 7))
     arrays = {c.name: np.concatenate([b.arrays[c.name] for b in batches]) for c in manifest.columns}
     order = np.argsort(arrays[manifest.columns[-1].name], kind="stable")
     return {name: values[order] for name, values in arrays.items()}
@@ -219,9 +219,8 @@ def test_strings_come_back(spark: Any, tmp_path: Path, materializer: Materialize
     )
     manifest = materialize(frame, request, Location(tmp_path / "data")).manifest
     assert [c.name for c in manifest.columns] == ["s", "words", "deep", "id", "w"]
-    reader = DatasetReader(manifest)
-    (batches,) = [list(reader.share(0, 1, 100))]
-    reader.close()
+    with contextlib.closing(DatasetReader(manifest)) as reader:
+        batches = list(reader.share(0, 1, 100))
     arrays = {c.name: np.concatenate([b.arrays[c.name] for b in batches]) for c in manifest.columns}
     seen = sorted(
         zip(*(arrays[name].tolist() for name in ("id", "s", "words", "deep", "w")), strict=True)
