@@ -286,7 +286,6 @@ def _exchange(
     if not work.by_hosts or hosts in (1, ranks):
         fixed = ring_seconds(ranks, 0, link)
         return fixed + apart, ring_seconds(ranks, size, link) - fixed
-    # Parts of the sum cross the cables while others are added up within the hosts.
     here = cluster.ranks_per_host
     fixed = ring_seconds(hosts, 0, cluster.between)
     crossing = ring_seconds(hosts, size, cluster.between) - ring_seconds(hosts, 0, cluster.between)
@@ -295,7 +294,8 @@ def _exchange(
         within = ring_seconds(here, size, inside) - ring_seconds(here, 0, inside)
         # Else it is a part of what was measured besides.
         fixed += ring_seconds(here, 0, inside)
-    return fixed + apart, max(crossing, within)
+    # Between two hosts, parts of the sum cross the cable while others are added up within them.
+    return fixed + apart, max(crossing, within) if hosts == 2 else crossing + within
 
 
 def step_time(work: Workload, here: int, batch_size: int | None = None) -> StepTime:

@@ -72,11 +72,11 @@ class MpiOptions(Settings):
     algorithm: AllreduceAlgorithm = setting(
         "auto",
         choice(*get_args(AllreduceAlgorithm)),
-        'Open MPI\'s allreduce. ``"auto"`` (default) leaves the choice to Open MPI, which takes '
-        "recursive doubling for small messages and ring or segmented ring for large ones: a ring "
-        "moves the least data (2·(N−1)/N of the message per rank) but needs 2·(N−1) messages one "
-        'after the other, so forcing it slows small models down. ``"ring"`` and '
-        '``"segmented_ring"`` force it for every size.',
+        'Open MPI\'s allreduce. ``"auto"`` (default): its own choice within a host and between '
+        "two; between more, recursive doubling for small messages and a ring for large ones, "
+        "after the ranks of each host have added up. A ring moves the least data (2·(N−1)/N of "
+        "the message per host or rank) but needs 2·(N−1) messages one after the other. "
+        '``"ring"`` and the others force one over all ranks and for every size.',
     )
     segment_bytes: int = setting(
         0,

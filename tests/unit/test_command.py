@@ -44,7 +44,24 @@ def test_several_hosts_are_reached_through_the_agent() -> None:
     argv = command(MpiOptions(), "2", "1", "2")
     assert argv[argv.index("--host") + 1] == "h2:2,hsr-node-1:1"
     assert argv[argv.index("plm_ssh_agent") + 1] == "/t/agent"
-    assert "--mca btl ^ofi" in " ".join(argv)
+    assert "--mca btl ^ofi --mca btl_tcp_links 2" in " ".join(argv)
+    assert "coll" not in " ".join(argv)
+
+
+def test_three_hosts_go_by_rules_that_each_has_a_file_of() -> None:
+    text = " ".join(command(MpiOptions(), "1", "2", "2", "3"))
+    assert "--mca coll_tuned_use_dynamic_rules 1" in text
+    assert "--mca coll_han_use_allreduce_algorithm simple" in text
+    name = "OMPI_MCA_coll_tuned_dynamic_rules_filename"
+    rules = Path(environment(LaunchSettings(4), {})[name]).read_text()
+    told = [line.partition("#")[0].split() for line in rules.splitlines()]
+    assert [words for words in told if words][:3] == [["1"], ["2"], ["8"]]
+    # Open MPI follows a file rather than what is forced.
+    parameters = {"coll_tuned_use_dynamic_rules": "1", "coll_tuned_allreduce_algorithm": "4"}
+    for forced in (MpiOptions(algorithm="ring"), MpiOptions(parameters=parameters)):
+        assert name not in environment(LaunchSettings(4, mpi=forced), {})
+    own = LaunchSettings(4, env={name: "/own"})
+    assert environment(own, {})[name] == "/own"
 
 
 def test_root_is_allowed_only_as_root() -> None:

@@ -203,6 +203,9 @@ def test_cables_are_no_slower_for_crowded_cores() -> None:
     # Where the ranks of a host cannot add up as fast, these set the pace.
     slow = replace(by_hosts, inside=Link(1e-6, 6e6))
     assert predict(slow, Cluster(4, 64, cable), 8).transfer == pytest.approx(1.5 * GRADIENTS / 6e6)
+    # Between more than two, one comes after the other.
+    crossing, within = 4 / 3 * GRADIENTS / 12e6, 1.5 * GRADIENTS / 6e6
+    assert predict(slow, Cluster(4, 64, cable), 12).transfer == pytest.approx(crossing + within)
     found = predict(work, Cluster(4, 1, cable), 8)
     assert found.transfer == pytest.approx(2 * 7 / 8 * GRADIENTS / 12e6)
     assert found.latency > 4 * ring_seconds(8, 0, cable), "each message waits for a core"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ...settings.launching import LaunchSettings, MpiOptions
 from .affinity import CPUS
@@ -17,6 +18,10 @@ _SCHEDULER_PREFIXES = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_", "PMI_", "FLUX_"
 # What mpirun starts for every rank. The paths differ from host to host (an unpacked archive, say),
 # so each host's daemon has them in its environment.
 SHIM = ("/bin/sh", "-c", 'exec "$HSR_PYTHON" -S -E "$HSR_SHIM"')
+# From so many hosts on, Open MPI's own choice of an allreduce moves more bytes than a ring.
+_OWN_CHOICE_FROM = 3
+_RULES = "coll_tuned_use_dynamic_rules"
+_ALLREDUCE_RULES = Path(__file__).parent.parent / "programs" / "allreduce.rules"
 _ALGORITHM_NUMBERS = {"recursive_doubling": "3", "ring": "4", "segmented_ring": "5"}
 
 
@@ -31,17 +36,23 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {"HOME": home if os.path.isabs(home) else "/", **kept}
 
 
-def allreduce_parameters(options: MpiOptions) -> dict[str, str]:
-    """Return the Open MPI parameters that force ``options.algorithm``; none for ``"auto"``.
+def allreduce_parameters(options: MpiOptions, nodes: int) -> dict[str, str]:
+    """Return the Open MPI parameters that choose an allreduce; none where its own choice is best.
 
-    Open MPI's ``han`` component, preferred for several ranks on one host, has no such choice; it
-    is left out so that ``tuned``, which has, is the one in use.
+    Open MPI's ``han`` component, preferred for several ranks on one host, has no choice such as
+    ``options.algorithm``; where one is forced, ``han`` is left out so that ``tuned``, which has, is
+    the one in use. By itself, it lets hosts add up part by part, to one of them and back: between
+    two hosts nothing is faster, among more of them, most cables are idle most of the time. There,
+    it adds up within each host first and leaves what is between hosts to ``tuned``, which follows
+    the rules that `worker_environment` names.
     """
     if options.algorithm == "auto":
-        return {}
+        if nodes < _OWN_CHOICE_FROM:
+            return {}
+        return {_RULES: "1", "coll_han_use_allreduce_algorithm": "simple"}
     parameters = {
         "coll": "^han",
-        "coll_tuned_use_dynamic_rules": "1",
+        _RULES: "1",
         "coll_tuned_allreduce_algorithm": _ALGORITHM_NUMBERS[options.algorithm],
     }
     if options.segment_bytes:
@@ -54,10 +65,12 @@ def transport_parameters(nodes: int) -> dict[str, str]:
 
     Looking for libfabric devices takes Open MPI a second of every start, for one-sided messages
     that Horovod does not send. On one host nothing but shared memory is needed. One-sided messages
-    of our own go without UCX, which tells of every window that it is not there.
+    of our own go without UCX, which tells of every window that it is not there. On a single TCP
+    connection, two ranks that send each other large messages take turns (benchmarks/exchange.py).
     """
-    chosen = {"pml": "ob1", "btl": "self,sm"} if nodes == 1 else {"btl": "^ofi"}
-    return {**chosen, "osc": "^ucx"}
+    if nodes == 1:
+        return {"pml": "ob1", "btl": "self,sm", "osc": "^ucx"}
+    return {"btl": "^ofi", "btl_tcp_links": "2", "osc": "^ucx"}
 
 
 def mpirun_command(
@@ -94,7 +107,7 @@ def mpirun_command(
         command += ["--prtemca", "prte_do_not_resolve", "1"]
     parameters = {
         **transport_parameters(len(nodes)),
-        **allreduce_parameters(options),
+        **allreduce_parameters(options, len(nodes)),
         **options.parameters,
     }
     for name, value in sorted(parameters.items()):
@@ -155,6 +168,10 @@ def worker_environment(
         "HOROVOD_FUSION_THRESHOLD": str(options.mpi.fusion_bytes),
         "HOROVOD_CYCLE_TIME": str(options.mpi.cycle_ms),
     }
+    own_rules = _RULES in options.mpi.parameters or f"OMPI_MCA_{_RULES}" in options.env
+    if options.mpi.algorithm == "auto" and not own_rules:
+        # Of this host. It is not asked for among few of them; but where it is, no other choice is.
+        environment["OMPI_MCA_coll_tuned_dynamic_rules_filename"] = str(_ALLREDUCE_RULES)
     if options.gpus_per_worker:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         # Indices as nvidia-smi and the schedulers count them; CUDA's own order is by speed.
