@@ -218,6 +218,7 @@ def combined(
     """
     ranks, here, batch = len(every.ranks), every.here, spec.fit.batch_size
     one, all_of = alone.ranks[0], every.ranks
+    cores = min(rank.cores for rank in all_of)
     sums = {size: _mean([rank.sums[size] for rank in all_of]) for size in all_of[0].sums}
     hosts = len(set(every.hosts))
     # How many a ring goes around.
@@ -228,7 +229,7 @@ def combined(
         single = StepTime(figures.seconds, figures.cpu_seconds, figures.spread)
         steps[size] = {1: single}
         if here > 1 and all(size in rank.steps for rank in all_of):
-            steps[size][here] = _shared(size, one, all_of, sums)
+            steps[size][here] = _shared(size, one, all_of, sums, cores / here)
     gradients = one.gradient_bytes
     overhead, overlap = waiting, 0.0
     if link is not None:
@@ -243,7 +244,6 @@ def combined(
             # within a host.
             hides = gradients > BUCKET_BYTES and (spec.engine == TORCH or hosts > 1)
             overhead, overlap = _hidden(exchanged, ring, waiting, step.seconds, hides=hides)
-    cores = min(rank.cores for rank in all_of)
     on_one_host = hosts == 1
     steps_per_epoch = spec.fit.steps_per_epoch
     workload = Workload(
@@ -315,9 +315,13 @@ def _link(
 
 
 def _shared(
-    size: int, one: RankFigures, ranks: Sequence[RankFigures], sums: Mapping[int, float]
+    size: int,
+    one: RankFigures,
+    ranks: Sequence[RankFigures],
+    sums: Mapping[int, float],
+    cores: float,
 ) -> StepTime:
-    """Return what a step computes while all ranks of the host do."""
+    """Return what a step computes while all ranks of the host do, who have so many cores each."""
     alone = one.steps[size]
     exchanged = sums.get(one.gradient_bytes, 0.0)
     computing = []
@@ -327,7 +331,7 @@ def _shared(
         computing.append(figures.seconds - (exchanged if told is None else told))
     seconds = max(_mean(computing), 0.5 * alone.seconds)
     # Ranks that wait for messages keep their cores busy: that is no computing.
-    threads = max(1.0, alone.cpu_seconds / alone.seconds)
+    threads = min(max(1.0, alone.cpu_seconds / alone.seconds), cores)
     cpu = min(_mean([rank.steps[size].cpu_seconds for rank in ranks]), threads * seconds)
     # Computing varies no more than the whole steps did.
     varied = _mean([rank.steps[size].spread for rank in ranks])

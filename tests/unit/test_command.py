@@ -55,7 +55,7 @@ def test_three_hosts_go_by_rules_that_each_has_a_file_of() -> None:
     name = "OMPI_MCA_coll_tuned_dynamic_rules_filename"
     rules = Path(environment(LaunchSettings(4), {})[name]).read_text()
     told = [line.partition("#")[0].split() for line in rules.splitlines()]
-    assert [words for words in told if words][:3] == [["1"], ["2"], ["8"]]
+    assert [words for words in told if words][:3] == [["1"], ["2"], ["15"]]
     # Open MPI follows a file rather than what is forced.
     parameters = {"coll_tuned_use_dynamic_rules": "1", "coll_tuned_allreduce_algorithm": "4"}
     for forced in (MpiOptions(algorithm="ring"), MpiOptions(parameters=parameters)):
