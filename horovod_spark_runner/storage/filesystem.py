@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -28,6 +28,7 @@ from .paths import (
     HDFS_SCHEMES,
     check_not_half_a_url,
     path_of_url,
+    scheme_of,
     what_is_lacking,
     with_home,
 )
@@ -73,7 +74,7 @@ class Location:
         if not text or not isinstance(text, str):
             raise InvalidInputError(f"a place in storage must be a path or URL, got {place!r}")
         check_not_half_a_url(text)
-        scheme = urlsplit(text).scheme if "://" in text or text.startswith("file:") else ""
+        scheme = scheme_of(text)
         self._scheme = "" if scheme == "file" else scheme
         if scheme == "file":
             text = path_of_url(text)
@@ -134,8 +135,14 @@ class Location:
 
     @property
     def parent(self) -> Location:
-        """The folder this file or folder is in."""
-        return Location(posixpath.dirname(self._text.rstrip("/")) or "/")
+        """The folder this file or folder is in; of a root, itself."""
+        if self.is_local:
+            return Location(posixpath.dirname(self._text))
+        scheme, _, place = self._text.partition("://")
+        # "hdfs:///a" leaves out the name node, and its root is no folder "hdfs:" of this machine.
+        authority, _, path = place.partition("/")
+        above = posixpath.dirname(path.rstrip("/"))
+        return Location(f"{scheme}://{authority}{'/' if above or not authority else ''}{above}")
 
     def join(self, *parts: str) -> Location:
         joined = Location(posixpath.join(self._text, *parts))
