@@ -198,9 +198,18 @@ class Location:
         self._ask(lambda filesystem, path: filesystem.create_dir(path, recursive=True))
 
     def delete_folder(self) -> None:
-        """Delete this folder and all in it; does nothing if it does not exist."""
-        if self.exists():
+        """Delete this folder and all in it; does nothing if it does not exist.
+
+        Of a link to a folder, the link goes, and what it leads to stays.
+        """
+        if self.is_local and os.path.islink(self._text):
+            answered(lambda _: os.unlink(self._text), self._text)
+        elif self.exists():
             self._ask(lambda filesystem, path: filesystem.delete_dir(path))
+
+    def behind_links(self) -> Location:
+        """Return the folder that a local link leads to; of what is none, this place."""
+        return Location(os.path.realpath(self._text)) if self.is_local else self
 
     def delete_file(self) -> None:
         self._ask(lambda filesystem, path: filesystem.delete_file(path))
