@@ -17,7 +17,7 @@ from ..data.manifest import Manifest
 from ..data.prepare.counting import rows_to_write
 from ..data.prepare.datasets import Prepared, prepared, session_of
 from ..data.read.classes import absent_classes
-from ..data.store import clear_datasets
+from ..data.store import discard_datasets
 from ..errors import CheckpointError, DataError, InvalidInputError
 from ..launch.driver.console import Console
 from ..launch.driver.launch import RunResult
@@ -176,7 +176,7 @@ def train_ranks(
         except DataError:
             # No training goes on from rows that none could begin with.
             if alone and checked.checkpoint is None and not request.data.keep_data:
-                clear_datasets(directory.data, float("-inf"), time.time())
+                discard_datasets(directory.data)
             raise
         _check_profile_steps(checked, data.train.rows)
         if request.checkpoints.saved_model:
@@ -217,7 +217,7 @@ def train_ranks(
         report: TrainingReport = result.result
         record.finish(result, report.accounts)
         if alone and not request.data.keep_data:
-            clear_datasets(directory.data, float("-inf"), time.time())  # also of calls that failed
+            discard_datasets(directory.data)  # also of calls that failed
     if tracking is not None:
         tracking.finish(report.history)
     return Trained(report, result, tuple(attempts.done), began, materialized, trained)
