@@ -27,8 +27,11 @@ _NODES = {
 }
 # Expressions that look deterministic to Spark, but depend on code or on when they are computed.
 _OPAQUE = re.compile(
-    r"UDF|UserDefined|Aggregator|Invoke|Current|Now|LocalTimestamp|UnixTimestamp|Batch|InputFile"
+    r"UDT?F|UserDefined|Aggregator|Invoke|Current|Now|LocalTimestamp|UnixTimestamp|Batch|InputFile"
 )
+# What lists files of which all rows count. Tables of Delta Lake and the like are read by the same
+# plan, and rows of theirs can go while the files stay as they were.
+_OWN_INDEX = "org.apache.spark.sql.execution."
 _SETTINGS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.caseSensitive")
 
 
@@ -90,7 +93,7 @@ def _plan_text(frame: DataFrame, plan: Any) -> str:
 
 
 def _relations(plan: Any) -> list[list[str]] | None:
-    """Return how the plan's files are read; ``None`` if it reads anything else."""
+    """Return how the plan's files are read; ``None`` if they do not tell its rows."""
     found = []
     leaves = plan.collectLeaves()
     for number in range(leaves.size()):
@@ -99,6 +102,8 @@ def _relations(plan: Any) -> list[list[str]] | None:
             return None
         relation = leaf.relation()
         if relation.getClass().getSimpleName() != "HadoopFsRelation":
+            return None
+        if not relation.location().getClass().getName().startswith(_OWN_INDEX):
             return None
         found.append(
             [
@@ -120,13 +125,14 @@ def _scala_map(values: Any) -> list[str]:
 
 
 def _file_facts(urls: list[str]) -> list[list[Any]] | None:
+    """Return path, size and time of files; ``None`` if not all of that is known."""
     facts = []
     for url in sorted(urls):
         try:
             stat = Location(url).stat()
         except (InvalidInputError, OSError):
             return None
-        if stat is None:
+        if stat is None or not stat.changed:
             return None
         facts.append([url, stat.size, stat.changed])
     return facts
