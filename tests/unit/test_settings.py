@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from dataclasses import FrozenInstanceError, asdict, fields, replace
@@ -168,6 +169,8 @@ def test_launch_options_pickle_and_do_not_change() -> None:
     # What a slot is told is without what only the driver can use.
     with_resources = replace(options, resources={"cpus": 2})
     assert pickle.loads(pickle.dumps(with_resources)) == options
+    for copied in (copy.copy(with_resources), copy.deepcopy({"launch": with_resources})["launch"]):
+        assert copied == with_resources
 
 
 def test_numbers_of_numpy_become_plain() -> None:
