@@ -437,6 +437,7 @@ def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
     (left / "variables").mkdir(parents=True)
     (left / "variables" / "half").write_bytes(b"half")
     (tmp_path / ".z.json.0123abcd").write_text("half")
+    (tmp_path / ".saved_model.0123abcd.old").mkdir()
     (tmp_path / "saved_model").mkdir()
     directory.sweep()
     assert [path.name for path in tmp_path.iterdir()] == ["saved_model"]
