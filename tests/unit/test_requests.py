@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from horovod_spark_runner import api, run_training
 from horovod_spark_runner.errors import DataError, InvalidInputError
+from horovod_spark_runner.run import default_place
 from horovod_spark_runner.run.request import TrainingRequest
 from horovod_spark_runner.settings.data import DataOptions
 from horovod_spark_runner.settings.launching import LaunchOptions
@@ -24,6 +27,16 @@ from horovod_spark_runner.settings.training import (
 from horovod_spark_runner.training.columns import by_convention, by_name
 from horovod_spark_runner.training.keras.source import check_given_callbacks
 from horovod_spark_runner.training.spec import ModelNames, check_objects
+
+
+def test_a_default_place_is_nobodys_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(default_place, "runs_on_this_machine", bool)
+    monkeypatch.setattr(time, "strftime", lambda _: "20261025-023000")
+    for name in ("20261025-023000", "20261025-023000-3"):
+        (tmp_path / "runs" / name).mkdir(parents=True)  # of another process
+    given = [default_place.default_place(True, "run_dir", "runs") for _ in range(2)]
+    assert given == ["runs/20261025-023000-2", "runs/20261025-023000-4"]
 
 
 def request(**given: Any) -> TrainingRequest:
