@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -15,7 +17,12 @@ from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.prepare import checks
 from horovod_spark_runner.data.prepare.checks import Footer, Layout, _faults, check_values
 from horovod_spark_runner.data.prepare.columns import Source
-from horovod_spark_runner.data.prepare.fingerprint import _file_facts, _relations, is_reproducible
+from horovod_spark_runner.data.prepare.fingerprint import (
+    _file_facts,
+    _plan_text,
+    _relations,
+    is_reproducible,
+)
 from horovod_spark_runner.data.prepare.layout import columns_of
 from horovod_spark_runner.data.prepare.matches import Matches
 from horovod_spark_runner.data.prepare.schema import (
@@ -204,6 +211,26 @@ def test_files_tell_the_rows_where_spark_itself_lists_them(index: str, told: boo
     relation.location().getClass().getName.return_value = f"org.apache.spark.sql.{index}"
     relation.options().iterator().hasNext.return_value = False
     assert (_relations(plan) is not None) == told
+
+
+def test_threads_that_look_at_plans_leave_the_session_as_it_was() -> None:
+    values: dict[str, str] = {}
+    conf = MagicMock(get=values.get, set=values.__setitem__, unset=values.pop)
+    frame, plan = MagicMock(), MagicMock()
+    frame.sparkSession.conf = conf
+
+    def text() -> str:
+        time.sleep(0.05)  # the other one begins meanwhile, and ends later
+        return str(list(values.values()))
+
+    plan.canonicalized().toString = text
+    plan.canonicalized().toJSON.return_value = ""
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(_plan_text, frame, plan)
+        time.sleep(0.02)
+        second = pool.submit(_plan_text, frame, plan)
+    assert first.result() == second.result() == "['2147483647']"
+    assert values == {}
 
 
 def test_files_without_a_time_of_change_do_not_tell_their_rows(tmp_path: Path) -> None:

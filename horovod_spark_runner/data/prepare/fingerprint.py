@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidInputError
@@ -33,6 +34,9 @@ _OPAQUE = re.compile(
 # plan, and rows of theirs can go while the files stay as they were.
 _OWN_INDEX = "org.apache.spark.sql.execution."
 _SETTINGS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.caseSensitive")
+
+# A setting of the session is changed while a plan becomes text: one plan at a time.
+_lock = threading.Lock()
 
 
 def source_fingerprint(frame: DataFrame) -> str:
@@ -80,15 +84,16 @@ def _plan_text(frame: DataFrame, plan: Any) -> str:
     canonical = plan.canonicalized()
     session = frame.sparkSession
     name = "spark.sql.debug.maxToStringFields"
-    before = session.conf.get(name, None)
-    session.conf.set(name, str(2**31 - 1))
-    try:
-        text = canonical.toString()
-    finally:
-        if before is None:
-            session.conf.unset(name)
-        else:
-            session.conf.set(name, before)
+    with _lock:
+        before = session.conf.get(name, None)
+        session.conf.set(name, str(2**31 - 1))
+        try:
+            text = canonical.toString()
+        finally:
+            if before is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, before)
     return re.sub(r'"jvmId":"[^"]*"', "", str(canonical.toJSON())) + str(text)
 
 
