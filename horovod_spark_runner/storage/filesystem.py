@@ -40,6 +40,10 @@ T = TypeVar("T")
 _HERE, _RENAME_EXCHANGE = -100, 2
 
 
+class UnreachableError(InvalidInputError):
+    """Nothing this process lacks keeps it from the storage, which may be away for a while only."""
+
+
 @dataclass(frozen=True)
 class FileStat:
     """A file in storage.
@@ -123,9 +127,11 @@ class Location:
             # Names are given as they are; pyarrow takes them escaped.
             filesystem, path = pafs.FileSystem.from_uri(f"{scheme}://{authority}/{quote(path)}")
         except (pa.ArrowInvalid, OSError, ValueError) as error:
-            raise InvalidInputError(
+            lacking = what_is_lacking(scheme)
+            away = isinstance(error, OSError) and not lacking
+            raise (UnreachableError if away else InvalidInputError)(
                 f"{self._text}: storage cannot be reached from {os.uname().nodename}: {error}"
-                f"{what_is_lacking(scheme)}"
+                f"{lacking}"
             ) from error
         return filesystem, path
 
