@@ -41,7 +41,7 @@ from ..training.entry import modules_for
 from ..training.spec import TrainingReport, TrainingSpec
 from .attempts import Attempts, Follower, Stopped
 from .record import CallRecord, versions
-from .request import CheckedRequest
+from .request import CheckedRequest, as_locked
 from .saved_model import check_saved_model
 from .tracking import begin_tracking
 
@@ -171,6 +171,7 @@ def train_ranks(
     with RunLock(directory) as lock, rows as data, handing_over(directory) as hand:
         materialized = time.monotonic()
         console.say(_describe(data, materialized - began))
+        checked = as_locked(checked)
         try:
             _check_enough_rows(data.train, checked.workers)
         except DataError:
