@@ -17,6 +17,11 @@ def folder(path: Path, text: str) -> Location:
     return Location(path)
 
 
+def write_new(aside: Location) -> None:
+    aside.make_folder()
+    aside.join("file").write_text("new")
+
+
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_folder_takes_its_place(tmp_path: Path, replaced: bool) -> None:
     if replaced:
@@ -61,7 +66,7 @@ def test_what_is_in_place_is_not_told_as_unwritten(
         monkeypatch.setattr(Location, "exchange_with", lambda self, other: False)
     monkeypatch.setattr(Location, "delete_folder", fail)
     stage = folder(tmp_path / "stage", "old")
-    write_aside(stage, lambda aside: (aside.make_folder(), aside.join("file").write_text("new")))
+    write_aside(stage, write_new)
     assert (tmp_path / "stage" / "file").read_text() == "new"
     assert "could not be deleted: [Errno 39] Directory not empty" in caplog.text
 
@@ -70,7 +75,7 @@ def test_a_link_to_a_folder_stays_one(tmp_path: Path) -> None:
     folder(tmp_path / "v3", "old")
     (tmp_path / "latest").symlink_to("v3")
     latest = Location(tmp_path / "latest")
-    write_aside(latest, lambda aside: (aside.make_folder(), aside.join("file").write_text("new")))
+    write_aside(latest, write_new)
     assert (tmp_path / "latest").is_symlink()
     assert (tmp_path / "v3" / "file").read_text() == "new"
     latest.delete_folder()  # what it leads to is another's
