@@ -294,13 +294,23 @@ class Location:
             raise
 
     def append_bytes(self, data: bytes) -> None:
-        """Append to a local file, which is made if it is not there."""
+        """Append to a local file, which is made if it is not there; all of it or nothing.
+
+        On a full disk a part would stay, and what is appended later would lie behind it.
+        """
         answered(lambda _: self._append(data), self._text)
 
     def _append(self, data: bytes) -> None:
         WRITES.check(self._text)
-        with open(self._text, "ab") as stream:
-            stream.write(data)
+        with open(self._text, "ab", buffering=0) as stream:
+            before, left = stream.tell(), memoryview(data)
+            try:
+                while left:
+                    left = left[stream.write(left) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    stream.truncate(before)
+                raise
 
     def write_unseen(self, data: bytes | memoryview | Contents) -> None:
         """Write a whole file that nobody looks for yet; a local one has then reached the disk."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import pickle
@@ -131,6 +132,26 @@ def test_a_rewritten_file_leaves_no_part_behind(tmp_path: Path) -> None:
     place.write_text("two")
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
     assert place.read_text() == "two"
+
+
+def test_what_cannot_be_appended_whole_is_not_appended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            if len(data) <= 2:
+                raise OSError(28, "No space left on device")
+            return super().write(bytes(data)[:2])  # what room there was
+
+    place = Location(tmp_path / "log")
+    place.append_bytes(b"one")
+    with monkeypatch.context() as patched:
+        module = "horovod_spark_runner.storage.filesystem.open"
+        patched.setattr(module, lambda path, mode, **_: Full(path, mode), raising=False)
+        with pytest.raises(OSError, match="No space left"):
+            place.append_bytes(b"more")
+    place.append_bytes(b"two")
+    assert place.read_bytes() == b"onetwo"
 
 
 def test_a_run_directory_that_cannot_be_written(tmp_path: Path) -> None:
