@@ -33,7 +33,15 @@ _OPAQUE = re.compile(
 # What lists files of which all rows count. Tables of Delta Lake and the like are read by the same
 # plan, and rows of theirs can go while the files stay as they were.
 _OWN_INDEX = "org.apache.spark.sql.execution."
-_SETTINGS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.caseSensitive")
+# Settings of the session by which the same plan gives other rows of the same files.
+_SETTINGS = (
+    "spark.sql.session.timeZone",
+    "spark.sql.ansi.enabled",
+    "spark.sql.caseSensitive",
+    "spark.sql.legacy.timeParserPolicy",
+    "spark.sql.files.ignoreCorruptFiles",
+    "spark.sql.files.ignoreMissingFiles",
+)
 
 # A setting of the session is changed while a plan becomes text: one plan at a time.
 _lock = threading.Lock()
