@@ -208,14 +208,16 @@ class Location:
 
         Of a link to a folder, the link goes, and what it leads to stays.
         """
-        if self.is_local and os.path.islink(self._text):
-            answered(lambda _: os.unlink(self._text), self._text)
-        elif self.exists():
+        if self.is_local and answered(lambda _: _unlinked(self._text), self._text):
+            return
+        if self.exists():
             self._ask(lambda filesystem, path: filesystem.delete_dir(path))
 
     def behind_links(self) -> Location:
         """Return the folder that a local link leads to; of what is none, this place."""
-        return Location(os.path.realpath(self._text)) if self.is_local else self
+        if not self.is_local:
+            return self
+        return Location(answered(lambda _: os.path.realpath(self._text), self._text))
 
     def delete_file(self) -> None:
         self._ask(lambda filesystem, path: filesystem.delete_file(path))
@@ -376,6 +378,14 @@ class Location:
 
     def write_text(self, text: str) -> None:
         self.write_bytes(text.encode("utf-8"))
+
+
+def _unlinked(path: str) -> bool:
+    """Delete a link; return whether there was one."""
+    if not os.path.islink(path):
+        return False
+    os.unlink(path)
+    return True
 
 
 def _exchange(one: str, other: str) -> bool:
