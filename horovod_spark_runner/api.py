@@ -157,7 +157,7 @@ def run_training(
         NotEnoughSlotsError: Spark cannot run ``num_workers`` tasks at once.
         RankFailedError: a rank raised, exited, was killed or lost.
         RanksDivergedError: a callback or train_step made the ranks' models differ.
-        CheckpointError: a checkpoint could not be written.
+        CheckpointError: a checkpoint could not be written, or rows not be read.
         PreemptedError: a rank got SIGTERM; a checkpoint was saved.
         StalledError: no rank made progress for ``stall_timeout``.
         RunCancelledError: the Spark job was cancelled.
