@@ -114,8 +114,8 @@ def run_training(
         initial_weights: weights to begin a new run with: another run's directory or one of its
             checkpoints; or, for a Keras model, a ``.keras`` or ``.weights.h5`` file or a SavedModel
             written by Keras; for a PyTorch module, a ``.pt`` or ``.pth`` file of
-            ``torch.save(module.state_dict())``; as `InitialWeights`, to take over only those that
-            fit.
+            ``torch.save(module.state_dict())``, or a ``.pt2`` file of ``torch.export``; as
+            `InitialWeights`, to take over only those that fit.
         run_dir: folder or URL for checkpoints and the model, reached by the driver and all
             executors. On a ``local`` master ``runs/<time>`` by default; required elsewhere.
         resume: ``"auto"`` (default) goes on from the newest checkpoint in ``run_dir`` if there is
@@ -157,7 +157,7 @@ def run_training(
         NotEnoughSlotsError: Spark cannot run ``num_workers`` tasks at once.
         RankFailedError: a rank raised, exited, was killed or lost.
         RanksDivergedError: a callback or train_step made the ranks' models differ.
-        CheckpointError: a checkpoint could not be written.
+        CheckpointError: a checkpoint could not be written, or rows not be read.
         PreemptedError: a rank got SIGTERM; a checkpoint was saved.
         StalledError: no rank made progress for ``stall_timeout``.
         RunCancelledError: the Spark job was cancelled.

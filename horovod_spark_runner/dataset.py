@@ -178,7 +178,8 @@ class Dataset:
         Args:
             rank: whose share, from 0.
             size: the number of ranks.
-            batch_size: rows of a batch; the last one may have fewer.
+            batch_size: rows of a batch; the last one of a Parquet row group has fewer if they do
+                not go up, so weight what is computed of a batch by its rows.
 
         Raises:
             InvalidInputError: ``rank`` is not below ``size``, or a number is out of range.

@@ -16,7 +16,7 @@
         ├── RunCancelledError                   someone cancelled its Spark job
         ├── LaunchError                         the ranks could not be started or lost Spark
         ├── RanksDivergedError                  ranks hold different models
-        ├── CheckpointError                     a checkpoint could not be written or read
+        ├── CheckpointError                     checkpoints or rows could not be written or read
         └── PreemptedError                      a rank was asked to end (SIGTERM); all is saved
 
 Who can mend it is what separates the branches: the caller (``InvalidInputError``), whoever
@@ -110,7 +110,7 @@ class RanksDivergedError(RunFailedError):
 
 
 class CheckpointError(RunFailedError):
-    """Storage failed: a checkpoint could not be written or read; those there are untouched."""
+    """Storage failed: a checkpoint, or rows, could not be written or read; those there stay."""
 
 
 class PreemptedError(RunFailedError):

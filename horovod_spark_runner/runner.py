@@ -15,6 +15,7 @@ from .run.looked_at import hand_over
 from .settings.kinds import Kind
 from .settings.launching import LaunchSettings
 from .settings.table import derive, from_table, setting
+from .storage.filesystem import Location
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,10 +67,12 @@ class HorovodRunner(LaunchSettings):
             LaunchError: the ranks could not be started, or Spark lost them.
         """
         hand_over(function)
+        # Slots have other working directories, and perhaps homes.
+        logs = None if self.log_dir is None else str(Location(self.log_dir))
         return chosen_launcher().launch(
             self.spark,
             # What travels to the slots is without the session.
-            derive(LaunchSettings, self),
+            derive(LaunchSettings, self, log_dir=logs),
             function,
             args,
             kwargs,

@@ -139,7 +139,7 @@ def _java() -> tuple[str, str | None, str | None]:
 
 def _probe() -> Probes:
     end, output = _output([*_PROBE, "facts"], PROBE_TIMEOUT, merge=False)
-    facts = {line.pop("probe"): line for line in _json_lines(output)}
+    facts = {line.pop("probe"): line for line in _told(output, "probe")}
     return Probes(facts, end)
 
 
@@ -154,15 +154,19 @@ def _allreduce(mpirun: str) -> Finding:
         end, output = _output(
             [*arguments, *_PROBE, "allreduce"], ALLREDUCE_TIMEOUT, workspace=workspace
         )
-    reports = list(_json_lines(output))
+    reports = list(_told(output, "sums"))
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith("{")]
     return check_allreduce(reports, end, lines[-TAIL_LINES:] if end else ())
 
 
-def _json_lines(output: str) -> Iterator[dict[str, Any]]:
+def _told(output: str, key: str) -> Iterator[dict[str, Any]]:
+    """Yield what a probe printed, by a key of it; others than the probe print in between."""
     for line in output.splitlines():
         if line.startswith("{"):
-            yield json.loads(line)
+            with contextlib.suppress(ValueError):
+                told = json.loads(line)
+                if key in told:
+                    yield told
 
 
 def _output(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import time
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from ..rundir.attempt import FINISHED, RUNNING, describe_attempts, steps_lost
 from ..rundir.checkpoint import LogValue, PlainLogs
 from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
+from .strict_json import json_text
 
 
 def describe_run(run: RunSummary) -> str:
@@ -83,7 +83,7 @@ def list_runs(folder: Location, now: float) -> list[RunSummary]:
 def show_command(arguments: argparse.Namespace) -> int:
     """Show one run."""
     run = read_run(RunDirectory(arguments.run_dir), time.time(), verify=True)
-    print(json.dumps(asdict(run), indent=1) if arguments.json else describe_run(run))
+    print(json_text(asdict(run)) if arguments.json else describe_run(run))
     return 0
 
 
@@ -91,7 +91,7 @@ def list_command(arguments: argparse.Namespace) -> int:
     """Show a line for each run in a folder."""
     runs = list_runs(Location(arguments.folder), time.time())
     if arguments.json:
-        print(json.dumps([asdict(run) for run in runs], indent=1))
+        print(json_text([asdict(run) for run in runs]))
         return 0
     rows = [("RUN", "STATE", "PROGRESS", "ATTEMPTS", "METRICS")]
     for run in runs:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +15,7 @@ from ..storage.filesystem import Location
 from ..tune.call import needing_optuna
 from ..tune.directory import StudyDirectory
 from ..tune.result import FINISHED, STATES, TrialLine, trial_line
+from .strict_json import json_text
 
 
 @dataclass(frozen=True)
@@ -119,18 +118,8 @@ def _first(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def _plain(value: Any) -> Any:
-    """Return what every reader of JSON takes: what is no number becomes ``null``."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
-
-
 def show_command(arguments: argparse.Namespace) -> int:
     """Show one study."""
     study = read_study(StudyDirectory(Location(arguments.study_dir)), time.time())
-    plain = _plain(asdict(study))
-    print(json.dumps(plain, indent=1) if arguments.json else describe_study(study))
+    print(json_text(asdict(study)) if arguments.json else describe_study(study))
     return 0

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..storage.filesystem import Location
+from ..storage.folders import delete_quietly
 from ..storage.patience import patiently
 from .manifest import Manifest
 
@@ -68,7 +69,7 @@ def find_datasets(folder: Location, key: str) -> Iterator[Manifest]:
     Raises:
         CheckpointError: the storage fails, again and again.
     """
-    for place in folder.list():
+    for place in patiently(folder.list, f"{folder} cannot be read"):
         match = _NAME.fullmatch(place.name)
         if match and match[1] == key:
             # Rows that are written anew are in another order, with which no epoch is gone on.
@@ -78,15 +79,31 @@ def find_datasets(folder: Location, key: str) -> Iterator[Manifest]:
 
 
 def mark_used(manifest: Manifest) -> None:
-    """Note that a dataset is used now; its age begins anew."""
-    Location(manifest.url).join(_USED_FILE).write_text("")
+    """Note that a dataset is used now, if it can be: its age begins anew."""
+    try:
+        Location(manifest.url).join(_USED_FILE).write_text("")
+    except OSError as error:  # another user's, say
+        logger.warning(
+            "%s is read, but its age does not begin anew (%s): who clears the folder by age may "
+            "delete it meanwhile",
+            manifest.url,
+            error,
+        )
 
 
-def delete_dataset(manifest: Manifest) -> None:
-    """Delete a dataset that was materialized; Parquet files of the user's own stay."""
+def delete_dataset(manifest: Manifest, *, quietly: bool = False) -> None:
+    """Delete a dataset that was materialized; Parquet files of the user's own stay.
+
+    Args:
+        manifest: the dataset.
+        quietly: warn if it cannot be deleted, in place of an error.
+
+    Raises:
+        OSError: it cannot be deleted.
+    """
     place = Location(manifest.url)
     if _NAME.fullmatch(place.name):
-        place.delete_folder()
+        delete_quietly(place) if quietly else place.delete_folder()
 
 
 def list_datasets(folder: Location) -> list[StoredDataset]:
@@ -120,16 +137,36 @@ def clear_datasets(folder: Location, older_than: float, now: float) -> list[Stor
     return old
 
 
+def discard_datasets(folder: Location) -> None:
+    """Delete all datasets in ``folder``, which nobody reads; what stays is warned of."""
+    for dataset in _listed_quietly(folder):
+        delete_quietly(dataset.location)
+
+
 def sweep_incomplete(folder: Location, older_than: float, now: float) -> list[StoredDataset]:
-    """Delete what killed writers have left in ``folder``, if it is older than that."""
+    """Delete what killed writers have left in ``folder``, if it is older than that.
+
+    It takes room and nothing else: what cannot be deleted is warned of.
+
+    Returns:
+        What was to be deleted.
+    """
     old = [
         dataset
-        for dataset in list_datasets(folder)
+        for dataset in _listed_quietly(folder)
         if dataset.manifest is None and now - dataset.used >= older_than
     ]
     for dataset in old:
-        dataset.location.delete_folder()
+        delete_quietly(dataset.location)
     return old
+
+
+def _listed_quietly(folder: Location) -> list[StoredDataset]:
+    try:
+        return list_datasets(folder)
+    except OSError as error:
+        logger.warning("%s is not cleaned up: %s", folder, error)
+        return []
 
 
 def _read(place: Location) -> Manifest | None:

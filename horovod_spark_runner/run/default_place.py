@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from pathlib import Path
@@ -35,6 +36,8 @@ def default_place(spark: Any, setting: str, folder: str) -> str:
     now = str(Path(folder, time.strftime("%Y%m%d-%H%M%S")))
     with _naming:
         names = (now if number == 1 else f"{now}-{number}" for number in itertools.count(1))
-        name = next(name for name in names if name not in _named)
+        # What is there is of another process that began in this second, or of before a clock was
+        # put back: a run would go on with it.
+        name = next(name for name in names if name not in _named and not os.path.lexists(name))
         _named.add(name)
     return name

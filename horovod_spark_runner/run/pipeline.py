@@ -17,7 +17,7 @@ from ..data.manifest import Manifest
 from ..data.prepare.counting import rows_to_write
 from ..data.prepare.datasets import Prepared, prepared, session_of
 from ..data.read.classes import absent_classes
-from ..data.store import clear_datasets
+from ..data.store import discard_datasets
 from ..errors import CheckpointError, DataError, InvalidInputError
 from ..launch.driver.console import Console
 from ..launch.driver.launch import RunResult
@@ -41,7 +41,7 @@ from ..training.entry import modules_for
 from ..training.spec import TrainingReport, TrainingSpec
 from .attempts import Attempts, Follower, Stopped
 from .record import CallRecord, versions
-from .request import CheckedRequest
+from .request import CheckedRequest, as_locked
 from .saved_model import check_saved_model
 from .tracking import begin_tracking
 
@@ -171,12 +171,13 @@ def train_ranks(
     with RunLock(directory) as lock, rows as data, handing_over(directory) as hand:
         materialized = time.monotonic()
         console.say(_describe(data, materialized - began))
+        checked = as_locked(checked)
         try:
             _check_enough_rows(data.train, checked.workers)
         except DataError:
             # No training goes on from rows that none could begin with.
             if alone and checked.checkpoint is None and not request.data.keep_data:
-                clear_datasets(directory.data, float("-inf"), time.time())
+                discard_datasets(directory.data)
             raise
         _check_profile_steps(checked, data.train.rows)
         if request.checkpoints.saved_model:
@@ -217,7 +218,7 @@ def train_ranks(
         report: TrainingReport = result.result
         record.finish(result, report.accounts)
         if alone and not request.data.keep_data:
-            clear_datasets(directory.data, float("-inf"), time.time())  # also of calls that failed
+            discard_datasets(directory.data)  # also of calls that failed
     if tracking is not None:
         tracking.finish(report.history)
     return Trained(report, result, tuple(attempts.done), began, materialized, trained)

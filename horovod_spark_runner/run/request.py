@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -16,7 +16,7 @@ from ..data.prepare.schema import Roles
 from ..errors import InvalidInputError, brief
 from ..launch.driver.console import Console
 from ..ml.naming import check_added, surely_added
-from ..rundir.checkpoint import CheckpointInfo
+from ..rundir.checkpoint import CheckpointInfo, read_steps
 from ..rundir.directory import RunDirectory
 from ..serialize import check_picklable
 from ..settings.data import DataOptions
@@ -245,6 +245,22 @@ def check_request(request: TrainingRequest, *, to_train: bool = True) -> Checked
         seconds=time.monotonic() - began,
         tracking=tracking,
     )
+
+
+def as_locked(checked: CheckedRequest) -> CheckedRequest:
+    """Return a request as it is now that the lock of its run directory is held.
+
+    Another run may have trained there since it was checked; then what there is to go on from is
+    looked at again, and refused, as by `check_request`.
+    """
+    request, directory, engine = checked.request, checked.directory, checked.source.engine
+    if checked.found.steps == read_steps(directory):
+        return checked
+    found = find_checkpoint(directory, request.resume)
+    if found.info is not None:
+        check_same_engine(found.info, engine, str(directory.location))
+    fit, start, begun_with = _beginning(request, found.info, checked.workers, directory, engine)
+    return replace(checked, found=found, fit=fit, warm_start=start, begun_with=begun_with)
 
 
 def _launching(request: TrainingRequest, directory: RunDirectory) -> LaunchSettings:

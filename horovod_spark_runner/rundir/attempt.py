@@ -25,6 +25,7 @@ from ..errors import (
 )
 from ..frameworks import FRAMEWORKS
 from ..settings.training import RestartOptions
+from ..storage.filesystem import UnreachableError
 
 RUNNING = "running"  # what the record says until an attempt has ended
 # How attempts end.
@@ -56,6 +57,7 @@ _SURROUNDINGS = (
     "TimeoutError",
     # Storage, networks and devices say so; files that are not there have types of their own.
     "OSError",
+    "horovod_spark_runner.storage.patience.HungError",
     *(name for known in FRAMEWORKS.values() for name in known.surroundings),
 )
 
@@ -110,6 +112,7 @@ def classify(error: HorovodSparkError) -> str:
         (RanksDivergedError, USER_ERROR),
         (PreemptedError, PREEMPTED),
         (CheckpointError, STORAGE),
+        (UnreachableError, STORAGE),  # of a rank: the driver had reached it
         (StalledError, STALLED),
         (RunFailedError, LOST),
         (NotEnoughSlotsError, NO_SLOTS),

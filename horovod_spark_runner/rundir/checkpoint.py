@@ -24,7 +24,7 @@ from ..settings.training import CheckpointOptions
 from ..storage.arrays import Arrays, load_arrays, write_arrays
 from ..storage.contents import Contents, Sink
 from ..storage.filesystem import Location
-from ..storage.folders import write_aside
+from ..storage.folders import delete_quietly, write_aside
 from ..storage.patience import patiently
 from ..storage.sums import contents_checked, sealed, sum_checked, unsealed, write_summed
 from .directory import RunDirectory
@@ -125,13 +125,6 @@ def _write_all(arrays: Arrays, sink: Sink) -> None:
     write_arrays(sink, arrays.items())
 
 
-def _delete_quietly(folder: Location) -> None:
-    try:
-        folder.delete_folder()
-    except OSError as error:
-        logger.warning("%s could not be deleted: %s", folder, error)
-
-
 def prune_checkpoints(directory: RunDirectory, newest: int, options: CheckpointOptions) -> None:
     """Delete all but the ``options.keep`` newest whole checkpoints and the best.
 
@@ -147,16 +140,16 @@ def prune_checkpoints(directory: RunDirectory, newest: int, options: CheckpointO
             try:
                 whole[step] = read_info(directory.checkpoint(step))
             except ValueError:
-                _delete_quietly(directory.checkpoint(step))
+                delete_quietly(directory.checkpoint(step))
             except OSError as error:  # it may be whole, and the best
                 logger.warning("checkpoint %s stays: %s", directory.checkpoint(step), error)
     kept = {*list(whole)[: options.keep]}
     best = best_step(whole, options)
     for step in whole.keys() - kept - {best}:
-        _delete_quietly(directory.checkpoint(step))
+        delete_quietly(directory.checkpoint(step))
     for left in directory.checkpoints.list():
         if left.name.startswith(".step-"):  # of a writer that was killed
-            _delete_quietly(left)
+            delete_quietly(left)
 
 
 def best_step(infos: Mapping[int, CheckpointInfo], options: CheckpointOptions) -> int | None:

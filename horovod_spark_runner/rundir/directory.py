@@ -43,8 +43,9 @@ from ..storage.filesystem import Location
 Account: TypeAlias = "Mapping[str, Any] | None"
 _ACCOUNT = "accounting"
 _STEP = re.compile(r"step-(\d{8,})")
-# What `Location.write_bytes` writes aside. The lock is left out: its holder writes it all the time.
-_ASIDE = re.compile(r"\.(?!lock\.).+\.[0-9a-f]{8}")
+# What `Location.write_bytes` and `replace_folder` have aside. The lock is left out: its holder
+# writes it all the time.
+_ASIDE = re.compile(r"\.(?!lock\.).+\.[0-9a-f]{8}(\.old)?")
 _LOCK_ASIDE = re.compile(r"\.lock\.json\.[0-9a-f]{8}")
 
 

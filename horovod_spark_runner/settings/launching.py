@@ -162,6 +162,13 @@ class LaunchOptions(Settings):
         MpiOptions(), options_of(MpiOptions), "see `MpiOptions`: MPI, Horovod and the network."
     )
 
+    # A copy in this process is pickled for no worker; what does not change needs none.
+    def __copy__(self) -> LaunchOptions:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> LaunchOptions:
+        return self
+
     def __reduce__(self) -> tuple[Callable[[], Settings], tuple[()]]:
         # On the workers the resources, perhaps a handle on Spark's JVM, mean nothing any more.
         return Settings.__reduce__(replace(self, resources=None) if self.resources else self)

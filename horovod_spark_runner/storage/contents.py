@@ -74,7 +74,8 @@ class Contents:
                 with open(piece.path, "rb") as file:
                     file.seek(piece.begin)
                     for begin in range(0, piece.size, size):
-                        yield _whole(file.read(min(size, piece.size - begin)), piece)
+                        count = min(size, piece.size - begin)
+                        yield _whole(file.read(count), piece, count)
             else:
                 view = memoryview(piece)
                 for begin in range(0, len(view), size):
@@ -187,8 +188,8 @@ def _size(piece: Piece) -> int:
     return piece.size if isinstance(piece, FilePart) else len(piece)
 
 
-def _whole(read: bytes, piece: FilePart, count: int | None = None) -> bytes:
-    if not read or (count is not None and len(read) != count):
+def _whole(read: bytes, piece: FilePart, count: int) -> bytes:
+    if len(read) != count:
         raise OSError(f"{piece.path} is shorter than it was")
     return read
 

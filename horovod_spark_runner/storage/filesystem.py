@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -28,6 +28,7 @@ from .paths import (
     HDFS_SCHEMES,
     check_not_half_a_url,
     path_of_url,
+    scheme_of,
     what_is_lacking,
     with_home,
 )
@@ -37,6 +38,10 @@ from .trouble import WRITES
 T = TypeVar("T")
 # Linux's: paths are relative to the working directory, and both files stay.
 _HERE, _RENAME_EXCHANGE = -100, 2
+
+
+class UnreachableError(InvalidInputError):
+    """Nothing this process lacks keeps it from the storage, which may be away for a while only."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class Location:
         if not text or not isinstance(text, str):
             raise InvalidInputError(f"a place in storage must be a path or URL, got {place!r}")
         check_not_half_a_url(text)
-        scheme = urlsplit(text).scheme if "://" in text or text.startswith("file:") else ""
+        scheme = scheme_of(text)
         self._scheme = "" if scheme == "file" else scheme
         if scheme == "file":
             text = path_of_url(text)
@@ -122,9 +127,11 @@ class Location:
             # Names are given as they are; pyarrow takes them escaped.
             filesystem, path = pafs.FileSystem.from_uri(f"{scheme}://{authority}/{quote(path)}")
         except (pa.ArrowInvalid, OSError, ValueError) as error:
-            raise InvalidInputError(
+            lacking = what_is_lacking(scheme)
+            away = isinstance(error, OSError) and not lacking
+            raise (UnreachableError if away else InvalidInputError)(
                 f"{self._text}: storage cannot be reached from {os.uname().nodename}: {error}"
-                f"{what_is_lacking(scheme)}"
+                f"{lacking}"
             ) from error
         return filesystem, path
 
@@ -134,8 +141,14 @@ class Location:
 
     @property
     def parent(self) -> Location:
-        """The folder this file or folder is in."""
-        return Location(posixpath.dirname(self._text.rstrip("/")) or "/")
+        """The folder this file or folder is in; of a root, itself."""
+        if self.is_local:
+            return Location(posixpath.dirname(self._text))
+        scheme, _, place = self._text.partition("://")
+        # "hdfs:///a" leaves out the name node, and its root is no folder "hdfs:" of this machine.
+        authority, _, path = place.partition("/")
+        above = posixpath.dirname(path.rstrip("/"))
+        return Location(f"{scheme}://{authority}{'/' if above or not authority else ''}{above}")
 
     def join(self, *parts: str) -> Location:
         joined = Location(posixpath.join(self._text, *parts))
@@ -191,9 +204,20 @@ class Location:
         self._ask(lambda filesystem, path: filesystem.create_dir(path, recursive=True))
 
     def delete_folder(self) -> None:
-        """Delete this folder and all in it; does nothing if it does not exist."""
+        """Delete this folder and all in it; does nothing if it does not exist.
+
+        Of a link to a folder, the link goes, and what it leads to stays.
+        """
+        if self.is_local and answered(lambda _: _unlinked(self._text), self._text):
+            return
         if self.exists():
             self._ask(lambda filesystem, path: filesystem.delete_dir(path))
+
+    def behind_links(self) -> Location:
+        """Return the folder that a local link leads to; of what is none, this place."""
+        if not self.is_local:
+            return self
+        return Location(answered(lambda _: os.path.realpath(self._text), self._text))
 
     def delete_file(self) -> None:
         self._ask(lambda filesystem, path: filesystem.delete_file(path))
@@ -272,13 +296,23 @@ class Location:
             raise
 
     def append_bytes(self, data: bytes) -> None:
-        """Append to a local file, which is made if it is not there."""
+        """Append to a local file, which is made if it is not there; all of it or nothing.
+
+        On a full disk a part would stay, and what is appended later would lie behind it.
+        """
         answered(lambda _: self._append(data), self._text)
 
     def _append(self, data: bytes) -> None:
         WRITES.check(self._text)
-        with open(self._text, "ab") as stream:
-            stream.write(data)
+        with open(self._text, "ab", buffering=0) as stream:
+            before, left = stream.tell(), memoryview(data)
+            try:
+                while left:
+                    left = left[stream.write(left) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    stream.truncate(before)
+                raise
 
     def write_unseen(self, data: bytes | memoryview | Contents) -> None:
         """Write a whole file that nobody looks for yet; a local one has then reached the disk."""
@@ -344,6 +378,14 @@ class Location:
 
     def write_text(self, text: str) -> None:
         self.write_bytes(text.encode("utf-8"))
+
+
+def _unlinked(path: str) -> bool:
+    """Delete a link; return whether there was one."""
+    if not os.path.islink(path):
+        return False
+    os.unlink(path)
+    return True
 
 
 def _exchange(one: str, other: str) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import uuid
 from collections.abc import Callable, Iterator
 
 from ..errors import RunDirectoryError, StorageError
 from .filesystem import Location
+
+logger = logging.getLogger(__name__)
 
 
 def check_free(target: Location, mode: str, mark: str, kind: str) -> None:
@@ -80,12 +83,13 @@ def write_aside(target: Location, write: Callable[[Location], object]) -> None:
     """Write a folder beside its place, and move it there; only where storage can rename.
 
     Args:
-        target: its place, where another may be.
+        target: its place, where another may be, or a link to another, which then stays a link.
         write: writes the files into the folder it is given.
 
     Raises:
         OSError: storage fails; what was at ``target`` is still there.
     """
+    target = target.behind_links()
     aside = target.parent.join(f".{target.name}.{uuid.uuid4().hex[:8]}")
     try:
         write(aside)
@@ -110,7 +114,7 @@ def replace_folder(location: Location, new: Location) -> None:
         OSError: it cannot be moved; what was at ``location`` is there again.
     """
     if location.exists() and new.exchange_with(location):
-        new.delete_folder()
+        delete_quietly(new)
         return
     old = new.parent.join(f"{new.name}.old")
     replaced = location.exists()
@@ -123,4 +127,12 @@ def replace_folder(location: Location, new: Location) -> None:
             old.move_to(location)
         raise
     if replaced:
-        old.delete_folder()
+        delete_quietly(old)
+
+
+def delete_quietly(folder: Location) -> None:
+    """Delete a folder that is of no use any more; if that fails, it stays and a warning says so."""
+    try:
+        folder.delete_folder()
+    except OSError as error:
+        logger.warning("%s could not be deleted: %s", folder, error)

@@ -33,13 +33,30 @@ def check_not_half_a_url(text: str) -> None:
     raise InvalidInputError(f"{text!r} is neither a path nor a whole URL; {hint}")
 
 
+def scheme_of(text: str) -> str:
+    """Return the scheme of a URL, in small letters; ``""`` of a path.
+
+    Raises:
+        InvalidInputError: it is a URL that has no right form.
+    """
+    if "://" not in text and not text.startswith("file:"):
+        return ""
+    try:
+        return urlsplit(text).scheme
+    except ValueError as error:
+        raise InvalidInputError(f"{text!r} is no URL: {error}") from error
+
+
 def path_of_url(url: str) -> str:
-    """Return the path of a ``file:`` URL.
+    """Return the path of a ``file:`` URL, in which ``?`` and ``#`` are letters, as to Hadoop.
 
     Raises:
         InvalidInputError: it is a file of another machine.
     """
-    host, path = urlsplit(url).netloc, urlsplit(url).path
+    host, path = "", url.partition(":")[2]
+    if path.startswith("//"):
+        host, slash, rest = path[2:].partition("/")
+        path = slash + rest
     if host not in ("", "localhost"):
         raise InvalidInputError(
             f"{url} names the host {host!r}; a file on this one is file:///path, with three slashes"

@@ -57,12 +57,33 @@ def answered(act: Callable[[Headway], T], what: str) -> T:
     while not done.done():
         left = headway.last + limit - time.monotonic()
         if left <= 0:
-            raise HungError(f"{what}: the storage has not answered for {limit:g} s")
+            raise _hung(what, limit)
         wait([done], timeout=left)
     try:
         return done.result()
     finally:
         del done  # an error and what it refers to would keep each other alive
+
+
+def awaited(future: Future[T], what: str) -> T:
+    """Return what another thread reads or writes, unless the storage stops answering.
+
+    Args:
+        future: what it is at.
+        what: the place, for the message.
+
+    Raises:
+        HungError: it was waited for as long as `answer_seconds`.
+    """
+    limit = answer_seconds()
+    wait([future], timeout=limit)
+    if not future.done():
+        raise _hung(what, limit)
+    return future.result()
+
+
+def _hung(what: str, limit: float) -> HungError:
+    return HungError(f"{what}: the storage has not answered for {limit:g} s")
 
 
 def _answer(act: Callable[[Headway], T], headway: Headway, done: Future[T]) -> None:

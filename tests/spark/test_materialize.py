@@ -332,7 +332,19 @@ def test_the_same_files_are_written_once(spark: Any, source: str, tmp_path: Path
         "* FROM {e} WHERE id IN (SELECT id FROM {e})",
     ):
         assert source_fingerprint(spark.sql(f"SELECT {query}", e=stored)) == ""
-    assert source_fingerprint(stored)
+    told = source_fingerprint(stored)
+    assert told
+    # What the same plan makes of the same files under other settings.
+    for name, value in {
+        "spark.sql.files.ignoreCorruptFiles": "true",
+        "spark.sql.legacy.timeParserPolicy": "LEGACY",
+    }.items():
+        spark.conf.set(name, value)
+        try:
+            assert source_fingerprint(stored) not in ("", told), name
+        finally:
+            spark.conf.unset(name)
+    assert source_fingerprint(stored) == told
     stored.cache()
     try:
         assert source_fingerprint(spark.read.parquet(source).select("a")) == ""

@@ -396,6 +396,11 @@ def test_what_hangs_is_ended() -> None:
     assert output == "begun\n"
 
 
+def test_what_packages_print_is_not_the_probes() -> None:
+    output = '{\'debug\': True}\n{"level": 1}\n{"probe": "keras", "backend": "jax"}\n{"pro'
+    assert list(doctor._told(output, "probe")) == [{"probe": "keras", "backend": "jax"}]
+
+
 def test_probes_have_a_clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("SLURM_JOB_ID", "1")

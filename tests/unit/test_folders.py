@@ -8,13 +8,18 @@ import pytest
 
 from horovod_spark_runner.ml.stage_files import read_metadata, write_metadata
 from horovod_spark_runner.storage.filesystem import Location
-from horovod_spark_runner.storage.folders import replace_folder
+from horovod_spark_runner.storage.folders import replace_folder, write_aside
 
 
 def folder(path: Path, text: str) -> Location:
     path.mkdir()
     (path / "file").write_text(text)
     return Location(path)
+
+
+def write_new(aside: Location) -> None:
+    aside.make_folder()
+    aside.join("file").write_text("new")
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -43,6 +48,39 @@ def test_the_old_one_is_there_again_if_the_new_one_cannot_be_moved(
         replace_folder(stage, Stuck(tmp_path / ".stage.new"))
     assert (tmp_path / "stage" / "file").read_text() == "old"
     assert {path.name for path in tmp_path.iterdir()} == {"stage", ".stage.new"}
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_what_is_in_place_is_not_told_as_unwritten(
+    tmp_path: Path,
+    exchanges: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As where another process has a file of the old one open on NFS."""
+
+    def fail(place: Location) -> None:
+        raise OSError(39, "Directory not empty", str(place))
+
+    if not exchanges:
+        monkeypatch.setattr(Location, "exchange_with", lambda self, other: False)
+    monkeypatch.setattr(Location, "delete_folder", fail)
+    stage = folder(tmp_path / "stage", "old")
+    write_aside(stage, write_new)
+    assert (tmp_path / "stage" / "file").read_text() == "new"
+    assert "could not be deleted: [Errno 39] Directory not empty" in caplog.text
+
+
+def test_a_link_to_a_folder_stays_one(tmp_path: Path) -> None:
+    folder(tmp_path / "v3", "old")
+    (tmp_path / "latest").symlink_to("v3")
+    latest = Location(tmp_path / "latest")
+    write_aside(latest, write_new)
+    assert (tmp_path / "latest").is_symlink()
+    assert (tmp_path / "v3" / "file").read_text() == "new"
+    latest.delete_folder()  # what it leads to is another's
+    assert [path.name for path in tmp_path.iterdir()] == ["v3"]
+    assert (tmp_path / "v3" / "file").read_text() == "new"
 
 
 def test_metadata_of_another_stage_do_not_stay(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 from horovod_spark_runner.errors import CheckpointError
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.rundir.handed import HandedFile, contents_of, handing_over
-from horovod_spark_runner.storage.contents import SMALL_BYTES, Contents
+from horovod_spark_runner.storage.contents import SMALL_BYTES, Contents, FilePart
+from horovod_spark_runner.storage.sums import sum_of
 
 
 def test_large_contents_go_by_the_run_directory_and_small_ones_along(tmp_path: Path) -> None:
@@ -42,6 +43,16 @@ def test_large_contents_go_by_the_run_directory_and_small_ones_along(tmp_path: P
     with handing_over(directory) as hand:
         hand(large)
     assert not (tmp_path / "handed").exists()
+
+
+def test_a_file_that_was_cut_meanwhile_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"0123456789")
+    contents = Contents(b"head", FilePart(str(tmp_path / "file"), 2, 8))
+    assert contents.read() == contents.open().read() == b"head23456789"
+    (tmp_path / "file").write_bytes(b"0123456")
+    for read in (contents.read, lambda: sum_of(contents), lambda: contents.open().read()):
+        with pytest.raises(OSError, match="is shorter than it was"):
+            read()
 
 
 def test_a_run_directory_that_does_not_take_them(tmp_path: Path) -> None:

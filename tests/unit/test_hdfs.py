@@ -8,7 +8,7 @@ import pytest
 
 from horovod_spark_runner import EnvironmentProblem, InvalidInputError
 from horovod_spark_runner.storage import hdfs
-from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.storage.filesystem import Location, UnreachableError
 
 ANSWER = (
     'RPCError("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException", '
@@ -21,7 +21,7 @@ def fail(error: Exception) -> None:
 
 
 def test_a_name_node_that_does_not_answer_is_an_error_at_once() -> None:
-    with pytest.raises(InvalidInputError, match=r"hdfs://127\.0\.0\.1:9/run: storage cannot be"):
+    with pytest.raises(UnreachableError, match=r"hdfs://127\.0\.0\.1:9/run: storage cannot be"):
         Location("hdfs://127.0.0.1:9/run").exists()
 
 

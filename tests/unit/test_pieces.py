@@ -21,7 +21,8 @@ from horovod_spark_runner.data.read.classes import absent_classes
 from horovod_spark_runner.data.read.open_files import IDLE_FILES
 from horovod_spark_runner.data.read.pieces import PieceReader, ReadAhead
 from horovod_spark_runner.data.read.sharding import Piece, plan_epoch
-from horovod_spark_runner.errors import DataError
+from horovod_spark_runner.errors import CheckpointError, DataError
+from horovod_spark_runner.storage import patience
 from horovod_spark_runner.storage.filesystem import Location
 
 from .test_reader import dataset
@@ -72,6 +73,50 @@ def test_files_that_have_changed_places_are_told(tmp_path: Path) -> None:
     first.write_bytes(b"no Parquet")
     with pytest.raises(DataError, match=rf"{first} is no Parquet file any more"):
         reader.read(Piece(0, 0, 5))
+    reader.close()
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_storage_that_fails_for_a_moment_or_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: bool
+) -> None:
+    manifest = dataset(tmp_path, [[3]]).manifest
+    reader = PieceReader(manifest, manifest.columns)
+    read, failures, answers = reader._read_group, [5, 5], threading.Event()
+
+    def fail(number: int) -> pa.Table:
+        if failures:
+            raise OSError(failures.pop(), "Input/output error")
+        return read(number)
+
+    def hang(number: int) -> pa.Table:
+        answers.wait()
+        return read(number)
+
+    monkeypatch.setattr(patience, "PAUSES", (0.0, 0.0))
+    piece = Piece(0, 0, 3)
+    for act in (fail, hang):
+        monkeypatch.setattr(reader, "_read_group", act)
+        reader.announce([piece] if announced else [])
+        if act is fail:
+            assert reader.read(piece)["id"].tolist() == [0, 1, 2]
+            failures += [5, 5, 5]
+            reader.announce([piece] if announced else [])
+            with pytest.raises(CheckpointError, match=r"parquet cannot be read: .*Input/output"):
+                reader.read(piece)
+    monkeypatch.setenv(patience.ANSWER_VARIABLE, "0.1")
+    with pytest.raises(CheckpointError, match=r"parquet: the storage has not answered for 0\.1 s"):
+        reader.read(piece)
+    reader.close()  # which does not wait for it, either
+    answers.set()
+
+
+def test_files_that_are_gone_are_told(tmp_path: Path) -> None:
+    manifest = dataset(tmp_path, [[3]]).manifest
+    next(tmp_path.iterdir()).unlink()
+    reader = PieceReader(manifest, manifest.columns)
+    with pytest.raises(DataError, match=r"parquet is gone, which was there when the dataset was"):
+        reader.read(Piece(0, 0, 3))
     reader.close()
 
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from horovod_spark_runner import api, run_training
-from horovod_spark_runner.errors import DataError, InvalidInputError
-from horovod_spark_runner.run.request import TrainingRequest
+from horovod_spark_runner.errors import DataError, InvalidInputError, RunDirectoryError
+from horovod_spark_runner.run import default_place
+from horovod_spark_runner.run.found_checkpoint import FoundCheckpoint
+from horovod_spark_runner.run.request import CheckedRequest, TrainingRequest, as_locked
+from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
+from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.settings.data import DataOptions
-from horovod_spark_runner.settings.launching import LaunchOptions
+from horovod_spark_runner.settings.launching import LaunchOptions, LaunchSettings
 from horovod_spark_runner.settings.sync import Allreduce
 from horovod_spark_runner.settings.tracking import MlflowOptions
 from horovod_spark_runner.settings.training import (
@@ -23,7 +31,17 @@ from horovod_spark_runner.settings.training import (
 )
 from horovod_spark_runner.training.columns import by_convention, by_name
 from horovod_spark_runner.training.keras.source import check_given_callbacks
-from horovod_spark_runner.training.spec import ModelNames, check_objects
+from horovod_spark_runner.training.spec import Binding, ModelNames, ModelSource, check_objects
+
+
+def test_a_default_place_is_nobodys_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(default_place, "runs_on_this_machine", bool)
+    monkeypatch.setattr(time, "strftime", lambda _: "20261025-023000")
+    for name in ("20261025-023000", "20261025-023000-3"):
+        (tmp_path / "runs" / name).mkdir(parents=True)  # of another process
+    given = [default_place.default_place(True, "run_dir", "runs") for _ in range(2)]
+    assert given == ["runs/20261025-023000-2", "runs/20261025-023000-4"]
 
 
 def request(**given: Any) -> TrainingRequest:
@@ -53,6 +71,36 @@ def request(**given: Any) -> TrainingRequest:
             **given,
         }
     )
+
+
+def test_what_another_run_has_left_since_the_checks_is_looked_at_under_the_lock(
+    tmp_path: Path,
+) -> None:
+    directory, engine = RunDirectory(str(tmp_path)), ModelSource().engine
+
+    def checked(**given: Any) -> CheckedRequest:
+        allotment: Any = SimpleNamespace(workers=1)
+        asked = request(fit=FitOptions(lr_scaling="linear"), **given)
+        places = Binding(("a",)), Binding(("y",))
+        found = FoundCheckpoint(None, ())
+        return CheckedRequest(
+            asked, ModelSource(), *places, directory, LaunchSettings(1), allotment, asked.fit, None,
+            found, None, 0.0,
+        )  # fmt: skip
+
+    first = checked()
+    assert as_locked(first) is first
+    begun = {"fit": {"lr_scaling": "sqrt"}}
+    info = CheckpointInfo(10, 1, [], "abc", [], engine, settings=begun)
+    save_checkpoint(directory, info, {})
+    now = as_locked(first)
+    assert now.checkpoint == info
+    assert now.fit.lr_scaling == "sqrt"  # as the run was begun, and checkpoints go on
+    with pytest.raises(RunDirectoryError, match="resume='never', but .* holds a run already"):
+        as_locked(checked(resume="never"))
+    save_checkpoint(directory, replace(info, engine="another"), {})
+    with pytest.raises(RunDirectoryError, match="holds the run of a model of the engine 'another'"):
+        as_locked(first)
 
 
 @pytest.mark.parametrize(

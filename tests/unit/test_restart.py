@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from horovod_spark_runner.errors import (
@@ -32,6 +34,8 @@ from horovod_spark_runner.rundir.attempt import (
     steps_lost,
 )
 from horovod_spark_runner.settings.training import RestartOptions, check_min_workers
+from horovod_spark_runner.storage.filesystem import UnreachableError
+from horovod_spark_runner.storage.patience import HungError
 
 
 def attempt(first: int, last: int, ending: str = KILLED, number: int = 1) -> Attempt:
@@ -51,8 +55,10 @@ def rank_failed(kind: str | None) -> RankFailedError:
         (rank_failed("tensorflow.python.framework.errors_impl.UnavailableError"), True),
         (rank_failed("tensorflow.python.framework.errors_impl.InvalidArgumentError"), False),
         (rank_failed("FileNotFoundError"), False),
+        (rank_failed(f"{HungError.__module__}.{HungError.__qualname__}"), True),
         (rank_failed("MemoryError"), True),
         (rank_failed("horovod_spark_runner.errors.LaunchError"), True),
+        (pickle.loads(pickle.dumps(UnreachableError("a name node that is started again"))), True),
         (StalledError("no progress", stacks={}), True),
         (
             RankFailedError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,29 @@ def test_a_metric_of_several_numbers_is_shown(
     save_checkpoint(run, info, {"variables.npz": {"a": np.zeros(3)}})
     assert main(["runs", "show", str(tmp_path / "run")]) == 0
     assert "step-00000030  epoch 3  loss=0.5 f1=[0.5, 0.1234]\n" in capsys.readouterr().out
+
+
+def test_json_is_what_every_reader_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", "completed")
+    info = CheckpointInfo(30, 3, [{"loss": math.nan, "f1": [math.inf, 1.0]}], "abc", [], "e")
+    save_checkpoint(run, info, {"variables.npz": {"a": np.zeros(3)}})
+    for command in (["show", str(tmp_path / "run")], ["list", str(tmp_path)]):
+        assert main(["runs", *command, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+        (told,) = told if isinstance(told, list) else [told]
+        assert told["checkpoints"][0]["metrics"] == {"loss": None, "f1": [None, 1.0]}
+
+
+def test_settings_of_another_version_hide_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "one", "finished", checkpoints={"keep_best": 3})
+    make_run(tmp_path / "two", "finished", checkpoints={"keep": "many"})
+    assert main(["runs", "list", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[:2] for line in lines] == [["one", "finished"], ["two", "finished"]]
 
 
 def test_a_running_one_names_who_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -12,7 +17,12 @@ from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.prepare import checks
 from horovod_spark_runner.data.prepare.checks import Footer, Layout, _faults, check_values
 from horovod_spark_runner.data.prepare.columns import Source
-from horovod_spark_runner.data.prepare.fingerprint import is_reproducible
+from horovod_spark_runner.data.prepare.fingerprint import (
+    _file_facts,
+    _plan_text,
+    _relations,
+    is_reproducible,
+)
 from horovod_spark_runner.data.prepare.layout import columns_of
 from horovod_spark_runner.data.prepare.matches import Matches
 from horovod_spark_runner.data.prepare.schema import (
@@ -169,6 +179,7 @@ PROJECT, RELATION = "catalyst.plans.logical.Project", "execution.datasources.Log
         ((PROJECT, "catalyst.expressions.Multiply", RELATION), True),
         ((PROJECT, "catalyst.expressions.PythonUDF", RELATION), False),
         ((PROJECT, "catalyst.expressions.ScalaUDF", RELATION), False),
+        (("catalyst.plans.logical.Generate", "catalyst.expressions.PythonUDTF", RELATION), False),
         ((PROJECT, "catalyst.expressions.CurrentDate", RELATION), False),
         (("catalyst.plans.logical.GlobalLimit", RELATION), False),
         ((PROJECT, "execution.LogicalRDD"), False),
@@ -179,6 +190,55 @@ def test_which_plans_compute_the_same_every_time(
     names: tuple[str, ...], reproducible: bool
 ) -> None:
     assert is_reproducible(plan(*names)) == reproducible
+
+
+@pytest.mark.parametrize(
+    ("index", "told"),
+    [
+        ("execution.datasources.InMemoryFileIndex", True),
+        ("execution.datasources.CatalogFileIndex", True),
+        # A deletion vector takes rows from a file whose name, size and time stay.
+        ("delta.files.TahoeLogFileIndex", False),
+    ],
+)
+def test_files_tell_the_rows_where_spark_itself_lists_them(index: str, told: bool) -> None:
+    plan = MagicMock()
+    plan.collectLeaves().size.return_value = 1
+    leaf = plan.collectLeaves().apply(0)
+    leaf.getClass().getSimpleName.return_value = "LogicalRelation"
+    relation = leaf.relation()
+    relation.getClass().getSimpleName.return_value = "HadoopFsRelation"
+    relation.location().getClass().getName.return_value = f"org.apache.spark.sql.{index}"
+    relation.options().iterator().hasNext.return_value = False
+    assert (_relations(plan) is not None) == told
+
+
+def test_threads_that_look_at_plans_leave_the_session_as_it_was() -> None:
+    values: dict[str, str] = {}
+    conf = MagicMock(get=values.get, set=values.__setitem__, unset=values.pop)
+    frame, plan = MagicMock(), MagicMock()
+    frame.sparkSession.conf = conf
+
+    def text() -> str:
+        time.sleep(0.05)  # the other one begins meanwhile, and ends later
+        return str(list(values.values()))
+
+    plan.canonicalized().toString = text
+    plan.canonicalized().toJSON.return_value = ""
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(_plan_text, frame, plan)
+        time.sleep(0.02)
+        second = pool.submit(_plan_text, frame, plan)
+    assert first.result() == second.result() == "['2147483647']"
+    assert values == {}
+
+
+def test_files_without_a_time_of_change_do_not_tell_their_rows(tmp_path: Path) -> None:
+    file = tmp_path / "rows"
+    file.write_text("1")
+    assert _file_facts([file.as_uri()]) is not None
+    os.utime(file, (0, 0))  # as storage says that knows none
+    assert _file_facts([file.as_uri()]) is None
 
 
 def test_shapes() -> None:

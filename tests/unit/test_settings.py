@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from dataclasses import FrozenInstanceError, asdict, fields, replace
+from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
-from horovod_spark_runner import HorovodRunner
+from horovod_spark_runner import HorovodRunner, runner
 from horovod_spark_runner.errors import InvalidInputError
 from horovod_spark_runner.settings.data import DataOptions
 from horovod_spark_runner.settings.estimator import sync_of
@@ -168,6 +171,8 @@ def test_launch_options_pickle_and_do_not_change() -> None:
     # What a slot is told is without what only the driver can use.
     with_resources = replace(options, resources={"cpus": 2})
     assert pickle.loads(pickle.dumps(with_resources)) == options
+    for copied in (copy.copy(with_resources), copy.deepcopy({"launch": with_resources})["launch"]):
+        assert copied == with_resources
 
 
 def test_numbers_of_numpy_become_plain() -> None:
@@ -226,17 +231,26 @@ def test_secrets_in_the_environment_are_not_shown() -> None:
 
 
 def test_a_runner_is_its_settings() -> None:
-    runner = HorovodRunner(2, stall_timeout=600, env={"TOKEN": "secret"})
-    assert isinstance(runner, LaunchSettings)
-    assert (runner.num_workers, runner.stall_timeout) == (2, 600.0)
-    assert "secret" not in repr(runner)
-    told = derive(LaunchSettings, runner)
+    ours = HorovodRunner(2, stall_timeout=600, env={"TOKEN": "secret"})
+    assert isinstance(ours, LaunchSettings)
+    assert (ours.num_workers, ours.stall_timeout) == (2, 600.0)
+    assert "secret" not in repr(ours)
+    told = derive(LaunchSettings, ours)
     assert type(told) is LaunchSettings
     assert told == LaunchSettings(2, stall_timeout=600, env={"TOKEN": "secret"})
     with pytest.raises(FrozenInstanceError):
-        runner.num_workers = 3  # type: ignore[misc]
+        ours.num_workers = 3  # type: ignore[misc]
     with pytest.raises(TypeError):
         HorovodRunner(2, None)  # type: ignore[call-arg]
+
+
+def test_the_folder_of_logs_is_the_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    launcher = MagicMock()
+    monkeypatch.setattr(runner, "chosen_launcher", lambda: launcher)
+    for given, told in (("logs", f"{tmp_path}/logs"), ("s3://b/logs", "s3://b/logs"), (None, None)):
+        HorovodRunner(1, log_dir=given, stream_logs=False).run(max, 1, 2)
+        assert launcher.launch.call_args.args[1].log_dir == told
 
 
 def test_options_are_of_their_own_class() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import pickle
@@ -49,6 +50,11 @@ def test_file_urls_and_relative_paths(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     assert str(Location("runs/1")) == str(tmp_path / "runs/1")
     assert str(Location(f"file://{tmp_path}/a%20b")) == f"{tmp_path}/a b"
+    # Hadoop's paths have neither queries nor fragments, and two runs may differ in these alone.
+    for name in ("run#1", "run?1", "a?b=c#d", "a\nb", "half["):
+        assert str(Location(f"file://{tmp_path}/{name}")) == f"{tmp_path}/{name}"
+    assert str(Location((tmp_path / "run#1").as_uri())) == f"{tmp_path}/run#1"
+    assert str(Location("file:runs/1")) == str(tmp_path / "runs/1")
 
 
 @pytest.mark.parametrize(
@@ -86,6 +92,7 @@ def test_the_home_folder_is_not_a_folder_called_tilde(
         (3, "must be a path or URL, got 3"),
         (b"/tmp", "must be a path or URL"),
         ("file://data/x", "names the host 'data'.*file:///path"),
+        ("s3://half[/x", "is no URL: Invalid IPv6"),
     ],
 )
 def test_what_is_no_place(place: Any, message: str) -> None:
@@ -96,6 +103,16 @@ def test_what_is_no_place(place: Any, message: str) -> None:
 def test_the_folder_a_place_is_in(tmp_path: Path) -> None:
     assert str(Location(tmp_path / "a" / "b").parent) == str(tmp_path / "a")
     assert str(Location("s3://bucket/a/b").parent) == "s3://bucket/a"
+    assert str(Location("s3://bucket/a/").parent) == "s3://bucket"
+    assert str(Location("s3://bucket").parent) == "s3://bucket"
+    # Without a name node, the default file system: what its paths begin with is no folder here.
+    for place, above, beside in (
+        ("hdfs:///a", "hdfs:///", "hdfs:///c"),
+        ("hdfs:///a/b", "hdfs:///a", "hdfs:///a/c"),
+        ("hdfs://name/a", "hdfs://name", "hdfs://name/c"),
+    ):
+        assert str(Location(place).parent) == above
+        assert Location(place).parent.join("c").spark_url == beside
 
 
 def test_object_store_urls() -> None:
@@ -115,6 +132,26 @@ def test_a_rewritten_file_leaves_no_part_behind(tmp_path: Path) -> None:
     place.write_text("two")
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
     assert place.read_text() == "two"
+
+
+def test_what_cannot_be_appended_whole_is_not_appended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            if len(data) <= 2:
+                raise OSError(28, "No space left on device")
+            return super().write(bytes(data)[:2])  # what room there was
+
+    place = Location(tmp_path / "log")
+    place.append_bytes(b"one")
+    with monkeypatch.context() as patched:
+        module = "horovod_spark_runner.storage.filesystem.open"
+        patched.setattr(module, lambda path, mode, **_: Full(path, mode), raising=False)
+        with pytest.raises(OSError, match="No space left"):
+            place.append_bytes(b"more")
+    place.append_bytes(b"two")
+    assert place.read_bytes() == b"onetwo"
 
 
 def test_a_run_directory_that_cannot_be_written(tmp_path: Path) -> None:
@@ -421,6 +458,7 @@ def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
     (left / "variables").mkdir(parents=True)
     (left / "variables" / "half").write_bytes(b"half")
     (tmp_path / ".z.json.0123abcd").write_text("half")
+    (tmp_path / ".saved_model.0123abcd.old").mkdir()
     (tmp_path / "saved_model").mkdir()
     directory.sweep()
     assert [path.name for path in tmp_path.iterdir()] == ["saved_model"]

@@ -15,8 +15,11 @@ from horovod_spark_runner.commands.data import describe_age, describe_size, pars
 from horovod_spark_runner.data.manifest import FORMAT, Column, Manifest, RowGroup
 from horovod_spark_runner.data.store import (
     clear_datasets,
+    delete_dataset,
+    discard_datasets,
     find_datasets,
     list_datasets,
+    mark_used,
     new_folder,
     publish,
     sweep_incomplete,
@@ -109,6 +112,37 @@ def test_what_killed_writers_left_is_swept_by_age(folder: Location) -> None:
     assert [str(dataset.location) for dataset in swept] == [str(old)]
     assert new.exists()
     assert kept.exists()
+
+
+def test_cleaning_up_never_fails(
+    folder: Location, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would take a finished training with it, or keep one from a cache of another user."""
+    store(folder)
+    store(folder, age=9 * DAY, complete=False)
+    (known,) = find_datasets(folder, KEY)
+
+    def refuse(place: Location, *_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(place))
+
+    with monkeypatch.context() as patched:
+        for name in ("delete_folder", "write_bytes"):
+            patched.setattr(Location, name, refuse)
+        mark_used(known)
+        sweep_incomplete(folder, 7 * DAY, time.time())
+        delete_dataset(known, quietly=True)
+        discard_datasets(folder)
+        with pytest.raises(PermissionError):
+            delete_dataset(known)
+        assert len([r for r in caplog.records if "Permission denied" in r.message]) == 5
+        patched.setattr(Location, "list", refuse)
+        discard_datasets(folder)
+        sweep_incomplete(folder, 7 * DAY, time.time())
+        monkeypatch.setattr(patience, "PAUSES", ())
+        with pytest.raises(CheckpointError, match="cannot be read: .*Permission denied"):
+            list(find_datasets(folder, KEY))
+    discard_datasets(folder)
+    assert folder.list() == []
 
 
 def test_clearing_spares_what_is_younger_or_not_ours(folder: Location) -> None:

@@ -242,7 +242,7 @@ def stored(data: Any, roles: Roles, options: DataOptions, own: Location) -> Iter
     finally:
         if not keep:
             for one in storing.made:
-                delete_dataset(one.manifest)
+                delete_dataset(one.manifest, quietly=True)
 
 
 def prepare_one(data: Any, roles: Roles, options: DataOptions, folder: Location) -> Manifest:

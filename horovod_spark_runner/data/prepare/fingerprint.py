@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidInputError
@@ -27,9 +28,23 @@ _NODES = {
 }
 # Expressions that look deterministic to Spark, but depend on code or on when they are computed.
 _OPAQUE = re.compile(
-    r"UDF|UserDefined|Aggregator|Invoke|Current|Now|LocalTimestamp|UnixTimestamp|Batch|InputFile"
+    r"UDT?F|UserDefined|Aggregator|Invoke|Current|Now|LocalTimestamp|UnixTimestamp|Batch|InputFile"
 )
-_SETTINGS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.caseSensitive")
+# What lists files of which all rows count. Tables of Delta Lake and the like are read by the same
+# plan, and rows of theirs can go while the files stay as they were.
+_OWN_INDEX = "org.apache.spark.sql.execution."
+# Settings of the session by which the same plan gives other rows of the same files.
+_SETTINGS = (
+    "spark.sql.session.timeZone",
+    "spark.sql.ansi.enabled",
+    "spark.sql.caseSensitive",
+    "spark.sql.legacy.timeParserPolicy",
+    "spark.sql.files.ignoreCorruptFiles",
+    "spark.sql.files.ignoreMissingFiles",
+)
+
+# A setting of the session is changed while a plan becomes text: one plan at a time.
+_lock = threading.Lock()
 
 
 def source_fingerprint(frame: DataFrame) -> str:
@@ -77,20 +92,21 @@ def _plan_text(frame: DataFrame, plan: Any) -> str:
     canonical = plan.canonicalized()
     session = frame.sparkSession
     name = "spark.sql.debug.maxToStringFields"
-    before = session.conf.get(name, None)
-    session.conf.set(name, str(2**31 - 1))
-    try:
-        text = canonical.toString()
-    finally:
-        if before is None:
-            session.conf.unset(name)
-        else:
-            session.conf.set(name, before)
+    with _lock:
+        before = session.conf.get(name, None)
+        session.conf.set(name, str(2**31 - 1))
+        try:
+            text = canonical.toString()
+        finally:
+            if before is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, before)
     return re.sub(r'"jvmId":"[^"]*"', "", str(canonical.toJSON())) + str(text)
 
 
 def _relations(plan: Any) -> list[list[str]] | None:
-    """Return how the plan's files are read; ``None`` if it reads anything else."""
+    """Return how the plan's files are read; ``None`` if they do not tell its rows."""
     found = []
     leaves = plan.collectLeaves()
     for number in range(leaves.size()):
@@ -99,6 +115,8 @@ def _relations(plan: Any) -> list[list[str]] | None:
             return None
         relation = leaf.relation()
         if relation.getClass().getSimpleName() != "HadoopFsRelation":
+            return None
+        if not relation.location().getClass().getName().startswith(_OWN_INDEX):
             return None
         found.append(
             [
@@ -120,13 +138,14 @@ def _scala_map(values: Any) -> list[str]:
 
 
 def _file_facts(urls: list[str]) -> list[list[Any]] | None:
+    """Return path, size and time of files; ``None`` if not all of that is known."""
     facts = []
     for url in sorted(urls):
         try:
             stat = Location(url).stat()
         except (InvalidInputError, OSError):
             return None
-        if stat is None:
+        if stat is None or not stat.changed:
             return None
         facts.append([url, stat.size, stat.changed])
     return facts

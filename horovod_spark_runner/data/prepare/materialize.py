@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import DataError, InvalidInputError
 from ...spark.session import classic_context
 from ...storage.filesystem import Location
+from ...storage.folders import delete_quietly
 from ..manifest import FORMAT, Manifest
 from ..store import find_datasets, mark_used, new_folder, publish, sweep_incomplete
 from . import petastorm_compat
@@ -140,7 +141,7 @@ def materialize(frame: DataFrame, request: DataRequest, folder: Location) -> Mat
                 manifest = replace(manifest, source=origin)
                 publish(manifest)
         except BaseException:
-            target.delete_folder()
+            delete_quietly(target)
             raise
     return Materialized(manifest, reused=False)
 

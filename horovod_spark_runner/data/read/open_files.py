@@ -38,7 +38,8 @@ class OpenFiles:
         """Return one of the dataset's files, which is nobody else's until it is put back.
 
         Raises:
-            DataError: it is another one than when the dataset was made.
+            DataError: it is gone, or another one than when the dataset was made.
+            OSError: the storage fails.
         """
         with self._lock:
             for index in reversed(range(len(self._idle))):
@@ -46,7 +47,13 @@ class OpenFiles:
                     return self._idle.pop(index)[1]
             footer = self._footers.get(number)
         location = self.location(number)
-        stream = location.open_input()
+        try:
+            stream = location.open_input()
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{location} is gone, which was there when the dataset was made; leave its files "
+                "as long as they are read"
+            ) from error
         footer = footer or self._checked(number, stream)
         # Over a network, few large requests are faster than many small ones. Writers like
         # Spark's leave a sum of each page, by which a damaged one is known.

@@ -7,6 +7,8 @@ in use. A dataset that fits into memory is read only once.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 from collections import deque
 from collections.abc import Iterable
@@ -16,9 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ...errors import DataError
+from ...errors import CheckpointError, DataError
 from ...storage.arrays import Arrays
 from ...storage.filesystem import Location
+from ...storage.patience import HungError, awaited, patiently
 from ..manifest import Column, Manifest, RowGroup
 from .arrow_to_numpy import column_to_numpy
 from .open_files import OpenFiles
@@ -65,6 +68,7 @@ class PieceReader:
         self._files = OpenFiles(manifest)
         self._bound = ahead or (NEAR if Location(manifest.url).is_local else FAR)
         self._threads: ThreadPoolExecutor | None = None
+        self._hangs = False  # one of them
         self._announced: deque[int] = deque()
         self._ahead: list[tuple[int, Future[pa.Table]]] = []
         self._current: tuple[int, pa.Table] | None = None
@@ -88,7 +92,9 @@ class PieceReader:
         """Return the piece's values by column, views of what Arrow has read.
 
         Raises:
-            DataError: a value is null, not finite, or of another length than it should be.
+            DataError: a value is null, not finite, or of another length than it should be; or a
+                file has changed.
+            CheckpointError: the storage fails, again and again, or hangs.
         """
         if self._keep:
             kept = self._kept_group(piece.row_group)
@@ -108,7 +114,7 @@ class PieceReader:
     def close(self) -> None:
         self._forget()
         if self._threads is not None:
-            self._threads.shutdown(wait=True, cancel_futures=True)
+            self._threads.shutdown(wait=not self._hangs, cancel_futures=True)
             self._threads = None
         self._files.close()
         self._kept.clear()
@@ -146,8 +152,16 @@ class PieceReader:
         for index, (ahead, future) in enumerate(self._ahead):
             if ahead == number:
                 del self._ahead[index]
-                return future.result()
-        return self._read_group(number)
+                return self._awaited(number, future)
+        return self._awaited(number, self._begin(number))
+
+    def _awaited(self, number: int, future: Future[pa.Table]) -> pa.Table:
+        place = self._files.location(self._group(number).file)
+        try:
+            return awaited(future, str(place))
+        except HungError as error:
+            self._hangs = True
+            raise CheckpointError(f"{place} cannot be read: {error}") from error
 
     def _read_ahead(self) -> None:
         waiting = sum(self._group(number).size for number, _ in self._ahead)
@@ -158,10 +172,15 @@ class PieceReader:
             self._submit()
 
     def _submit(self) -> None:
+        number = self._announced.popleft()
+        self._ahead.append((number, self._begin(number)))
+
+    def _begin(self, number: int) -> Future[pa.Table]:
+        """Let a thread read a row group, and try again where the storage fails for a moment."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._bound.threads, "hsr-row-groups")
-        number = self._announced.popleft()
-        self._ahead.append((number, self._threads.submit(self._read_group, number)))
+        told = f"{self._files.location(self._group(number).file)} cannot be read"
+        return self._threads.submit(patiently, functools.partial(self._read_group, number), told)
 
     def _group(self, number: int) -> RowGroup:
         return self._manifest.row_groups[number]
@@ -172,6 +191,8 @@ class PieceReader:
         try:
             table = file.read_row_group(group.index, columns=[c.name for c in self._columns])
         except OSError as error:
+            with contextlib.suppress(OSError):
+                file.close(force=True)
             if "CRC" not in str(error):
                 raise
             file_place = self._files.location(group.file)

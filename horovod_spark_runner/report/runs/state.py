@@ -165,6 +165,13 @@ def _read_attempts(directory: RunDirectory) -> list[Attempt]:
         return []
 
 
+def _options(settings: dict[str, Any]) -> CheckpointOptions:
+    try:
+        return CheckpointOptions(**settings.get("checkpoints", {}))
+    except (TypeError, InvalidInputError):  # of another version
+        return CheckpointOptions()
+
+
 def _checkpoint_lines(
     directory: RunDirectory, settings: dict[str, Any], verify: bool
 ) -> list[CheckpointLine]:
@@ -176,7 +183,7 @@ def _checkpoint_lines(
             whole[step] = read(directory.checkpoint(step))
         except (OSError, ValueError) as error:
             problems[step] = str(error)
-    best = best_step(whole, CheckpointOptions(**settings.get("checkpoints", {})))
+    best = best_step(whole, _options(settings))
     lines = [
         CheckpointLine(
             directory.checkpoint(step).name,
