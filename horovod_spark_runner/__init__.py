@@ -26,6 +26,7 @@ from .errors import (
     RunFailedError,
     StalledError,
     StorageError,
+    UnreachableError,
 )
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ __all__ = [
     "TorchModel",
     "TorchTransformer",
     "TrainingPlan",
+    "UnreachableError",
     "__version__",
     "export_pipeline",
     "plan_training",

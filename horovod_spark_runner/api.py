@@ -152,7 +152,8 @@ def run_training(
         DataError: columns, types or values cannot be trained on.
         ModelError: ``model_fn`` or its model cannot be trained on these columns.
         RunDirectoryError: ``run_dir`` cannot be used, or holds another model's run.
-        InvalidInputError: another argument cannot be right (the three above are kinds of it).
+        UnreachableError: the storage of ``run_dir`` or of the rows cannot be reached.
+        InvalidInputError: another argument cannot be right (the four above are kinds of it).
         EnvironmentProblem: something is not installed or set up as it must be.
         NotEnoughSlotsError: Spark cannot run ``num_workers`` tasks at once.
         RankFailedError: a rank raised, exited, was killed or lost.

@@ -6,7 +6,8 @@
     ├── InvalidInputError (also a ValueError)   what the caller passed cannot work
     │   ├── DataError                           columns, types or values of the DataFrame
     │   ├── ModelError                          model_fn, or the model it returned
-    │   └── RunDirectoryError                   the run directory, or what it holds
+    │   ├── RunDirectoryError                   the run directory, or what it holds
+    │   └── UnreachableError                    storage that may be away for a while only
     ├── EnvironmentProblem                      something is not installed or not built right
     ├── StorageError (also an OSError)          what was to be saved could not be written
     ├── NotEnoughSlotsError                     Spark cannot give the slots that were asked for
@@ -51,6 +52,10 @@ class ModelError(InvalidInputError):
 
 class RunDirectoryError(InvalidInputError):
     """The run directory cannot be used, or holds something else than this run."""
+
+
+class UnreachableError(InvalidInputError):
+    """Storage cannot be reached, and nothing that this process lacks is the cause."""
 
 
 class EnvironmentProblem(HorovodSparkError):

@@ -319,6 +319,7 @@ def test_public_names() -> None:
         "TorchModel",
         "TorchTransformer",
         "TrainingPlan",
+        "UnreachableError",
         "__version__",
         "export_pipeline",
         "plan_training",

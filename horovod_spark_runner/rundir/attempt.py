@@ -22,10 +22,10 @@ from ..errors import (
     RunCancelledError,
     RunFailedError,
     StalledError,
+    UnreachableError,
 )
 from ..frameworks import FRAMEWORKS
 from ..settings.training import RestartOptions
-from ..storage.filesystem import UnreachableError
 
 RUNNING = "running"  # what the record says until an attempt has ended
 # How attempts end.

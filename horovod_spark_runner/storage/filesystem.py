@@ -22,11 +22,12 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from ..errors import EnvironmentProblem, InvalidInputError
+from ..errors import EnvironmentProblem, InvalidInputError, UnreachableError
 from .contents import PART_BYTES, Contents, Sink, spooled
 from .paths import (
     HDFS_SCHEMES,
     check_not_half_a_url,
+    parent_of_url,
     path_of_url,
     scheme_of,
     what_is_lacking,
@@ -38,10 +39,6 @@ from .trouble import WRITES
 T = TypeVar("T")
 # Linux's: paths are relative to the working directory, and both files stay.
 _HERE, _RENAME_EXCHANGE = -100, 2
-
-
-class UnreachableError(InvalidInputError):
-    """Nothing this process lacks keeps it from the storage, which may be away for a while only."""
 
 
 @dataclass(frozen=True)
@@ -142,13 +139,8 @@ class Location:
     @property
     def parent(self) -> Location:
         """The folder this file or folder is in; of a root, itself."""
-        if self.is_local:
-            return Location(posixpath.dirname(self._text))
-        scheme, _, place = self._text.partition("://")
-        # "hdfs:///a" leaves out the name node, and its root is no folder "hdfs:" of this machine.
-        authority, _, path = place.partition("/")
-        above = posixpath.dirname(path.rstrip("/"))
-        return Location(f"{scheme}://{authority}{'/' if above or not authority else ''}{above}")
+        above = posixpath.dirname if self.is_local else parent_of_url
+        return Location(above(self._text))
 
     def join(self, *parts: str) -> Location:
         joined = Location(posixpath.join(self._text, *parts))

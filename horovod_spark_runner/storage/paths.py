@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from urllib.parse import unquote, urlsplit
 
@@ -88,3 +89,12 @@ def what_is_lacking(scheme: str) -> str:
         "credentials; executors get what the driver has by spark.executorEnv.NAME, before the "
         "Spark session is made"
     )
+
+
+def parent_of_url(url: str) -> str:
+    """Return the folder that a file or folder is in; of a root, itself."""
+    scheme, _, place = url.partition("://")
+    # "hdfs:///a" leaves out the name node, and its root is no folder "hdfs:" of this machine.
+    authority, _, path = place.partition("/")
+    above = posixpath.dirname(path.rstrip("/"))
+    return f"{scheme}://{authority}{'/' if above or not authority else ''}{above}"

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from horovod_spark_runner import EnvironmentProblem, InvalidInputError
+from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, UnreachableError
 from horovod_spark_runner.storage import hdfs
-from horovod_spark_runner.storage.filesystem import Location, UnreachableError
+from horovod_spark_runner.storage.filesystem import Location
 
 ANSWER = (
     'RPCError("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException", '

@@ -18,6 +18,7 @@ from horovod_spark_runner.errors import (
     RankFailedError,
     RunCancelledError,
     StalledError,
+    UnreachableError,
 )
 from horovod_spark_runner.rundir.attempt import (
     FINISHED,
@@ -34,7 +35,6 @@ from horovod_spark_runner.rundir.attempt import (
     steps_lost,
 )
 from horovod_spark_runner.settings.training import RestartOptions, check_min_workers
-from horovod_spark_runner.storage.filesystem import UnreachableError
 from horovod_spark_runner.storage.patience import HungError
 
 
