@@ -14,6 +14,7 @@ from horovod_spark_runner.data.manifest import Manifest
 from horovod_spark_runner.data.prepare.datasets import prepared
 from horovod_spark_runner.data.prepare.folds import prepared_folds
 from horovod_spark_runner.data.prepare.schema import Roles
+from horovod_spark_runner.data.prepare.split import computed_once
 from horovod_spark_runner.data.read.reader import DatasetReader
 from horovod_spark_runner.storage.filesystem import Location
 
@@ -101,6 +102,27 @@ def test_what_spark_keeps_already_stays_kept(frame: Any, tmp_path: Path) -> None
     with prepared(kept, ROLES, DataOptions(), 0.5, Location(tmp_path / "d"), seed=0):
         pass
     assert not kept.storageLevel.useMemory
+
+
+def test_calls_at_once_on_rows_that_come_otherwise_each_time(frame: Any, tmp_path: Path) -> None:
+    """The first that is done leaves the others the rows that they are splitting."""
+    from pyspark.sql import functions as F
+
+    def drawn() -> Any:
+        return frame.withColumn("drawn", F.rand(7))
+
+    with computed_once(drawn()) as one:
+        with computed_once(drawn()):
+            pass
+        assert one.storageLevel.useMemory
+    assert not one.storageLevel.useMemory
+    first, second = computed_once(drawn()), computed_once(drawn())
+    first.__enter__()
+    other = second.__enter__()
+    first.__exit__(None, None, None)
+    assert other.storageLevel.useMemory
+    second.__exit__(None, None, None)
+    assert not other.storageLevel.useMemory
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 # Hashes are compared on this scale: fractions are exact to about one in a billion.
 _SCALE = 1 << 30
+# How many calls in threads of this process have frames of a plan kept, which Spark keeps once.
+_users: Counter[int] = Counter()
+_keeping = threading.Lock()
 
 
 def check_validation(
@@ -115,16 +120,26 @@ def training_rows(frame: DataFrame, validation: Any, roles: Roles, seed: int) ->
 
 @contextlib.contextmanager
 def computed_once(frame: DataFrame) -> Iterator[DataFrame]:
-    """Yield a frame whose rows Spark keeps meanwhile; one that it keeps already stays kept."""
-    level = frame.storageLevel
-    if level.useMemory or level.useDisk:
-        yield frame
-        return
-    cached = frame.persist()
+    """Yield a frame whose rows Spark keeps meanwhile; one that it keeps already stays kept.
+
+    Frames of one plan share what is kept: it stays until the last of several calls at once is over.
+    """
+    plan = frame.semanticHash()
+    with _keeping:
+        level = frame.storageLevel
+        kept = level.useMemory or level.useDisk
+        ours = not kept or _users[plan] > 0
+        if not kept:
+            frame.persist()
+        _users[plan] += ours
     try:
-        yield cached
+        yield frame
     finally:
-        cached.unpersist()
+        with _keeping:
+            _users[plan] -= ours
+            if ours and not _users[plan]:
+                frame.unpersist()
+                del _users[plan]
 
 
 def _condition(frame: DataFrame, validation: Any, roles: Roles, seed: int) -> SparkColumn:
