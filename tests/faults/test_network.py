@@ -86,7 +86,7 @@ def test_a_host_that_vanishes_is_done_without(undisturbed: Path, tmp_path: Path)
         await_fault(job, gone, tmp_path)
         hosts.unplug(NAMES[1])
         attempts = attempts_of(job)
-    assert attempts[0]["ending"] == KILLED
+    assert attempts[0]["ending"] == KILLED, attempts[0]["cause"]
     assert re.search(rf"on {NAMES[1]} failed: no sign of life for 30 s", attempts[0]["cause"])
     assert attempts[-1]["ending"] == FINISHED
     # Until Spark, too, has missed the host, attempts may still be given a place there.
