@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +76,32 @@ def test_no_update_is_lost_or_counts_twice_and_every_row_is_read_once(
 
         rank = MPI.COMM_WORLD.Get_rank()
 
+        killed, ended = notes / "killed", notes / "ended"
+
+        def kept() -> bool:
+            return any(run_dir.glob("checkpoints/step-*/checkpoint.json"))
+
+        def wait(until: Callable[[], bool]) -> None:
+            end = time.monotonic() + 10
+            while not until() and time.monotonic() < end:
+                time.sleep(0.01)
+
         class Fails(keras.callbacks.Callback):
             steps = 0
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 self.steps += 1
                 time.sleep(0.02 if rank else 0.005)  # rank 1 is slow
-                kept = list(run_dir.glob("checkpoints/step-*/checkpoint.json"))
-                killed, ended = notes / "killed", notes / "ended"
-                if rank and kept and not killed.exists():
-                    killed.touch()
-                    os.kill(os.getpid(), signal.SIGKILL)
-                if rank and self.steps == 4 and killed.exists() and not ended.exists():
+                if rank == 0:  # leaves rows to rank 1, so that it comes to its faults
+                    if killed.exists():
+                        wait(lambda: self.steps < 4 or ended.exists())
+                    elif kept():
+                        wait(killed.exists)
+                elif not killed.exists():
+                    if kept():
+                        killed.touch()
+                        os.kill(os.getpid(), signal.SIGKILL)
+                elif self.steps == 4 and not ended.exists():
                     ended.touch()
                     os.kill(os.getpid(), signal.SIGTERM)
 
