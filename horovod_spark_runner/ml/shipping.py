@@ -141,14 +141,14 @@ class _SentPiece:
 
 
 def _broadcast(context: SparkContext, contents: Contents) -> list[_SentPiece]:
-    sent = []
-    for part in contents.parts(_PIECE_BYTES):
-        data = bytes(part)
-        broadcast = context.broadcast(data)
-        path = None if _is_encrypted(context) else getattr(broadcast, "_path", None)
-        begin = None if path is None else _place_of(data, path)
-        sent.append(_SentPiece(broadcast, begin, len(data)))
-    return sent
+    return [_sent(context, bytes(part)) for part in contents.parts(_PIECE_BYTES)]
+
+
+def _sent(context: SparkContext, data: bytes) -> _SentPiece:
+    broadcast = context.broadcast(data)
+    path = None if _is_encrypted(context) else getattr(broadcast, "_path", None)
+    begin = None if path is None else _place_of(data, path)
+    return _SentPiece(broadcast, begin, len(data))
 
 
 def _is_encrypted(context: SparkContext) -> bool:
@@ -159,7 +159,8 @@ def _place_of(data: bytes, path: str) -> int | None:
     """Return where a file that Spark has pickled an object of bytes into holds these bytes."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
         begin = whole.find(data[:64])
-        return begin if whole[begin : begin + len(data)] == data else None
+        # Searched for, not sliced, which would copy it.
+        return begin if whole.find(data, begin, begin + len(data)) == begin >= 0 else None
 
 
 # What the sessions of Spark Connect have been given as files, which they keep as long as they are.
