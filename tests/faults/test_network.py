@@ -87,7 +87,9 @@ def test_a_host_that_vanishes_is_done_without(undisturbed: Path, tmp_path: Path)
         hosts.unplug(NAMES[1])
         attempts = attempts_of(job)
     assert attempts[0]["ending"] == KILLED, attempts[0]["cause"]
-    assert re.search(rf"on {NAMES[1]} failed: no sign of life for 30 s", attempts[0]["cause"])
+    # Spark may miss it first: its limit is the same here, and its signs of life are others.
+    silence = rf"on {NAMES[1]} failed: no sign of life for (30|12.5) s"
+    assert re.search(silence, attempts[0]["cause"]), attempts[0]["cause"]
     assert attempts[-1]["ending"] == FINISHED
     # Until Spark, too, has missed the host, attempts may still be given a place there.
     for attempt in attempts[1:]:

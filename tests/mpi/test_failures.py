@@ -324,7 +324,7 @@ def test_slots_that_cannot_reach_the_driver_say_where(
 def test_what_the_driver_knew_is_not_lost(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(server: ControlServer, seconds: float) -> list[Any]:
         return [
-            Told(p.slot, p.rank, p.host, Silent())
+            Told(p.slot, p.rank, p.host, Silent(seconds))
             for p in server._current()
             if p.slot is not None and p.rank == 1
         ]

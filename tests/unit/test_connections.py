@@ -501,7 +501,7 @@ def test_a_silent_slot_is_noticed() -> None:
             server.events.get(timeout=5)
         assert server.silent_slots(5.0) == []
         time.sleep(0.15)
-        assert server.silent_slots(0.1) == [Told(2, 5, "h", Silent())]
+        assert server.silent_slots(0.1) == [Told(2, 5, "h", Silent(0.1))]
         link.close()
 
 

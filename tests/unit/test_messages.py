@@ -10,31 +10,24 @@ from typing import Any, get_args
 
 import pytest
 
-from horovod_spark_runner.launch.shared import messages
+from horovod_spark_runner.launch.shared import messages, process_messages
 from horovod_spark_runner.launch.shared.messages import (
     INSTRUCTIONS,
     JOINING,
-    READY_REQUESTS,
-    WORKER_REPORTS,
     Alive,
     Assigned,
     Back,
-    Begin,
     CallWanted,
     CannotJoin,
     DriverNews,
     Dropped,
     Ended,
-    Exited,
     Failed,
     Finished,
-    Forked,
-    ForkWorker,
     Gather,
     Gone,
     Heartbeat,
     Hello,
-    ImportModules,
     Leaving,
     Located,
     Log,
@@ -51,6 +44,15 @@ from horovod_spark_runner.launch.shared.messages import (
     Told,
 )
 from horovod_spark_runner.launch.shared.outcome import RAISED, Failure
+from horovod_spark_runner.launch.shared.process_messages import (
+    READY_REQUESTS,
+    WORKER_REPORTS,
+    Begin,
+    Exited,
+    Forked,
+    ForkWorker,
+    ImportModules,
+)
 from horovod_spark_runner.launch.shared.topology import Node, Part, RankPlacement, SlotInfo
 from horovod_spark_runner.launch.shared.typed_json import (
     Message,
@@ -100,7 +102,12 @@ ALL: tuple[Message, ...] = (
     ForkWorker("/t/rank-0", "/t/payload", {"TMPDIR": "/t"}, (), 60.0),
     Told(1, -1, "h", Hello()),
 )
-KINDS = {kind for kind in vars(messages).values() if inspect.isclass(kind)}
+KINDS = {
+    kind
+    for module in (messages, process_messages)
+    for kind in vars(module).values()
+    if inspect.isclass(kind)
+}
 TRAVELLING = {kind for kind in KINDS if issubclass(kind, Message)} - {Message}
 
 

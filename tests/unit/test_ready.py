@@ -18,7 +18,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from horovod_spark_runner.launch.shared.messages import Exited, Forked, ForkWorker, ProcessReport
+from horovod_spark_runner.launch.shared.process_messages import (
+    Exited,
+    Forked,
+    ForkWorker,
+    ProcessReport,
+)
 from horovod_spark_runner.launch.shared.processes import GUARD_NAME
 from horovod_spark_runner.launch.shared.typed_json import to_json
 from horovod_spark_runner.launch.slot import rank_process, ready, worker_handle

@@ -141,6 +141,27 @@ def test_slots_whose_hosts_are_left_may_save_first(server: ControlServer) -> Non
     world.talk.see_off(10)  # nobody is left to wait for
 
 
+def test_slots_that_spark_missed_first_are_told_of(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(talk, "UNHEARD", 0.2)
+    world = World(server, 2)
+    for slot in (0, 1):
+        world.say(slot, Hello())
+    while world.talk.watch.missing_slots:
+        world.talk.go_on()
+    time.sleep(0.3)
+    world.say(0, Notice("it goes on", warn=True))
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline and not caplog.messages:
+        world.talk.go_on()
+    world.talk.see_off(10)
+    (lost,) = world.talk.watch.failures
+    assert lost.slot == 1
+    assert lost.failure is not None
+    assert lost.failure.message == "no sign of life for 0.2 s"
+
+
 def test_slots_that_have_ended_are_heard_out(server: ControlServer) -> None:
     world = World(server, 2)
     said = [Notice(f"last words {number}", warn=False) for number in range(200)]

@@ -117,7 +117,7 @@ def test_a_lost_connection_that_stays_lost_is_one() -> None:
 
 def test_silence_of_a_connected_slot() -> None:
     state = started(watch(heartbeat_timeout=15))
-    state.take(told(Silent(), 1), 20.0)
+    state.take(told(Silent(15.0), 1), 20.0)
     assert state.decide(20.0 + FAILED_GRACE + 1) is Verdict.GIVE_UP
     assert "no sign of life for 15 s" in str(state.failures[0].failure)
 

@@ -125,7 +125,7 @@ class ControlServer:
         """Return which slots are connected but sent nothing for ``seconds``: a `Silent` of each."""
         limit = time.monotonic() - seconds
         return [
-            Told(peer.slot, peer.rank, peer.host, Silent())
+            Told(peer.slot, peer.rank, peer.host, Silent(seconds))
             for peer in self._current()
             if peer.slot is not None and peer.last_seen < limit
         ]

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ..shared.messages import Notice, Stalled, Stop, Told, by_driver
 from ..shared.rendezvous import Rendezvous
-from ..shared.slot_plan import SlotPlan
+from ..shared.slot_plan import HEARTBEAT_SECONDS, SlotPlan
 from .control_server import ControlServer
 from .phases import Phases
 from .watch import RunWatch, Verdict
@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds between looks at what only time tells.
 LOOK_SECONDS = 1.0
+# A slot that has been silent for so long when Spark ends the run was missed by Spark, too.
+UNHEARD = 2.5 * HEARTBEAT_SECONDS
 # A loop that was held up for so long says nothing about the slots: the driver was stopped.
 HELD_UP = 3.0
 
@@ -93,11 +95,17 @@ class Talk:
         self._server.broadcast(Stop("ended by the driver"))
 
     def see_off(self, seconds: float) -> None:
-        """Wait, not longer than so, for slots whose executors are to be left to have ended."""
+        """Wait, not longer than so, for slots whose executors are to be left to have ended.
+
+        For a job that Spark has ended by itself. It may have missed a machine before the silence
+        of its slots was too long: they are what tells who was lost.
+        """
         self.take_rest()
         deadline = time.monotonic() + seconds
         while self._server.has_any(self.watch.leaving) and time.monotonic() < deadline:
             self.go_on()
+        for silent in self._server.silent_slots(UNHEARD):
+            self.watch.take(silent, time.monotonic())
 
     def hear_out(self, seconds: float) -> None:
         """Wait, not longer than so, for slots that have ended to have been heard out."""

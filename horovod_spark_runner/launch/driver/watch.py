@@ -132,8 +132,8 @@ class RunWatch:
                 self._leaving[slot] = signal
             case Failed() as failed:
                 self._fail(_outcome(told, failed.failure()), told.rank, now)
-            case Silent():
-                why = f"no sign of life for {self._options.heartbeat_timeout:g} s"
+            case Silent(seconds):
+                why = f"no sign of life for {seconds:g} s"
                 self._fail(self._lost(told, time.time(), why), -1, now)
             case Log(lines):
                 # No progress: Horovod prints, too, while it waits for a rank that never comes.

@@ -1,8 +1,8 @@
-"""What the processes of a run say to each other: one dataclass per kind of message. Pure.
+"""What the driver, the slots and code on a rank say: one dataclass per kind of message. Pure.
 
-The parties are the driver, the slots, the worker of each rank, and the ready process, which forks
-workers. `Told` is the envelope of all that the driver hears. The unions say who takes what, and
-`typed_json.parse` takes nothing else.
+`Told` is the envelope of all that the driver hears. The unions say who takes what, and
+`typed_json.parse` takes nothing else. What a slot's own processes say to each other is in
+`process_messages`.
 """
 
 from __future__ import annotations
@@ -239,7 +239,13 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """The slot is connected, but has said nothing for too long."""
+    """The slot is connected, but has said nothing for too long.
+
+    Attributes:
+        seconds: for so long at least.
+    """
+
+    seconds: float
 
 
 DriverNews = Queued | Gone | Silent
@@ -319,82 +325,3 @@ class StartDaemon(Message):
     """Slot 0 wants the daemon of the other slot's host started with ``arguments``."""
 
     arguments: tuple[str, ...]
-
-
-# -- between a slot, the worker of its rank and the ready process --------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Begin(Message):
-    """The worker is to join MPI and to run the function.
-
-    Attributes:
-        environment: what MPI gave the rank.
-        rank: number in the world.
-        size: ranks of the world.
-    """
-
-    environment: dict[str, str]
-    rank: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Forked(Message):
-    """The ready process has forked the worker.
-
-    Attributes:
-        pid: its number.
-        ready_bytes: memory of the ready process.
-    """
-
-    pid: int
-    ready_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Exited(Message):
-    """The forked worker has ended with ``code``; that of a signal is negative."""
-
-    code: int
-
-
-ProcessReport = Forked | Exited
-WorkerReport = RankReport | ProcessReport
-WORKER_REPORTS: tuple[type[WorkerReport], ...] = get_args(WorkerReport)
-
-
-@dataclass(frozen=True, slots=True)
-class ImportModules(Message):
-    """The ready process is to import ``modules``.
-
-    Attributes:
-        modules: their names.
-        idle_timeout: seconds it is to wait for the next request.
-    """
-
-    modules: tuple[str, ...]
-    idle_timeout: float
-
-
-@dataclass(frozen=True, slots=True)
-class ForkWorker(Message):
-    """The ready process is to fork a worker, whose output goes to the descriptor sent along.
-
-    Attributes:
-        directory: private directory of the rank.
-        payload: file that will hold the pickled call when the rank begins.
-        environment: of the worker.
-        modules: what it is to have imported.
-        idle_timeout: seconds the ready process is to wait for the next request.
-    """
-
-    directory: str
-    payload: str
-    environment: dict[str, str]
-    modules: tuple[str, ...]
-    idle_timeout: float
-
-
-ReadyRequest = ImportModules | ForkWorker
-READY_REQUESTS: tuple[type[ReadyRequest], ...] = get_args(ReadyRequest)

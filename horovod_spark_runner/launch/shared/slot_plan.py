@@ -11,6 +11,8 @@ from ...settings.launching import LaunchSettings
 RESULT_BYTES = 8 * 1024 * 1024
 ALL_RESULTS_BYTES = 256 * 1024 * 1024
 
+# Seconds between a slot's signs of life.
+HEARTBEAT_SECONDS = 5.0
 # How long ranks may go on, to save what they have, after their executor has ended.
 ORPHAN_GRACE = 30.0
 

@@ -12,14 +12,7 @@ from pathlib import Path
 
 from ...machine import is_stopped
 from ..shared.lines import LineSplitter
-from ..shared.messages import (
-    WORKER_REPORTS,
-    Begin,
-    Forked,
-    ForkWorker,
-    ProcessReport,
-    RankReport,
-)
+from ..shared.messages import RankReport
 from ..shared.outcome import (
     ABORTED,
     CRASH_FILE,
@@ -35,6 +28,7 @@ from ..shared.outcome import (
     Failure,
     shortened,
 )
+from ..shared.process_messages import WORKER_REPORTS, Begin, Forked, ForkWorker, ProcessReport
 from ..shared.processes import READY_NAME, ChildOutput, describe_exit
 from ..shared.typed_json import MessageError, parse, to_json
 from .ready import retire_all

@@ -35,7 +35,7 @@ from typing import Any
 from ...frameworks import frameworks_of
 from ...machine import is_stopped, numbering, process_start
 from ..shared.channel import receive_exactly
-from ..shared.messages import READY_REQUESTS, ForkWorker, ImportModules, ReadyRequest
+from ..shared.process_messages import READY_REQUESTS, ForkWorker, ImportModules, ReadyRequest
 from ..shared.processes import RANK_NAME
 from ..shared.typed_json import MessageError, parse, to_json
 from .workspace import is_private, short_temporary

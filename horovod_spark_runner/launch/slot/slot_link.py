@@ -28,10 +28,9 @@ from ..shared.messages import (
     Stop,
     Told,
 )
-from ..shared.slot_plan import SlotPlan
+from ..shared.slot_plan import HEARTBEAT_SECONDS, SlotPlan
 from .driver_link import DriverLink, meanwhile
 
-HEARTBEAT_SECONDS = 5.0
 # Between looks at what no descriptor tells.
 POLL_SECONDS = 0.2
 # Characters of output that all slots together may send to the driver per second, and at once after

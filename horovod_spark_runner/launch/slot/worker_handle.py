@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from ...machine import exit_code_of
-from ..shared.messages import Forked, ForkWorker, ProcessReport
+from ..shared.process_messages import Forked, ForkWorker, ProcessReport
 from ..shared.processes import end_descriptors, end_group, signal_group, start_tethered
 from .ready import Asked, ask_for_worker
 

@@ -27,7 +27,7 @@ from ...errors import LaunchError
 from ...frameworks import FRAMEWORKS
 from ...quiet import quiet_imports
 from ..shared.affinity import bind_to_cores
-from ..shared.messages import Begin, Finished, Started
+from ..shared.messages import Finished, Started
 from ..shared.outcome import (
     CRASH_FILE,
     OUTCOME_FILE,
@@ -38,6 +38,7 @@ from ..shared.outcome import (
     Failure,
     describe_exception,
 )
+from ..shared.process_messages import Begin
 from ..shared.processes import RANK_NAME, name_process
 from ..shared.typed_json import parse
 from . import reporting

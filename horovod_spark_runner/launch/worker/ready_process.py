@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ...machine import process_start, resident_bytes
-from ..shared.messages import Exited, Forked, ForkWorker
+from ..shared.process_messages import Exited, Forked, ForkWorker
 from ..shared.processes import (
     GUARD_NAME,
     READY_NAME,
