@@ -210,8 +210,8 @@ class RunDirectory:
 
         Args:
             epochs: the metrics of each.
-            accounts: where the time of each went: ``accounting`` of its line, unless a metric is
-                called that.
+            accounts: where the time of each went: ``accounting`` of its line, as its number is
+                ``epoch``, unless a metric is called that.
         """
         lines = []
         for number, (logs, account) in enumerate(zip_longest(epochs, accounts[: len(epochs)])):
@@ -235,7 +235,7 @@ class RunDirectory:
             try:
                 epoch = json.loads(line)
                 epochs.append(
-                    {k: v for k, v in epoch.items() if k != "epoch" and not _is_account(k, v)}
+                    {k: v for k, v in epoch.items() if not (_is_number(k, v) or _is_account(k, v))}
                 )
             except (ValueError, AttributeError) as error:
                 if number == len(lines) and not text.endswith("\n"):
@@ -308,6 +308,10 @@ def _readable(file: Location) -> list[dict[str, Any]]:
         return _lines(file)
     except (OSError, ValueError):
         return []
+
+
+def _is_number(name: str, value: object) -> bool:
+    return name == "epoch" and isinstance(value, int)  # metrics are floats
 
 
 def _is_account(name: str, value: object) -> bool:

@@ -51,8 +51,8 @@ def save_module(
     Raises:
         CheckpointError: it cannot be written.
     """
-    directory.saved_model.delete_folder()  # an earlier one, of another model
     try:
+        directory.saved_model.delete_folder()  # an earlier one, of another model
         with _evaluating(module):
             _save(directory, module, inputs, feed, autocast)
     except OSError as error:
