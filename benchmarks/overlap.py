@@ -140,8 +140,8 @@ def main() -> None:
     text = (
         f"Two ranks, {LAYERS * WIDTH**2:,} weights in {LAYERS} layers, batches of {BATCH} rows; "
         f"layers that wait take {1000 * FORWARD:.0f} ms forwards and {1000 * BACKWARD:.0f} ms "
-        f"backwards. Seconds of a step, medians of {ROUNDS} turns. On one host, whose ranks compute "
-        f"and add up on the same cores, all gradients leave together.\n\n{shown(found)}"
+        f"backwards. Seconds of a step, medians of {ROUNDS} turns. On one host, whose ranks "
+        "compute and add up on the same cores, all gradients leave together.\n\n" + shown(found)
     )
     present("Overlap", shown_command(), text, arguments.write)
 

@@ -11,7 +11,8 @@ from ..report.page import Section, facts, figure, grid, page, paragraph, table
 from ..report.stacked import Part, Whole, legend, stacked_rows
 from .advice import NetworkPlan
 from .measure import Measurement
-from .table import measured_lines, network_title, prediction_cells, rounds_lines
+from .model import Workload
+from .table import measured_lines, network_title, notes, prediction_cells
 
 _PARTS = {
     "computing": Part("computing", 2, "on cores that nobody else wants"),
@@ -40,7 +41,10 @@ def plan_page(
             [grid(_rates(networks), _times(networks))],
             "Both axes are logarithmic: of the ranks, the exponent of two is shown.",
         ),
-        *(Section(one.name, _network(one), network_title(one)) for one in networks),
+        *(
+            Section(one.name, _network(one, measured.workload), network_title(one))
+            for one in networks
+        ),
     ]
     best = {one.name: one.verdict.partition(":")[0] for one in networks}
     return page(f"Plan for {name}", "what more ranks would bring", sections, facts(dict(best)))
@@ -86,7 +90,7 @@ def _exponent(ranks: int) -> float:
     return math.log2(ranks)
 
 
-def _network(network: NetworkPlan) -> list[Child]:
+def _network(network: NetworkPlan, work: Workload) -> list[Child]:
     wholes = [
         Whole(
             f"{one.ranks:,} ranks",
@@ -107,7 +111,7 @@ def _network(network: NetworkPlan) -> list[Child]:
     ]
     return [
         paragraph(network.verdict),
-        *(paragraph(line) for line in rounds_lines(network)),
+        *(paragraph(line) for line in notes(network, work)),
         figure(
             "A step", legend(parts, wholes), stacked_rows(wholes, parts, title="time of a step")
         ),

@@ -8,7 +8,7 @@ from ..report.numbers import duration, number, share, size
 from .advice import NetworkPlan
 from .links import Link
 from .measure import Measurement
-from .model import Prediction
+from .model import Prediction, Workload
 
 _HEADER = ("RANKS", "HOSTS", "STEP", "SAMPLES/S", "EFFICIENT", "EPOCH", "IN ALL", "RANK-HOURS", "")
 
@@ -28,7 +28,7 @@ def plan_text(
     lines = [f"plan for {name}", *measured_lines(measured)]
     for network in networks:
         lines += ["", network_title(network), *_table(network)]
-        lines += [network.verdict, *rounds_lines(network)]
+        lines += [network.verdict, *notes(network, measured.workload)]
     return "\n".join(lines)
 
 
@@ -122,17 +122,39 @@ def _noise(noise_scale: float | None, batch_size: int) -> str:
     )
 
 
-def rounds_lines(network: NetworkPlan) -> list[str]:
+def notes(network: NetworkPlan, work: Workload) -> list[str]:
+    """Return what is to be said besides: of shared cores, and of other ways of synchronising."""
+    return [*_cores(network, work), _rounds(network)]
+
+
+def _cores(network: NetworkPlan, work: Workload) -> list[str]:
+    """Return what holds where more ranks share a core than were measured."""
+    cluster = network.cluster
+    measured = work.crowding * cluster.cores_per_host
+    crowded = [
+        one
+        for one in network.predictions
+        if one.limit == "cores" and min(one.ranks, cluster.ranks_per_host) > measured
+    ]
+    if not crowded:
+        return []
+    return [
+        f"ranks that share cores also wait for each other: from {crowded[0].ranks:,} ranks on, "
+        "take these samples/s for the most there can be, and give ranks cores of their own"
+    ]
+
+
+def _rounds(network: NetworkPlan) -> str:
     """Return what another way of synchronising would bring, if it pays."""
     local = network.local
     if local is None:
-        return ["allreduce in every step is the way to begin with: others bring less than a tenth"]
+        return "allreduce in every step is the way to begin with: others bring less than a tenth"
     plain = next(one for one in network.predictions if one.ranks == local.ranks)
-    return [
+    return (
         f"sync=LocalSGD(every={local.every}) on {local.ranks:,} ranks: "
         f"{number(local.samples_per_second)} samples/s in place of "
         f"{number(plain.samples_per_second)}; it trains in another way, and may need more epochs"
-    ]
+    )
 
 
 def prediction_cells(one: Prediction) -> list[str]:

@@ -115,7 +115,8 @@ def test_accounts_lie_beside_metrics_and_are_none(tmp_path: Path) -> None:
     # A metric that is called so has its place.
     directory.write_metrics([{"accounting": 7.0}], [account])
     assert directory.read_metrics() == [{"accounting": 7.0}]
-    directory.write_metrics([{"epoch": 0.0, "loss": 1.0}, {"epoch": 1.0}])  # as Lightning's users log
+    # As users of Lightning log.
+    directory.write_metrics([{"epoch": 0.0, "loss": 1.0}, {"epoch": 1.0}])
     assert directory.read_metrics() == [{"epoch": 0.0, "loss": 1.0}, {"epoch": 1.0}]
     assert directory.read_accounts(2) == [None, None]
     directory.metrics.write_text("{")

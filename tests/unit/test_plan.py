@@ -19,6 +19,7 @@ from horovod_spark_runner.planning.links import fitted_link, link_of, ring_secon
 from horovod_spark_runner.planning.measure import Measurement
 from horovod_spark_runner.planning.model import Cluster, StepTime, Workload, predict, step_time
 from horovod_spark_runner.planning.rank import usable_cores
+from horovod_spark_runner.planning.table import notes
 
 RANKS = [2**n for n in range(13)]
 FAST = Link(10e-6, 12e9)
@@ -197,6 +198,17 @@ def test_a_plan_is_a_table_json_and_a_page(tmp_path: Path) -> None:
     assert page.count("<svg") == 4
     with pytest.raises(InvalidInputError, match=r"ends in \.json or \.html, got 'plan\.txt'"):
         plan.write(tmp_path / "plan.txt")
+
+
+def test_predictions_for_ranks_that_share_cores_are_called_what_they_are() -> None:
+    work = workload()
+    for cores, measured, told in ((4, 1.0, False), (2, 1.0, True), (2, 2.0, False)):
+        crowded = replace(work, crowding=measured)
+        network = advise("10gbit", crowded, Cluster(4, cores, FAST), RANKS[:4])
+        lines = [line for line in notes(network, crowded) if "share cores" in line]
+        assert [line.partition("on,")[0] for line in lines] == [
+            "ranks that share cores also wait for each other: from 4 ranks "
+        ] * told
 
 
 def test_a_number_of_ranks_is_marked_as_best_only_where_it_pays(tmp_path: Path) -> None:
