@@ -58,14 +58,17 @@ class Clock:
 
     Args:
         read: seconds of a steady clock.
+        began: when the first kind began, by that clock; by default, now.
 
     Attributes:
         seconds: of each kind, up to the last change.
     """
 
-    def __init__(self, read: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, read: Callable[[], float] = time.perf_counter, began: float | None = None
+    ) -> None:
         self._read = read
-        self._last = read()
+        self._last = read() if began is None else began
         self._kind = Kind.BUILD
         self.seconds = dict.fromkeys(KINDS, 0.0)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from .engine import engine_named
 from .spec import TrainingReport, TrainingSpec
 
@@ -29,6 +31,7 @@ def train_rank(spec: TrainingSpec) -> TrainingReport:
     Raises:
         HorovodSparkError: of the kinds that `horovod_spark_runner.training.loop.train` names.
     """
+    began = time.perf_counter()
     from .loop import train
 
-    return train(spec)
+    return train(spec, began=began)

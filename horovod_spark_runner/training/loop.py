@@ -38,12 +38,13 @@ from .validation import evaluate
 from .ways import SYNCHRONISERS, Way
 
 
-def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
+def train(spec: TrainingSpec, way: Way | None = None, began: float | None = None) -> TrainingReport:
     """Train on this rank, together with all others.
 
     Args:
         spec: what to train.
         way: makes the way of synchronising; by default that of ``spec.sync``.
+        began: when this rank began, by `time.perf_counter`; by default, now.
 
     Raises:
         ModelError: the model cannot be trained on these columns.
@@ -53,7 +54,7 @@ def train(spec: TrainingSpec, way: Way | None = None) -> TrainingReport:
         EnvironmentProblem: an environment variable changes the framework.
         InvalidInputError: the outputs cannot be what predictions are asked for.
     """
-    clock = Clock()
+    clock = Clock(began=began)
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
     synchroniser = (way or SYNCHRONISERS[type(spec.sync)])(spec.sync, engine.collectives())
@@ -148,12 +149,10 @@ class Training:
         self._trainee.separate(self._rank)
         scaling = self._spec.fit.lr_scaling
         rates = None if scaling == "none" else self._trainee.rates(scaling)
-        self._rate = LearningRate(
-            rates, self._spec.fit, self._spec.workers, state.get("learning_rate")
-        )
-        self._hooks = self._trainee.hooks(
-            steps=self._epochs.steps, resumed=self._restored is not None
-        )
+        known = state.get("learning_rate")
+        self._rate = LearningRate(rates, self._spec.fit, self._spec.workers, known)
+        resumed = self._restored is not None
+        self._hooks = self._trainee.hooks(steps=self._epochs.steps, resumed=resumed)
         # Before the first collective of the training: all ranks have come this far, or none goes.
         self._world.Barrier()
 

@@ -26,6 +26,9 @@ from horovod_spark_runner.training.accounting import KINDS
 from tests.runs import assert_same_weights
 from tests.trainings import digits_model, train
 
+# Seconds for which a busy machine keeps a process from its turn between two words of it.
+MOMENTS = 0.2
+
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
 
 
@@ -53,7 +56,7 @@ def test_a_run_gives_history_placement_timings_and_files(whole: Any) -> None:
     phases = sum(timings[name] for name in ("prepare", "materialize", *launching, "load"))
     assert phases == pytest.approx(timings["total"], rel=0.03)
     training = sum(timings[name] for name in ("build", "epochs", "save"))
-    assert training == pytest.approx(timings["function"], rel=0.02)
+    assert training == pytest.approx(timings["function"], rel=0.02, abs=MOMENTS)
     assert sum(timings.get(kind, 0.0) for kind in KINDS) == pytest.approx(training)
     assert {"first_step", "data", "compute", "exchange", "validation"} <= timings.keys()
     assert "step" not in timings
@@ -77,7 +80,7 @@ def test_every_second_is_accounted_for_on_every_rank(whole: Any) -> None:
     assert sum(seconds.values()) == pytest.approx(call["ended"] - call["began"], rel=0.02)
     assert ranks["ranks"] == [0, 1]
     totals = [sum(each[rank] for each in ranks["seconds"].values()) for rank in (0, 1)]
-    assert totals == pytest.approx([seconds["function"]] * 2, rel=0.02)
+    assert totals == pytest.approx([seconds["function"]] * 2, rel=0.02, abs=MOMENTS)
     # The epochs' own accounts hold all of it but for what follows the last one.
     accounts = directory.read_accounts(4)
     for kind in ("build", "first_step", "data", "compute", "exchange", "validation"):

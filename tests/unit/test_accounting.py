@@ -48,6 +48,10 @@ def test_all_time_is_put_down_to_something() -> None:
     assert sum(seconds.values()) == 15.0
 
 
+def test_what_came_before_the_clock_counts_as_building() -> None:
+    assert Clock(lambda: 10.0, began=7.0).look()[Kind.BUILD] == 3.0
+
+
 def test_time_is_put_down_also_where_something_is_raised() -> None:
     moments = itertools.count()
     clock = Clock(lambda: float(next(moments)))
