@@ -157,8 +157,11 @@ def rates_of(frame: Any, case: Case, ranks: int, folder: Path, steps: int | None
     return [json.loads(line)["accounting"]["samples_per_second"] for line in lines]
 
 
-def measured_for(frame: Any, case: Case, folder: Path) -> Measurement:
-    """Measure for a plan, with one rank and two."""
+def measured_for(frame: Any, case: Case, folder: Path, here: int) -> Measurement:
+    """Measure for a plan of so many ranks on a host, with one rank and two.
+
+    Where these will share cores, two on one are measured, too.
+    """
     return plan_training(
         frame,
         case.make,
@@ -169,6 +172,7 @@ def measured_for(frame: Any, case: Case, folder: Path) -> Measurement:
         batch_sizes=(),
         epochs=EPOCHS,
         networks=(),
+        ranks_per_host=here,
         data=DataOptions(shapes={"image": (SIDE, SIDE, 1)}, data_dir=folder / "rows"),
         plan_dir=tempfile.mkdtemp(prefix="plan-", dir=folder),
         stream_logs=False,
@@ -190,7 +194,7 @@ def compare(frame: Any, case: Case, where: str, rounds: int) -> list[Compared]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for _ in range(rounds):
-            found = measured_for(frame, case, folder)
+            found = measured_for(frame, case, folder, max(RANKS) // hosts)
             # On one host, no rank asks what joins it to others.
             if hosts > 1 and found.between is None:
                 raise RuntimeError("what joins the hosts was not measured")

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import InvalidInputError, brief
 from ..settings.kinds import check_count, check_flag
-from .links import Link, link_of
-from .table import link_text
+from .links import Link, link_of, link_text
 
 RANKS = tuple(2**exponent for exponent in range(13))
 NETWORKS = ("1gbit", "10gbit", "100gbit")

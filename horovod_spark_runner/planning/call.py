@@ -189,14 +189,7 @@ def plan_request(request: TrainingRequest, asked: Asked, place: str) -> Training
     with described(spark, "Horovod: counting rows to plan a training with"):
         checked = _without_validation(checked)
         rows = frame_of(checked.request.frame).count()
-    measured = measure(
-        checked,
-        asked.sizes(request.fit.batch_size),
-        _SECONDS,
-        rows,
-        asked.sample_rows,
-        noise=asked.noise_scale,
-    )
+    measured = measure(checked, asked, _SECONDS, rows)
     plan = plan_of(directory.location.name, measured, asked)
     plan.write(str(directory.plan))
     plan.write(str(directory.plan_page))

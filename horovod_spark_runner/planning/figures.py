@@ -74,6 +74,30 @@ class RankFigures:
     noise: tuple[float, float] | None = None
 
 
+@dataclass(frozen=True)
+class Shared:
+    """Steps of one rank on a core that it shares.
+
+    Attributes:
+        seconds: of a step, the mean.
+        per_core: ranks for each core.
+    """
+
+    seconds: float
+    per_core: float
+
+
+def measure_shared(question: Question) -> Shared:
+    """Measure steps of the training's batch size on this rank, two ranks on a core.
+
+    Raises:
+        HorovodSparkError: see `measure_rank`.
+    """
+    from .rank import measure_on_shared_cores
+
+    return measure_on_shared_cores(question)
+
+
 def measure_rank(question: Question) -> RankFigures:
     """Measure on this rank, together with all others.
 

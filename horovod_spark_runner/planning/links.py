@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import InvalidInputError, brief
+from ..report.numbers import number
 
 # What of a link's speed is left for data once Ethernet, IP and TCP have their part.
 PAYLOAD = 0.94
@@ -44,6 +45,11 @@ class Link:
                 raise InvalidInputError(
                     f"{name} of a Link must be finite and at least {least:g}, got {brief(value)}"
                 )
+
+
+def link_text(link: Link) -> str:
+    """Return a link for people."""
+    return f"{link.latency * 1e6:.3g} µs, {number(link.bandwidth * 8 / 1e9, 3)} Gbit/s"
 
 
 def slowed(link: Link, factor: float) -> Link:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..data.prepare.checks import NO_ROWS
 from ..data.prepare.datasets import Prepared, session_of
-from ..errors import DataError
+from ..errors import DataError, NotEnoughSlotsError
 from ..frameworks import TORCH
 from ..launch.driver.console import Console
 from ..launch.driver.launch import RunResult
@@ -26,7 +26,8 @@ from ..training.entry import modules_for
 from ..training.spec import TrainingSpec
 from ..training.sync.buckets import BUCKET_BYTES
 from ..training.sync.noise import noise_scale
-from .figures import Question, RankFigures, measure_rank
+from .asked import Asked
+from .figures import Question, RankFigures, measure_rank, measure_shared
 from .links import Link, doubling_rounds, fitted_link, ring_seconds, tree_seconds
 from .model import BACKWARD, StepTime, Workload, waiting_seconds
 from .writing import written_rows
@@ -96,24 +97,14 @@ class Measurement:
         return found
 
 
-def measure(
-    checked: CheckedRequest,
-    batch_sizes: Sequence[int],
-    seconds: float,
-    rows: int,
-    sample_rows: int,
-    *,
-    noise: bool = False,
-) -> Measurement:
+def measure(checked: CheckedRequest, asked: Asked, seconds: float, rows: int) -> Measurement:
     """Measure a training on the cluster.
 
     Args:
         checked: the training.
-        batch_sizes: rows of a rank in a step; that of the training among them.
-        seconds: how long a rank is to measure each of them.
+        asked: what a plan is to tell.
+        seconds: how long a rank is to measure each batch size.
         rows: rows of the whole training.
-        sample_rows: of more, so many are to be written, about.
-        noise: whether to tell the gradient noise scale.
 
     Raises:
         DataError: the rows do not fill a step of all ranks.
@@ -125,7 +116,8 @@ def measure(
     console = Console(directory.location.name, quiet=not request.stream_logs)
     modules = modules_for(checked.source.engine)
     import_ahead(checked)
-    with written_rows(checked, directory.location.join("rows"), rows, sample_rows) as written:
+    place = directory.location.join("rows")
+    with written_rows(checked, place, rows, asked.sample_rows) as written:
         known = written.data.rows
         _check_enough(checked, known, rows)
         console.say(
@@ -133,15 +125,18 @@ def measure(
             f"{written.seconds:.1f} s of writing"
         )
         spec = training_spec(checked, Prepared(written.data, None, False), "plan", None, "")
-        question = Question(spec, batch_sizes, seconds)
+        question = Question(spec, asked.sizes(checked.fit.batch_size), seconds)
         alone = _launch(checked, question, 1, modules)
         every = alone
         if checked.workers > 1:
-            every = _launch(checked, replace(question, noise=noise), None, modules)
+            all_of = replace(question, noise=asked.noise_scale)
+            every = _launch(checked, all_of, checked.workers, modules)
+        sharing = _sharing(checked, question, asked, every, modules)
     return combined(
         spec,
         alone,
         every,
+        sharing=sharing,
         rows=rows,
         known=known,
         kept=written.data.size * rows / known <= request.data.window_bytes,
@@ -174,21 +169,62 @@ def _check_enough(checked: CheckedRequest, known: int, rows: int) -> None:
 
 
 def _launch(
-    checked: CheckedRequest, question: Question, workers: int | None, modules: Sequence[str]
+    checked: CheckedRequest, question: Question, count: int, modules: Sequence[str]
 ) -> Launched:
-    """Let ranks measure: so many, or all of the training."""
+    """Let so many ranks measure."""
+    result = _answers(checked, measure_rank, question, count, modules)
+    timings = result.timings
+    hosts = tuple(one.host for one in result.placement)
+    return Launched(result.results, hosts, timings["total"] - timings["function"])
+
+
+def _sharing(
+    checked: CheckedRequest,
+    question: Question,
+    asked: Asked,
+    every: Launched,
+    modules: Sequence[str],
+) -> float | None:
+    """Return what a step takes longer for each further rank on a core.
+
+    Returns:
+        The seconds; ``None`` where a plan does not ask, ranks share cores anyway, or there is no
+        room for two on one.
+    """
+    cores = min(rank.cores for rank in every.ranks)
+    here = asked.ranks_per_host or every.here
+    batch, alone = checked.fit.batch_size, len(every.ranks) == 1
+    if alone or every.here > cores or here <= (asked.cores_per_host or cores):
+        return None
+    count = len(every.ranks) * (1 if every.here > 1 else 2)
+    if count * batch > question.spec.train.rows:
+        return None
+    try:
+        results = _answers(checked, measure_shared, question, count, modules).results
+    except NotEnoughSlotsError:
+        return None
+    per_core = _mean([rank.per_core for rank in results])
+    longer = _mean([rank.seconds for rank in results])
+    longer -= _mean([rank.steps[batch].seconds for rank in every.ranks])
+    return max(0.0, longer) / (per_core - 1)
+
+
+def _answers(
+    checked: CheckedRequest,
+    measured: Callable[[Question], Any],
+    question: Question,
+    count: int,
+    modules: Sequence[str],
+) -> RunResult:
+    """Let so many ranks answer a question."""
     request, directory = checked.request, checked.directory
-    count = workers or checked.workers
     launching = derive(LaunchSettings, checked.launching, num_workers=count)
     spark, task = session_of(request.frame), f"measuring steps, sums and reading, {in_words(count)}"
     console = Console(directory.location.name, quiet=not request.stream_logs, task=task)
     with described(spark, f"Horovod: planning {directory.location.name}"):
-        result: RunResult = chosen_launcher().launch(
-            spark, launching, measure_rank, (question,), {}, console, modules, count
+        return chosen_launcher().launch(
+            spark, launching, measured, (question,), {}, console, modules, count
         )
-    timings = result.timings
-    hosts = tuple(one.host for one in result.placement)
-    return Launched(result.results, hosts, timings["total"] - timings["function"])
 
 
 def combined(
@@ -202,8 +238,9 @@ def combined(
     materialize: float,
     began: float,
     by_hosts: bool = False,
+    sharing: float | None = None,
 ) -> Measurement:
-    """Return what two launches tell together.
+    """Return what the launches tell together.
 
     Args:
         spec: the training.
@@ -215,6 +252,7 @@ def combined(
         materialize: seconds of writing all rows.
         began: when measuring began, on the monotonic clock.
         by_hosts: whether sums are made within hosts first; see `Workload`.
+        sharing: see `Workload`.
     """
     ranks, here, batch = len(every.ranks), every.here, spec.fit.batch_size
     one, all_of = alone.ranks[0], every.ranks
@@ -266,6 +304,7 @@ def combined(
         materialize=materialize,
         build=max(rank.build + rank.first_step for rank in all_of),
         by_hosts=by_hosts,
+        sharing=sharing,
     )
     return Measurement(
         workload=workload,

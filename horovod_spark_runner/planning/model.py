@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import NormalDist
 
@@ -60,6 +60,8 @@ class Workload:
         inside: the link between ranks of a host; ``None`` if there was one rank only.
         by_hosts: whether the ranks of each host add up among themselves before hosts do, as Open
             MPI has them do; else one ring goes around all, as that of NCCL.
+        sharing: seconds that a step takes longer for each further rank on a core, as two on one
+            have told; ``None`` where that was not measured.
         launch: seconds from the call to the beginning of the ranks' work and back, by ranks on a
             host.
         materialize: seconds in which Spark writes the rows.
@@ -83,6 +85,7 @@ class Workload:
     materialize: float
     build: float
     by_hosts: bool = False
+    sharing: float | None = None
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,11 @@ def epoch_steps(work: Workload, ranks: int) -> int:
 def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str, float]:
     """Return what a step consists of."""
     here = min(ranks, cluster.ranks_per_host)
+    if work.sharing is not None and here > cluster.cores_per_host and every == 1:
+        # Ranks that share a core wait for their turns on it, whatever a step consists of.
+        parts = _parts(work, replace(cluster, cores_per_host=here), ranks, every)
+        parts["cores"] += (here / cluster.cores_per_host - 1) * work.sharing
+        return parts
     free = step_time(work, 1)
     shared = step_time(work, here)
     read = read_part(ranks, work.epochs) if work.kept else 1.0

@@ -26,7 +26,7 @@ from ..training.sync.noise import NoiseSynchroniser, SquaringCollectives
 from ..training.sync.synchroniser import Collectives, Synchroniser
 from ..training.trainee import Trainee
 from ..training.ways import SYNCHRONISERS
-from .figures import Question, RankFigures, StepFigures
+from .figures import Question, RankFigures, Shared, StepFigures
 
 # Batches that are trained on again and again, so that no reader is in the way: at most so many.
 _BATCHES, _BATCHES_BYTES = 16, 64 << 20
@@ -70,6 +70,37 @@ def measure(question: Question) -> RankFigures:
         cores=usable_cores(),
         noise=_noise(question, world, collectives) if question.noise else None,
     )
+
+
+def measure_on_shared_cores(question: Question) -> Shared:
+    """Measure on this rank, beside another one on its core; see `measure_shared`.
+
+    Raises:
+        DataError: the rows do not fill a step of all ranks.
+    """
+    spec, world = question.spec, MPI.COMM_WORLD
+    per_core = _share_cores(world)
+    engine = engine_named(spec.engine)
+    engine.begin(spec.fit.seed, os.environ)
+    trainee = _built(spec, world, SYNCHRONISERS[type(spec.sync)](spec.sync, engine.collectives()))
+    with contextlib.closing(_Measuring(question, world, trainee)) as measuring:
+        measuring.first_step()
+        steps = measuring.steps(spec.fit.batch_size)
+    if steps is None:
+        raise DataError(f"the rows do not fill a step of {world.Get_size()} ranks")
+    return Shared(steps.seconds, per_core)
+
+
+def _share_cores(world: MPI.Comm) -> float:
+    """Keep the ranks of each host to half as many cores; return how many share one."""
+    local = world.Split_type(MPI.COMM_TYPE_SHARED)
+    ranks = local.Get_size()
+    cores = sorted(set().union(*local.allgather(os.sched_getaffinity(0))))[: max(1, ranks // 2)]
+    local.Free()
+    for thread in os.listdir("/proc/self/task"):  # those to come do as who starts them
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cores)
+    return ranks / len(cores)
 
 
 def _built(spec: TrainingSpec, world: MPI.Comm, synchroniser: Synchroniser) -> Trainee:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..report.numbers import duration, number, share, size
 from .advice import NetworkPlan
-from .links import Link
+from .links import link_text
 from .measure import Measurement
 from .model import Prediction, Workload
 
@@ -71,6 +71,10 @@ def measured_lines(measured: Measurement) -> list[str]:
         lines.append(
             f"link {where}: {link_text(link)}, and {duration(work.overhead)} for each exchange"
         )
+    if work.sharing is not None:
+        lines.append(
+            f"a step takes {duration(work.sharing)} longer for each further rank on a core"
+        )
     if not measured.source:
         read = (
             f"{number(work.reader_rows[here])} with {here}" for here in sorted(work.reader_rows)
@@ -91,11 +95,6 @@ def _processor(seconds: float, cores: int) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" + "s" * (number != 1)
-
-
-def link_text(link: Link) -> str:
-    """Return a link for people."""
-    return f"{link.latency * 1e6:.3g} µs, {number(link.bandwidth * 8 / 1e9, 3)} Gbit/s"
 
 
 def network_title(network: NetworkPlan) -> str:
@@ -129,6 +128,8 @@ def notes(network: NetworkPlan, work: Workload) -> list[str]:
 
 def _cores(network: NetworkPlan, work: Workload) -> list[str]:
     """Return what holds where more ranks share a core than were measured."""
+    if work.sharing is not None:
+        return []
     cluster = network.cluster
     measured = work.crowding * cluster.cores_per_host
     crowded = [

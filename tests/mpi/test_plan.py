@@ -39,6 +39,7 @@ def test_a_plan_is_measured_on_the_slots(
         validation="held",
         networks=["1gbit"],
         ranks=[4, 64, 4096],
+        ranks_per_host=4096,  # more than there are cores for
         sample_rows=1000,
         plan_dir=tmp_path / "plan",
         stream_logs=False,
@@ -60,6 +61,10 @@ def test_a_plan_is_measured_on_the_slots(
     assert work.inside is not None
     assert work.inside.bandwidth > 1e7
     assert work.overhead > 0
+    # Both ranks on one core, where a step takes longer.
+    assert work.sharing is not None
+    assert 1e-5 < work.sharing < 1
+    assert " longer for each further rank on a core" in str(plan)
     assert set(work.reader_rows) == {1, 2}
     assert min(work.reader_rows.values()) > 100
     assert work.launch[1] > 0

@@ -192,6 +192,19 @@ def test_more_ranks_on_crowded_cores_are_slower() -> None:
     assert sixteen.latency + sixteen.transfer > 1.9 * (eight.latency + eight.transfer)
 
 
+def test_ranks_that_share_a_core_wait_for_their_turns() -> None:
+    """As two on one have told: each further one makes a step as much longer, on any network."""
+    work = replace(told(Link(20e-6, 1e9), 2, exchange=0.03, cores=2).workload, sharing=0.5)
+    for between in (FAST, Link(50e-6, 12e6)):
+        alone = [predict(work, Cluster(here, here, between), 8) for here in (2, 4, 8)]
+        shared = [predict(work, Cluster(here, 2, between), 8) for here in (2, 4, 8)]
+        for own, one, longer in zip(alone, shared, (0.0, 0.5, 1.5), strict=True):
+            assert one.step_seconds == pytest.approx(own.step_seconds + longer)
+    assert shared[2].limit == "cores"
+    # Ranks that train alone for a while compete for their cores only.
+    assert predict(work, Cluster(8, 2, FAST), 8, 16).step_seconds < shared[2].step_seconds
+
+
 def test_cables_are_no_slower_for_crowded_cores() -> None:
     """Of two hosts with a rank each nothing is known of links within one."""
     cable = Link(50e-6, 12e6)
