@@ -14,6 +14,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from peers.session import make_session
@@ -52,7 +53,9 @@ class Data(NamedTuple):
         held_out: others.
         classes: how many there are.
         epochs: how long to train.
-        last: the accuracy is the mean of so many epochs, the last ones.
+        last: the accuracy is the mean of so many epochs, the last ones,
+        seeds: and of so many trainings, from other weights and with the rows in other orders.
+        hidden: widths of the hidden layers.
         ways: what ``sync`` is given, by what people write.
     """
 
@@ -62,6 +65,8 @@ class Data(NamedTuple):
     classes: int
     epochs: int
     last: int
+    seeds: int
+    hidden: tuple[int, ...]
     ways: dict[str, Any]
 
 
@@ -76,11 +81,11 @@ def ways(warm: int, threshold: Threshold, rounds: DiLoCo) -> dict[str, Any]:
         '`"fp16"`': compressed("fp16"),
         '`"bf16"`': compressed("bf16"),
         "`TopK(ratio=0.05)`": compressed(TopK(ratio=0.05, warmup_steps=warm)),
-        # It has the momentum, in place of the optimizer.
+        # These have the momentum, in place of the optimizer.
         "`TopK(ratio=0.02, momentum=0.9)`": compressed(
             TopK(ratio=0.02, warmup_steps=warm, momentum=MOMENTUM)
         ),
-        "`Threshold`": compressed(threshold),
+        "`Threshold(momentum=0.9)`": compressed(threshold),
         "`PowerSGD(rank=2)`": compressed(PowerSGD(rank=2, warmup_steps=warm)),
         "`LocalSGD(every=8)`": LocalSGD(every=8, warmup_steps=warm // 2),
         "`DiLoCo`": rounds,
@@ -92,10 +97,12 @@ def digits(spark: Any) -> Data:
     rows = [(image.tolist(), int(label)) for image, label in zip(*load(), strict=True)]
     held_out = [row for number, row in enumerate(rows) if number % 3 == 0]
     train = [row for number, row in enumerate(rows) if number % 3]
-    threshold = Threshold(start=0.02, target_sparsity=(0.02, 0.1), warmup_steps=40)
+    threshold = Threshold(
+        start=0.02, target_sparsity=(0.02, 0.1), warmup_steps=40, momentum=MOMENTUM
+    )
     rounds = DiLoCo(every=10, warmup_steps=20, outer_momentum=0.7)
     frames = [_frame(spark, part) for part in (train, held_out)]
-    return Data("digits", *frames, 10, 25, 5, ways(40, threshold, rounds))
+    return Data("digits", *frames, 10, 25, 5, 3, (24,), ways(40, threshold, rounds))
 
 
 def flights(spark: Any) -> Data:
@@ -113,61 +120,65 @@ def flights(spark: Any) -> Data:
     rows = [(one.tolist(), int(label)) for one, label in zip(values, late, strict=True)]
     rounds = DiLoCo(every=20, warmup_steps=40)
     frames = [_frame(spark, part) for part in (rows[:FLIGHTS], rows[FLIGHTS:])]
-    return Data("flights", *frames, 2, 4, 1, ways(80, Threshold(warmup_steps=80), rounds))
+    threshold = Threshold(warmup_steps=80, momentum=MOMENTUM)
+    return Data("flights", *frames, 2, 4, 1, 1, (64, 64), ways(80, threshold, rounds))
 
 
 def _frame(spark: Any, rows: list[Any]) -> Any:
     return spark.createDataFrame(rows, "features array<float>, label int").coalesce(2).cache()
 
 
-def keras_network(classes: int, momentum: float) -> Any:
+def keras_network(hidden: tuple[int, ...], classes: int, momentum: float, seed: int) -> Any:
     import keras
 
-    keras.utils.set_random_seed(1)
-    hidden = [keras.layers.Dense(64, activation="relu") for _ in range(2)]
-    model = keras.Sequential([*hidden, keras.layers.Dense(classes, activation="softmax")])
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(width, activation="tanh") for width in hidden]
+    model = keras.Sequential([*layers, keras.layers.Dense(classes, activation="softmax")])
     optimizer = keras.optimizers.SGD(RATE, momentum)
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
 
-def torch_network(width: int, classes: int, momentum: float) -> TorchModel:
+def torch_network(widths: tuple[int, ...], momentum: float, seed: int) -> TorchModel:
     import torch
     from torch import nn
 
-    torch.manual_seed(1)
-    layers = [nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()]
-    module = nn.Sequential(*layers, nn.Linear(64, classes))
+    torch.manual_seed(seed)
+    layers: list[Any] = []
+    for given, made in pairwise(widths):
+        layers += [nn.Linear(given, made), nn.Tanh()]
+    module = nn.Sequential(*layers[:-1])
     optimizer = torch.optim.SGD(module.parameters(), RATE, momentum)
     return TorchModel(module, loss="CrossEntropyLoss", optimizer=optimizer, metrics=["accuracy"])
 
 
-def model_of(framework: str, data: Data, way: Any) -> Callable[[], Any]:
+def model_of(framework: str, data: Data, way: Any, seed: int) -> Callable[[], Any]:
     compression = getattr(way, "compression", None)
     momentum = 0.0 if getattr(compression, "momentum", 0.0) else MOMENTUM
     if framework == "Keras":
-        return partial(keras_network, data.classes, momentum)
-    width, classes = len(data.train.first()["features"]), data.classes
-    # Its annotation says that it is PyTorch's, which a partial hides.
+        return partial(keras_network, data.hidden, data.classes, momentum, seed)
+    widths = (len(data.train.first()["features"]), *data.hidden, data.classes)
 
+    # Its annotation says that it is PyTorch's, which a partial hides.
     def make() -> TorchModel:
-        return torch_network(width, classes, momentum)
+        return torch_network(widths, momentum, seed)
 
     return make
 
 
-def accuracy(framework: str, data: Data, way: Any) -> float:
+def accuracy(framework: str, data: Data, way: Any, seed: int) -> float:
     """Return the accuracy on the rows that were held out, in percent."""
     with tempfile.TemporaryDirectory(prefix="learning-") as folder:
         run = run_training(
             data.train,
-            model_of(framework, data, way),
+            model_of(framework, data, way, seed),
             feature_cols=["features"],
             label_cols=["label"],
             num_workers=RANKS,
             batch_size=BATCH,
             epochs=data.epochs,
             validation=data.held_out,
+            seed=seed,
             sync=way,
             run_dir=folder,
             stream_logs=False,
@@ -185,8 +196,9 @@ def main() -> None:
     found: dict[str, list[float]] = {name: [] for name in every[0][0].ways}
     for data, framework in every:
         for name, way in data.ways.items():
-            found[name].append(accuracy(framework, data, way))
-            print(data.name, framework, name, f"{found[name][-1]:.2f}", flush=True)
+            each = [accuracy(framework, data, way, seed) for seed in range(data.seeds)]
+            found[name].append(statistics.fmean(each))
+            print(data.name, framework, name, *(f"{one:.2f}" for one in each), flush=True)
     spark.stop()
     plain = found[PLAIN]
     behind = {
@@ -198,11 +210,11 @@ def main() -> None:
     rows = [[name, *(f"{one:.2f} %" for one in each)] for name, each in found.items()]
     text = (
         f"Accuracy on rows that were held out, after {every[0][0].epochs} epochs of the digits "
-        f"(the mean of the last {every[0][0].last}) and {every[-1][0].epochs} of the flights, on "
-        f"two ranks with {BATCH} rows each, SGD with a rate of {RATE} and momentum. On the digits, "
-        "`Threshold` and `DiLoCo` have the settings that "
-        "[the guide](synchronising.md#which-way-to-choose) names; on the flights their defaults, "
-        "and meetings after 20 steps.\n\n"
+        f"(the mean of the last {every[0][0].last}, and of {every[0][0].seeds} trainings) and "
+        f"{every[-1][0].epochs} of the flights, on two ranks with {BATCH} rows each, SGD with a "
+        f"rate of {RATE} and momentum. On the digits, `Threshold` and `DiLoCo` have the settings "
+        "that [the guide](synchronising.md#which-way-to-choose) names; on the flights their "
+        "defaults, and meetings after 20 steps.\n\n"
         f"{table(head, rows)}\n\n"
         + table(
             GOAL_HEAD,

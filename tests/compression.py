@@ -74,12 +74,23 @@ class GradientCompression(Reference):
 class AdaptiveThreshold(Reference):
     """Deeplearning4j's threshold encoding, whose threshold adapts itself."""
 
-    def __init__(self, start: float, low: float, high: float) -> None:
+    def __init__(
+        self, start: float, low: float, high: float, momentum: float, most: float | None
+    ) -> None:
         super().__init__()
         self.threshold, self.low, self.high = start, low, high
+        self.momentum, self.most = momentum, most
+        self.velocities: Any = None
+        self.steps = 0
 
     def step(self, terms: Terms) -> list[np.ndarray]:
-        held = self.held(terms)
+        if self.velocities is None:
+            self.velocities = [[np.zeros_like(t) for t in own] for own in terms]
+        self.velocities = [
+            [self.momentum * v + t for v, t in zip(moved, own, strict=True)]
+            for moved, own in zip(self.velocities, terms, strict=True)
+        ]
+        held = self.held(self.velocities)
         totals = [np.zeros_like(t) for t in terms[0]]
         step = np.float32(self.threshold)
         sent = size = 0
@@ -91,6 +102,10 @@ class AdaptiveThreshold(Reference):
                         sent += 1
                         totals[number][where] += np.sign(value) * step
                         values[where] = value - np.sign(value) * step
+        self.steps += 1
+        if self.most is not None and self.steps % 5 == 0:
+            most = self.most * self.threshold
+            held = [[np.clip(values, -most, most) for values in own] for own in held]
         self.residuals = held
         if sent / size > self.high:
             self.threshold *= 2 ** (1 / 20)

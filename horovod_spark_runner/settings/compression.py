@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any, Literal, get_args
 
 from ..errors import InvalidInputError, brief
-from .kinds import Kind, count, number, number_above_zero
+from .kinds import Kind, count, number, number_above_zero, optional
 from .table import Settings, from_table, made_of, required, setting
 
 # What makes each number shorter, and forgets what is left of it.
@@ -75,9 +75,21 @@ class Residual(Settings):
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Moving(Residual):
+    """A compression that may have the momentum, in place of the optimizer."""
+
+    momentum: float = setting(
+        0.0,
+        MOMENTUM,
+        "momentum that each rank applies before it chooses, in place of the optimizer's, which "
+        "must be plain SGD (0). With `TopK`, it begins anew where an entry is sent.",
+    )
+
+
 @from_table
 @dataclass(frozen=True, kw_only=True)
-class TopK(Residual):
+class TopK(Moving):
     """Each rank sends the entries of its gradients with the largest absolute values.
 
     What is not sent is kept and added to the next step's gradients, so nothing is lost, only late.
@@ -86,22 +98,18 @@ class TopK(Residual):
     """
 
     ratio: float = required(_SHARE, "share of each variable's entries that a rank sends in a step.")
-    momentum: float = setting(
-        0.0,
-        MOMENTUM,
-        "momentum that each rank applies before it chooses, in place of the optimizer's, which "
-        "must be plain SGD (0). Where an entry is sent, its momentum begins anew.",
-    )
 
 
 @from_table
 @dataclass(frozen=True, kw_only=True)
-class Threshold(Residual):
+class Threshold(Moving):
     """Each rank sends where its gradients are beyond a threshold: the place and the sign.
 
     The others take the threshold for the value. What is left is kept and added to the next step's
     gradients. The threshold moves by 3.5 % a step while the share that is sent is out of its
     range, as Deeplearning4j's adaptive one does, and not below a millionth of ``start``.
+    Deeplearning4j sends the optimizer's steps, momentum included: so does ``momentum``, while an
+    optimizer's own would add to what comes late, and may make the training diverge.
     """
 
     start: float = setting(1e-4, _THRESHOLD, "threshold to begin with (0.0001).")
@@ -110,6 +118,13 @@ class Threshold(Residual):
         _RANGE,
         "smallest and largest share of the entries that is to be sent in a step, in the mean of "
         "the ranks ((0.0001, 0.01)).",
+    )
+    clip_residual: float | None = setting(
+        5.0,
+        optional(number_above_zero()),
+        "after every fifth step, what is left is cut to so many thresholds, as in Deeplearning4j, "
+        "so that it does not grow beyond what can be sent (5). What is cut is lost; ``None`` keeps "
+        "all of it.",
     )
 
 

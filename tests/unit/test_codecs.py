@@ -67,9 +67,9 @@ WAYS: dict[str, Any] = {
     "top_k": TopK(ratio=0.02),
     "top_k, in one message": TopK(ratio=0.6),
     "warm-up": TopK(ratio=0.01, warmup_steps=8),
-    "threshold": Threshold(start=2.0),
-    "threshold, in bits": Threshold(start=0.05, target_sparsity=(0.5, 0.9)),
-    "threshold, late": Threshold(start=0.5, warmup_steps=5),
+    "threshold": Threshold(start=2.0, clip_residual=None),
+    "threshold, in bits": Threshold(start=0.05, target_sparsity=(0.5, 0.9), clip_residual=None),
+    "threshold, late": Threshold(start=0.5, warmup_steps=5, clip_residual=None),
     "power_sgd": PowerSGD(rank=2),
     "power_sgd, late": PowerSGD(rank=4, warmup_steps=5),
 }
@@ -98,7 +98,7 @@ def reference(way: Any, places: list[Place]) -> Reference:
     if isinstance(way, TopK):
         return GradientCompression(shares(way), way.momentum)
     if isinstance(way, Threshold):
-        return AdaptiveThreshold(way.start, *way.target_sparsity)
+        return AdaptiveThreshold(way.start, *way.target_sparsity, way.momentum, way.clip_residual)
     forms = {n: form for n, s in enumerate(SHAPES) if (form := matrix_form(s, way.rank))}
     stream = {n: np.random.default_rng([SEED, n]) for n in forms}
     first = {n: stream[n].standard_normal((form[1], way.rank)) for n, form in forms.items()}
@@ -114,6 +114,8 @@ REFERENCED = [
     Threshold(start=2.0),
     Threshold(start=0.05, target_sparsity=(0.5, 0.9)),
     Threshold(start=0.05, target_sparsity=(0.001, 0.01)),
+    Threshold(start=0.05, target_sparsity=(0.001, 0.01), clip_residual=None),
+    Threshold(start=0.3, momentum=0.9, clip_residual=2.0),
     PowerSGD(rank=2),
     PowerSGD(rank=3),
 ]
@@ -151,7 +153,11 @@ def test_factors_of_full_rank_are_the_matrix() -> None:
     np.testing.assert_allclose(product(left, matrix.T @ left), matrix, atol=1e-5)
 
 
-@pytest.mark.parametrize("way", [*WAYS.values(), TopK(ratio=0.05, momentum=0.9)], ids=str)
+@pytest.mark.parametrize(
+    "way",
+    [*WAYS.values(), TopK(ratio=0.05, momentum=0.9), Threshold(start=0.3, momentum=0.9)],
+    ids=str,
+)
 def test_ranks_go_on_from_what_was_kept_to_the_bit(way: Any) -> None:
     whole, _ = train(codec_of(way), 2, range(STEPS))
     _, places = train(codec_of(way), 2, range(7))
@@ -192,6 +198,7 @@ def test_what_is_no_number_is_not_hidden(way: Any) -> None:
         TopK(ratio=0.05, momentum=0.9),
         TopK(ratio=0.6, momentum=0.9),
         Threshold(start=0.5),
+        Threshold(start=0.5, momentum=0.9),
         PowerSGD(),
     ],
     ids=str,

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import keras
 
 from ...errors import ModelError
-from ...settings.compression import Compression, Residual, TopK
+from ...settings.compression import Compression, Moving, Residual
+from ..sync.threshold import notice_late_momentum
 
 
 def find_optimizers(
@@ -111,7 +112,10 @@ def check_compression(
                 "another scale. Train in float32 or mixed_bfloat16, which need no loss scaling, or "
                 "use compression='bf16' or 'none'"
             )
-    if not isinstance(compression, TopK) or not compression.momentum:
+    if not isinstance(compression, Moving) or not compression.momentum:
+        leaves = leaf_optimizers(optimizers)
+        moves = any(getattr(optimizer, "momentum", 0.0) for optimizer in leaves)
+        notice_late_momentum(compression, moves=moves)
         return
     for optimizer in leaf_optimizers(optimizers):
         plain = type(optimizer) is keras.optimizers.SGD and not optimizer.momentum
@@ -119,10 +123,10 @@ def check_compression(
         if not plain or any(getattr(optimizer, limit) for limit in limits):
             raise ModelError(
                 f"optimizer {optimizer.name!r} ({type(optimizer).__name__}) would see sums of "
-                f"momentum: compression=TopK(…, momentum={compression.momentum:g}) applies it on "
+                f"momentum: compression={kind}(…, momentum={compression.momentum:g}) applies it on "
                 "each rank, before it chooses what to send. Compile the model with "
                 "keras.optimizers.SGD(rate), without momentum, clipping and accumulation; or leave "
-                "momentum to the optimizer: TopK(…, momentum=0)"
+                f"momentum to the optimizer: {kind}(…, momentum=0)"
             )
 
 

@@ -76,7 +76,26 @@ class Codec(Protocol):
         ...
 
 
-RESIDUAL = "residual"
+RESIDUAL, VELOCITY = "residual", "velocity"
+
+
+def moving(own: np.ndarray, place: Place, momentum: float) -> np.ndarray:
+    """Return this rank's term as a step of its own momentum, which is kept; as it is without."""
+    if not momentum:
+        return own
+    moved: np.ndarray = place.kept(VELOCITY, own) * np.asarray(momentum, own.dtype) + own
+    place.own[VELOCITY] = numbers_of(moved)
+    return moved
+
+
+def keeping(momentum: float) -> tuple[str, ...]:
+    """Return the names in checkpoints of what ranks keep that have not sent all."""
+    return tuple(f"sum/{name}" for name in ((RESIDUAL, VELOCITY) if momentum else (RESIDUAL,)))
+
+
+def numbers_of(values: np.ndarray) -> np.ndarray:
+    """Return a copy with 0 for what is not finite. Pure."""
+    return np.where(np.isfinite(values), values, 0)
 
 
 def parts_like(flat: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

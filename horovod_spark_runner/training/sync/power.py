@@ -49,7 +49,7 @@ class PowerCodec:
             first[n] = matrices[n] @ bases[n]
         summed = _sum(first, wire)
         if not _finite(summed):  # the same on all ranks
-            # What was sent is lost, as without compression, and what is no number is not kept.
+            # Nothing was made of what was sent: numbers are kept, and what is none is not.
             place.own[RESIDUAL] = held if _finite(first) else np.zeros_like(held)
             return np.full_like(held, np.nan)
         left = {n: orthonormal(summed[n]) for n in thin}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...settings.compression import Threshold
-from .codec import RESIDUAL, Place, whole
+from ...launch.worker.reporting import notify
+from ...settings.compression import Compression, Threshold
+from .codec import RESIDUAL, Place, keeping, moving, whole
 from .wire import Wire
 
 _THRESHOLD = "threshold"
@@ -14,6 +15,8 @@ _DECAY = 0.5 ** (1 / 20)
 # The part of what it began with that the threshold does not fall below: where gradients are 0 for
 # long, it would end as 0.
 _LEAST = 1e-6
+# Steps from one cut of what is left over to the next, as in Deeplearning4j.
+_CUT_EVERY = 5
 # How a message says its entries: by places, by two bits for each, or that one is no number.
 _PLACES, _BITS, _NOT_FINITE = range(3)
 _NEGATIVE = np.uint32(1 << 31)
@@ -26,17 +29,19 @@ class ThresholdCodec:
         options: the threshold to begin with, and how it moves.
     """
 
-    keeps = (f"sum/{RESIDUAL}", f"shared/{_THRESHOLD}")
     sends_places = True
 
     def __init__(self, options: Threshold) -> None:
         self._options = options
+        self.keeps = (*keeping(options.momentum), f"shared/{_THRESHOLD}")
 
     def total(self, own: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
-        if wire.size == 1 or step < self._options.warmup_steps:
+        options = self._options
+        own = moving(own, place, options.momentum)
+        if wire.size == 1 or step < options.warmup_steps:
             return whole(own, place, wire)
         kept = place.shared.get(_THRESHOLD)
-        threshold = self._options.start if kept is None else float(kept)
+        threshold = options.start if kept is None else float(kept)
         held: np.ndarray = place.kept(RESIDUAL, own) + own
         value = held.dtype.type(threshold)
         positive, negative = held >= value, held <= -value
@@ -53,9 +58,27 @@ class ThresholdCodec:
             total[found[1]] -= value
             count += found[0].size + found[1].size
         place.own[RESIDUAL] = rest if finite else np.zeros_like(rest)
+        if options.clip_residual is not None and step % _CUT_EVERY == _CUT_EVERY - 1:
+            most = held.dtype.type(options.clip_residual * threshold)
+            place.own[RESIDUAL] = np.clip(place.own[RESIDUAL], -most, most)
         share = count / (wire.size * max(held.size, 1))
-        place.shared[_THRESHOLD] = np.array(adapted(self._options, threshold, share))
+        place.shared[_THRESHOLD] = np.array(adapted(options, threshold, share))
         return total
+
+
+def notice_late_momentum(compression: Compression, *, moves: bool) -> None:
+    """Tell who trains so that momentum on what comes late may make the training diverge.
+
+    Args:
+        compression: what is chosen.
+        moves: whether an optimizer has momentum.
+    """
+    if isinstance(compression, Threshold) and moves:
+        notify(
+            "the optimizer's momentum adds to what compression=Threshold(…) sends late, which may "
+            "make the training diverge. Threshold(…, momentum=0.9) with an optimizer without "
+            "momentum sends the optimizer's steps, as Deeplearning4j does"
+        )
 
 
 def adapted(options: Threshold, threshold: float, share: float) -> float:

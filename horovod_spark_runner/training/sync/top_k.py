@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...settings.compression import TopK
-from .codec import RESIDUAL, Place
+from .codec import RESIDUAL, VELOCITY, Place, keeping, moving, numbers_of
 from .wire import Wire
-
-_VELOCITY = "velocity"
 
 
 class TopKCodec:
@@ -24,14 +22,11 @@ class TopKCodec:
 
     def __init__(self, options: TopK) -> None:
         self._options = options
-        kept = (RESIDUAL, _VELOCITY) if options.momentum else (RESIDUAL,)
-        self.keeps = tuple(f"sum/{name}" for name in kept)
+        self.keeps = keeping(options.momentum)
 
     def total(self, own: np.ndarray, place: Place, wire: Wire, step: int) -> np.ndarray:
         options = self._options
-        if options.momentum:
-            own = place.kept(_VELOCITY, own) * np.asarray(options.momentum, own.dtype) + own
-            place.own[_VELOCITY] = _numbers_of(own)
+        own = moving(own, place, options.momentum)
         held: np.ndarray = place.kept(RESIDUAL, own) + own
         if wire.size == 1:  # there is nobody to send to, so nothing is held back
             place.own[RESIDUAL] = np.zeros_like(held)
@@ -39,12 +34,12 @@ class TopKCodec:
         counts = counts_of(place.sizes, share_at(options, step))
         chosen = chosen_of(place.split(held), counts)
         values = held[chosen]
-        rest = _numbers_of(held)  # what is no number is not kept, and one at least is sent
+        rest = numbers_of(held)  # what is no number is not kept, and one at least is sent
         rest[chosen] = 0
         place.own[RESIDUAL] = rest
         if options.momentum:
             # Momentum that was sent would push once more in the direction of an old step.
-            place.own[_VELOCITY][chosen] = 0
+            place.own[VELOCITY][chosen] = 0
         if sum(counts) * (values.itemsize + chosen.itemsize) * wire.size >= 2 * held.nbytes:
             return wire.sum(held - rest)  # which is shorter than places and values
         total: np.ndarray = np.zeros_like(held)
@@ -52,11 +47,6 @@ class TopKCodec:
             where, what = decode(message, held.dtype)
             total[where] += what
         return total
-
-
-def _numbers_of(values: np.ndarray) -> np.ndarray:
-    """Return a copy with 0 for what is not finite. Pure."""
-    return np.where(np.isfinite(values), values, 0)
 
 
 def share_at(options: TopK, step: int) -> float:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import ModelError, brief
-from ...settings.compression import Compression, TopK
+from ...settings.compression import Compression, Moving
 from ...settings.sync import Allreduce, Sync
+from ..sync.threshold import notice_late_momentum
 from .torch_model import TorchModel
 from .variables import parameters_of
 
@@ -118,8 +119,12 @@ def check_compression(
     Raises:
         ModelError: an optimizer would be given something else than it takes it for.
     """
-    if not isinstance(compression, TopK) or not compression.momentum:
+    groups = [group for one in optimizers.values() for group in one.param_groups]
+    if not isinstance(compression, Moving) or not compression.momentum:
+        moves = any(group.get("momentum", 0.0) for group in groups)
+        notice_late_momentum(compression, moves=moves)
         return
+    kind = type(compression).__name__
     clipped = model.clip_norm is not None or model.clip_value is not None
     for name, optimizer in optimizers.items():
         plain = type(optimizer) is torch.optim.SGD and not any(
@@ -129,9 +134,9 @@ def check_compression(
             what = f"optimizer {name!r}" if name else "optimizer"
             raise ModelError(
                 f"{what} ({type(optimizer).__name__}) would see sums of momentum: compression="
-                f"TopK(…, momentum={compression.momentum:g}) applies it on each rank, before it "
+                f"{kind}(…, momentum={compression.momentum:g}) applies it on each rank, before it "
                 "chooses what to send. Use torch.optim.SGD without momentum and weight_decay, and "
-                "no clip_norm or clip_value; or leave momentum to the optimizer: TopK(…, "
+                f"no clip_norm or clip_value; or leave momentum to the optimizer: {kind}(…, "
                 "momentum=0)"
             )
 
