@@ -147,9 +147,9 @@ def low_rank() -> LowRank:
             lambda: GradientCompression(FALLING, 0.6),
         ),
         (
-            Threshold(start=0.01, target_sparsity=(0.01, 0.1)),
+            Threshold(start=0.01, target_sparsity=(0.01, 0.1), momentum=0.6),
             3,
-            lambda: AdaptiveThreshold(0.01, 0.01, 0.1),
+            lambda: AdaptiveThreshold(0.01, 0.01, 0.1, momentum=0.6, most=5.0),
         ),
         (PowerSGD(rank=2), 2, low_rank),
     ],
@@ -220,7 +220,7 @@ def test_bytes_of_ranks_that_train_alone_are_counted(frame: Any, tmp_path: Path)
 
 @pytest.mark.parametrize(
     "way",
-    [TopK(ratio=0.05, momentum=0.9, warmup_steps=4), Threshold(start=0.01)],
+    [TopK(ratio=0.05, momentum=0.9, warmup_steps=4), Threshold(start=0.01, momentum=0.9)],
     ids=["top_k", "threshold"],
 )
 def test_a_run_that_was_killed_ends_as_it_would_have(frame: Any, tmp_path: Path, way: Any) -> None:
@@ -343,7 +343,9 @@ LEARNED = {
     "top_k": Allreduce(compression=TopK(ratio=0.05, warmup_steps=40)),
     "momentum": Allreduce(compression=TopK(ratio=0.02, warmup_steps=40, momentum=0.9)),
     "threshold": Allreduce(
-        compression=Threshold(start=0.02, target_sparsity=(0.02, 0.1), warmup_steps=40)
+        compression=Threshold(
+            start=0.02, target_sparsity=(0.02, 0.1), warmup_steps=40, momentum=0.9
+        )
     ),
     "power_sgd": Allreduce(compression=PowerSGD(rank=2, warmup_steps=40)),
     "local_sgd": LocalSGD(every=8, warmup_steps=20),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner import ModelError, PowerSGD, RunDirectoryError, Threshold, TopK
+from horovod_spark_runner.launch.worker import reporting
 from horovod_spark_runner.training.sync import compressed
 from horovod_spark_runner.training.sync.compressed import CompressedSynchroniser
+from horovod_spark_runner.training.sync.threshold import notice_late_momentum
 from tests.numpy_engine import Part, Sums
 from tests.threads import Threads, as_ranks
 
@@ -90,6 +93,25 @@ def test_what_another_way_keeps_by_the_same_name_is_not_taken() -> None:
     outer = {"shared/velocity/model/00000": np.ones(120, np.float32)}
     for kept, _ in trained(MOMENTUM, [outer, outer], range(1)):
         assert sorted(kept) == ["sum/residual/0.0", "sum/velocity/0.0"]
+
+
+def test_momentum_on_what_comes_late_is_told() -> None:
+    said: list[str] = []
+
+    class Said:
+        def sendall(self, data: bytes) -> None:
+            said.append(json.loads(data)["text"])
+
+    reporting.connect(Said())
+    try:
+        notice_late_momentum(Threshold(), moves=False)
+        notice_late_momentum(TopK(ratio=0.1), moves=True)
+        assert not said
+        notice_late_momentum(Threshold(), moves=True)
+    finally:
+        reporting.connect(None)
+    (text,) = said
+    assert "Threshold(…, momentum=0.9) with an optimizer without momentum" in text
 
 
 @pytest.mark.parametrize("way", [MOMENTUM, Threshold(start=1.0), PowerSGD()], ids=str)
