@@ -104,6 +104,8 @@ OF_LOSSES = [
     Case("loss-none-reduction", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="none")), refused_by_two="has reduction='none'"),
     Case("loss-mean-with-sample-weight", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="mean_with_sample_weight")), weight="w"),
     Case("loss-ignore-class", lambda: compiled(stack(layers.Dense(5, "tanh"), shape=(5, 3), out=3, activation="softmax"), loss=losses.SparseCategoricalCrossentropy(ignore_class=2)), x="series", y="steps", note="a mean over the labels of other classes"),
+    Case("loss-ignore-class-alone", lambda: compiled(stack(layers.Dense(5, "tanh"), shape=(5, 3), out=3, activation="softmax"), loss=losses.SparseCategoricalCrossentropy(ignore_class=2)), x="series", y="void", rows=49, note="no label of the last batch counts"),
+    Case("loss-mean-with-weights-all-zero", lambda: compiled(dense(), loss=losses.MeanSquaredError(reduction="mean_with_sample_weight")), weight="nothing"),
     Case("loss-list", lambda: compiled(two_outputs(), loss=["mae", CE]), y=TWO),
     Case("loss-one-for-two-outputs", lambda: compiled(two_outputs(), loss="mse"), y=["y", "onehot"]),
     Case("loss-dict-by-layer", lambda: compiled(two_outputs(), loss={"alpha": CE, "zeta": "mse"}), y=TWO),

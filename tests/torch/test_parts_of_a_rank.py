@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from horovod_spark_runner import AsyncServer, InvalidInputError, ModelError, TorchModel
+from horovod_spark_runner import AsyncServer, InvalidInputError, ModelError, TopK, TorchModel
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.read.reader import Batch
 from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
 from horovod_spark_runner.training.epochs import Step
+from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
 from horovod_spark_runner.training.sync.asynchronous import AsyncSynchroniser
+from horovod_spark_runner.training.sync.compressed import CompressedSynchroniser
+from horovod_spark_runner.training.sync.wire import MpiWire
 from tests.runs import source, spec_of
 from tests.torch.models import flat_weights
 
@@ -65,6 +69,19 @@ def step(number: int, rows: int = 4) -> Step:
 def train(one: Any, *numbers: int) -> None:
     for number in numbers:
         one.train_step(step(number), (False,) * 3, last=False)
+
+
+class Doubled(nn.Module):
+    """Gives the logarithms of probabilities of three classes, once or twice."""
+
+    def __init__(self, twice: bool) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 3)
+        self.twice = twice
+
+    def forward(self, x: Tensor) -> Any:
+        given = self.net(x).log_softmax(1)
+        return {"one": given, "two": given} if self.twice else given
 
 
 class Following(nn.Module):
@@ -195,6 +212,73 @@ def test_parameters_that_an_optimizer_is_given_later_are_refused() -> None:
     optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
     with pytest.raises(ModelError, match="optimizer SGD has 5 parameters now, and had 4, .* when"):
         train(one, 0)
+
+
+BALANCE = torch.tensor([1.0, 0.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("loss", "label", "as_pytorch"),
+    [
+        (nn.CrossEntropyLoss(ignore_index=1), 1, True),
+        (nn.CrossEntropyLoss(BALANCE, label_smoothing=0.1), -100, True),
+        (nn.NLLLoss(BALANCE, ignore_index=2), 2, True),
+        # PyTorch itself divides 0 by 0, and the weights are no numbers from then on.
+        (nn.CrossEntropyLoss(BALANCE), 1, False),
+    ],
+    ids=["ignored", "smoothed", "nll", "class_weight_0"],
+)
+@pytest.mark.parametrize("way", ["allreduce", "top_k", "asynchronous", "two_losses"])
+def test_labels_of_which_none_counts_change_nothing(
+    loss: Any, label: int, as_pytorch: bool, way: str
+) -> None:
+    from horovod_spark_runner.training.torch.collectives import TensorCollectives
+
+    def made() -> TorchModel:
+        torch.manual_seed(4)
+        losses = {"one": loss, "two": loss} if way == "two_losses" else loss
+        sgd = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+        return TorchModel(Doubled(way == "two_losses"), losses, sgd)
+
+    sync = {
+        "asynchronous": alone,
+        "top_k": lambda: CompressedSynchroniser(TopK(ratio=1.0), TensorCollectives(), MpiWire()),
+    }.get(way, lambda: None)()
+    outputs = Binding(("y", "y"), ("one", "two")) if way == "two_losses" else Binding(("y",))
+    one, plain = trainee(made, sync, outputs=outputs), made()
+    module: Any = plain.module
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    for number, labels in enumerate(([0, 2, 0, label], [label] * 4, [2, 0, 2, 0])):
+        given = step(number)
+        given.batch.arrays["y"][:] = labels
+        one.train_step(given, (False,) * 3, last=False)
+        found = loss(
+            module.net(torch.from_numpy(given.batch.arrays["x"])).log_softmax(1),
+            torch.tensor(labels),
+        )
+        optimizer.zero_grad()
+        (found * (2 if way == "two_losses" else 1)).backward()
+        for parameter in () if as_pytorch or number != 1 else module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    expected = flat_weights(module)
+    assert np.isfinite(expected).all()
+    np.testing.assert_allclose(flat_weights(one.module), expected, rtol=0, atol=1e-6)
+
+
+def test_a_result_of_which_nothing_counts_is_told_as_pytorch_does() -> None:
+    def made() -> TorchModel:
+        return TorchModel(nn.Linear(3, 2), nn.CrossEntropyLoss(), "SGD", metrics=["accuracy"])
+
+    one = trainee(made)
+    given = step(0)
+    given.batch.arrays["y"][:] = -100
+    logs, _ = one.train_step(given, (False,) * 3, last=False)
+    assert set(logs) == {"loss", "accuracy"}, "best_metric would be of no training"
+    for kind in ("train", "test"):
+        results = one.results(kind, logs, 1.0)
+        assert [*results] == ["loss", "accuracy"]
+        assert all(np.isnan(value) for value in results.values())
 
 
 # -- modules of Lightning --------------------------------------------------------------------------

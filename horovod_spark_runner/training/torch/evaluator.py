@@ -139,7 +139,8 @@ class TorchEvaluator:
         return sums
 
     def results(self, sums: Sequence[np.ndarray]) -> dict[str, LogValue]:
-        found: dict[str, LogValue] = dict(total_loss(self._sums.results(sums[0]), self._loss_names))
+        means = self._sums.results(sums[0], asked=self._sums.names)
+        found: dict[str, LogValue] = dict(total_loss(means, self._loss_names))
         for metrics, states in zip(self._metrics, sums[1:], strict=True):
             found.update(metrics.computed([states]))
         return found

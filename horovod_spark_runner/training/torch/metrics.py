@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -78,13 +79,21 @@ class Sums:
         summed.add_(total.detach() if isinstance(total, Tensor) else total)
         counted.add_(count)
 
-    def results(self, values: np.ndarray | None = None) -> dict[str, float]:
-        """Return the means there are, of ``values`` (sums over all ranks) or this rank's sums."""
+    def results(
+        self, values: np.ndarray | None = None, *, asked: Collection[str] = ()
+    ) -> dict[str, float]:
+        """Return the means there are.
+
+        Args:
+            values: sums over all ranks; by default, those of this rank.
+            asked: names that are told also where nothing counted, as no number: PyTorch's mean
+                over labels that are all ignored is none.
+        """
         array = self.numpy() if values is None else values
         return {
-            name: float(total / count)
+            name: float(total / count) if count else math.nan
             for name, (total, count) in zip(self.names, array, strict=False)
-            if count
+            if count or name in asked
         }
 
 

@@ -359,9 +359,13 @@ def _told(name: str, value: Any) -> float:
 
 
 def _factor(term: Term, rows: int, count: float) -> float:
-    """Return what makes of a mean over ``rows`` what the loss is."""
+    """Return what makes of a mean over ``rows`` what the loss is.
+
+    Where nothing counts that is 0: the value of PyTorch's loss is no number then, but its gradient
+    is 0, and so are the sums it is made of.
+    """
     if term.kind == ROWS:
         return 1.0
     if term.kind == SUM:
         return float(rows)
-    return rows / count if count else float("nan")
+    return rows / count if count else 0.0

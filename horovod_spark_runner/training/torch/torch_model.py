@@ -45,7 +45,9 @@ class TorchModel:
             row. Without label columns the output is compared with the input; a function of one
             argument gets the outputs alone. For several outputs a dictionary by the names of
             ``label_cols``, or a list in their order, whose losses are added up; or one function of
-            all outputs and all labels. ``None`` (default) only with a ``train_step``.
+            all outputs and all labels. An epoch's ``loss`` is the sum over its rows, divided once
+            by all rows, or by the weights of all labels that count; of sums over a batch it is the
+            mean. ``None`` (default) only with a ``train_step``.
         optimizer: name of a class of ``torch.optim`` (``"Adam"``), which is made with its defaults;
             a function that makes one of the module's parameters
             (``functools.partial(torch.optim.SGD, lr=0.1)``); or an optimizer over them. For a

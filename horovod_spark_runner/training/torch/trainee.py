@@ -160,24 +160,24 @@ class TorchTrainee(Trainee):
         if self._schedulers:
             self._last_rates = self._rates.read()
             self._schedulers.after_step(step.number)
-        return self._logs, counts
+        return self._logs("train"), counts
 
     def test_step(self, step: Step, last: bool) -> Logs | None:
         self._steps.test(step)
-        return self._logs
+        return self._logs("test")
 
     def reset_metrics(self) -> None:
         self._sums.reset()
         self._metrics.states.reset()
 
-    @property
-    def _logs(self) -> Logs:
-        return Later(
-            lambda: {
-                **total_loss(self._sums.results(), self._loss_names),
-                **self._metrics.computed_here(),
-            }
-        )
+    def _logs(self, kind: str) -> Logs:
+        return Later(lambda: {**self._means(kind), **self._metrics.computed_here()})
+
+    def _means(self, kind: str, summed: np.ndarray | None = None) -> dict[str, float]:
+        """Return what is a mean, of sums over all ranks or, without them, of this one's."""
+        own = kind == "train" and self._model.train_step is not None  # which reports what it likes
+        asked = () if own else (*self._loss_names, *self._metrics.names)
+        return total_loss(self._sums.results(summed, asked=asked), self._loss_names)
 
     def results(self, kind: str, logs: Logs | None, fraction: float) -> dict[str, object]:
         names = self._world.allgather(self._sums.names)
@@ -188,7 +188,7 @@ class TorchTrainee(Trainee):
             )
         summed = np.zeros(self._sums.shape)
         self._world.Allreduce(self._sums.numpy(), summed)
-        results: dict[str, object] = dict(total_loss(self._sums.results(summed), self._loss_names))
+        results: dict[str, object] = dict(self._means(kind, summed))
         if self._metrics.states:
             states = self._world.allgather(self._metrics.states.numpy())
             results.update(self._metrics.computed(states))

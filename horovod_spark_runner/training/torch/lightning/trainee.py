@@ -15,7 +15,6 @@ from ...rank_state import JOIN
 from ...state import Variable
 from ..build import check_module
 from ..hooks import TorchHooks
-from ..metrics import total_loss
 from ..outputs import leaves
 from ..probe import check_means
 from ..saved import SavedModule
@@ -51,14 +50,8 @@ class LightningTrainee(TorchTrainee):
     def of_validation(self, name: str) -> str:
         return name  # which the module has given
 
-    @property
-    def _logs(self) -> Logs:
-        return Later(
-            lambda: {
-                **total_loss(self._sums.results(), self._loss_names),
-                **self._attached.here(),
-            }
-        )
+    def _logs(self, kind: str) -> Logs:
+        return Later(lambda: {**self._means(kind), **self._attached.here()})
 
     def reset_metrics(self) -> None:
         if not self._attached.trainer.validating:  # the hooks have begun that
