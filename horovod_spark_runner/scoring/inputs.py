@@ -77,7 +77,11 @@ class Input:
 
     def _vectors(self, values: Any, valid: Mask) -> Vectors:
         if isinstance(values, np.ndarray) and values.ndim == 2 and values.dtype.kind in "iuf":
-            self._check_size(0, values.shape[1], values)
+            if self.kind == VECTOR:
+                self._check_size(0, values.shape[1], values)
+            if values.shape[1] != self.size:  # as in a list of arrays, each of them is null
+                none = np.zeros(len(values), bool)
+                return Vectors(self.size, np.zeros((len(values), self.size)), none)
             return Vectors(self.size, values.astype(np.float64), valid)
         data = np.zeros((len(values), self.size))
         there = np.ones(len(values), bool) if valid is None else valid.copy()
@@ -176,12 +180,10 @@ class Input:
                 row = int(np.argmax(cut))
                 raise self._misfit(row, values[row], f"it must be {self._described()} or None")
         bounds = np.iinfo(dtype)
-        # Compared as Python's own numbers: the largest of 64 bits is no float64.
-        if len(values) and not (
-            int(values.min()) >= bounds.min and int(values.max()) <= bounds.max
-        ):
-            row = int(np.argmax(np.abs(values.astype(np.float64))))
-            raise self._misfit(row, values[row], f"it does not fit {self.kind}")
+        for row in (values.argmin(), values.argmax()) if len(values) else ():
+            # Compared as Python's own number: the largest of 64 bits is no float64.
+            if not bounds.min <= int(values[row]) <= bounds.max:
+                raise self._misfit(int(row), values[row], f"it does not fit {self.kind}")
         return values, valid
 
     def _described(self) -> str:

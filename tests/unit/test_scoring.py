@@ -57,6 +57,19 @@ def test_infinity_is_no_whole_number() -> None:
             Input("x", "int").convert(given)
 
 
+def test_the_value_that_does_not_fit_is_the_one_named() -> None:
+    for given, told in ([-128, 128], "128 in row 1"), ([0, -129], "-129 in row 1"):
+        with pytest.raises(DataError, match=f"is {told} .*does not fit tinyint"):
+            Input("x", "tinyint").convert(np.array(given))
+
+
+@pytest.mark.parametrize("given", [np.zeros((2, 5)), [[0.0] * 5] * 2])
+def test_an_array_of_another_size_is_null_however_it_is_given(given: Any) -> None:
+    assert Input("x", "array", 4).convert(given).valid.tolist() == [False, False]
+    with pytest.raises(DataError, match="5 elements, not 4"):
+        Input("x", "vector", 4).convert(given)
+
+
 def test_an_array_with_a_masked_element_is_none() -> None:
     whole = np.ma.array([[1.0, 2.0], [3.0, 4.0]], mask=[[False, True], [False, False]])
     for given in (whole, list(whole)):

@@ -103,3 +103,27 @@ def test_one_that_gives_up_waiting_holds_up_nobody() -> None:
     runs.start("second", claim(1))
     runs.until(lambda: "second" in runs.started)
     runs.end()
+
+
+def test_one_that_waits_keeps_no_other_from_starting_and_ending() -> None:
+    runs = Runs()
+    runs.start("first", claim(4))
+    looks, goes_on = threading.Event(), threading.Event()
+
+    def look() -> None:
+        looks.set()
+        assert goes_on.wait(20)
+
+    def wait() -> None:
+        with runs.turns.turn(claim(4), lambda: None, look):
+            pass
+
+    runs.threads.append(threading.Thread(target=wait))
+    runs.threads[-1].start()
+    assert looks.wait(10)
+    runs.start("elsewhere", claim(4, where="other"))
+    runs.ends["elsewhere"].set()
+    runs.threads[-1].join(10)
+    assert not runs.threads[-1].is_alive()
+    goes_on.set()
+    runs.end()

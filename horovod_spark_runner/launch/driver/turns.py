@@ -83,15 +83,20 @@ class Turns:
         try:
             if not at_once:
                 on_wait()
-            with self._changed:
-                while not self._may_start(ticket):
-                    self._changed.wait(_TICK)
-                    look()
-                self._running.append(ticket)
+            while not self._start(ticket):
+                look()  # without the lock, which every other run's start and end need
         finally:
             with self._changed:
                 self._remove(self._waiting, ticket)
         return not at_once
+
+    def _start(self, ticket: list[Claim]) -> bool:
+        """Let a run start if it may, now or within a tick."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._may_start(ticket), _TICK):
+                return False
+            self._running.append(ticket)
+            return True
 
     def _may_start(self, ticket: list[Claim]) -> bool:
         application = ticket[0].application
