@@ -34,7 +34,7 @@ class NetworkPlan:
         alone: seconds of one process that needs no launch and whose rows are there.
         break_even: the least number of ranks, above 1, that is faster than ``alone``; ``None``
             if none is.
-        break_even_epochs: epochs from which the best number of ranks is faster; ``None`` if never.
+        break_even_epochs: epochs from which some number of ranks is faster; ``None`` if never.
         every: least steps between exchanges with which LocalSGD, on the best number of ranks,
             exchanges in a twentieth of a step, or, if none up to an epoch's does, the most; 1 where
             it would bring less than a tenth.

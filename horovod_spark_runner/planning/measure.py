@@ -27,7 +27,7 @@ from ..training.spec import TrainingSpec
 from ..training.sync.buckets import BUCKET_BYTES
 from ..training.sync.noise import noise_scale
 from .asked import Asked
-from .figures import Question, RankFigures, measure_rank, measure_shared
+from .figures import Question, RankFigures, Shared, measure_rank, measure_shared
 from .links import Link, doubling_rounds, fitted_link, ring_seconds, tree_seconds
 from .model import BACKWARD, StepTime, Workload, waiting_seconds
 from .writing import written_rows
@@ -188,8 +188,8 @@ def _sharing(
     """Return what a step takes longer for each further rank on a core.
 
     Returns:
-        The seconds; ``None`` where a plan does not ask, ranks share cores anyway, or there is no
-        room for two on one.
+        The seconds; ``None`` where a plan does not ask, ranks share cores anyway, there is no room
+        for two on one, or Spark put each on a host of its own.
     """
     cores = min(rank.cores for rank in every.ranks)
     here = asked.ranks_per_host or every.here
@@ -203,10 +203,22 @@ def _sharing(
         results = _answers(checked, measure_shared, question, count, modules).results
     except NotEnoughSlotsError:
         return None
-    per_core = _mean([rank.per_core for rank in results])
-    longer = _mean([rank.seconds for rank in results])
-    longer -= _mean([rank.steps[batch].seconds for rank in every.ranks])
-    return max(0.0, longer) / (per_core - 1)
+    return added_by_sharing(results, _mean([rank.steps[batch].seconds for rank in every.ranks]))
+
+
+def added_by_sharing(shared: Sequence[Shared], apart: float) -> float | None:
+    """Return what a step takes longer for each further rank on a core.
+
+    Args:
+        shared: steps of ranks that were kept to fewer cores than there were of them; one that came
+            to a host alone had a core to itself, and tells nothing.
+        apart: seconds of a step on cores of their own.
+    """
+    crowded = [rank for rank in shared if rank.per_core > 1]
+    if not crowded:
+        return None
+    longer = max(0.0, _mean([rank.seconds for rank in crowded]) - apart)
+    return longer / (_mean([rank.per_core for rank in crowded]) - 1)
 
 
 def _answers(

@@ -187,6 +187,9 @@ def test_none_is_kept_where_none_is_wanted(spark: Any) -> None:
     ((pid, _, task),) = result.results
     assert pid == task
     assert result.ready_bytes == 0
+    with pytest.raises(RankFailedError, match="exited with code 7") as caught:
+        HorovodRunner(num_workers=1, stream_logs=False, worker_idle_timeout=0).run(os._exit, 7)
+    assert "connection" not in str(caught.value)
 
 
 def parents_memory() -> int:

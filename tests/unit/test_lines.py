@@ -17,6 +17,14 @@ def test_carriage_returns_end_lines() -> None:
     assert LineSplitter(5).feed(b"10%\r20%\r\nend\n") == ["10%", "20%", "end"]
 
 
+def test_a_line_that_ends_by_two_characters_stays_one_where_they_are_read_apart() -> None:
+    splitter = LineSplitter(5)
+    assert splitter.feed(b"a\r") == ["a"]
+    assert splitter.feed(b"\nb\r") == ["b"]
+    assert splitter.feed(b"\n") == []
+    assert splitter.feed(b"\nc\n") == ["", "c"]
+
+
 def test_bytes_that_are_no_text_do_not_harm() -> None:
     assert LineSplitter(5).feed(b"\xff\xfe\n") == ["\ufffd\ufffd"]
 

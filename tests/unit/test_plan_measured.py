@@ -17,9 +17,14 @@ from horovod_spark_runner.planning import writing
 from horovod_spark_runner.planning.advice import advise
 from horovod_spark_runner.planning.asked import Asked
 from horovod_spark_runner.planning.call import plan_of
-from horovod_spark_runner.planning.figures import RankFigures, StepFigures
+from horovod_spark_runner.planning.figures import RankFigures, Shared, StepFigures
 from horovod_spark_runner.planning.links import doubling_rounds, link_of, ring_seconds
-from horovod_spark_runner.planning.measure import Launched, Measurement, combined
+from horovod_spark_runner.planning.measure import (
+    Launched,
+    Measurement,
+    added_by_sharing,
+    combined,
+)
 from horovod_spark_runner.planning.model import Cluster, StepTime, predict
 from horovod_spark_runner.planning.writing import seconds_of_all
 from horovod_spark_runner.settings.training import FitOptions
@@ -367,3 +372,11 @@ def test_a_plan_that_fails_leaves_no_rows(
     assert not (tmp_path / "empty").exists()
     assert (tmp_path / "new" / "rows").exists() == (error is None)
     assert (theirs / "rows-1" / "part").exists(), "it was there: what is in it may be another's"
+
+
+def test_ranks_that_had_a_core_to_themselves_tell_nothing_of_sharing_one() -> None:
+    alone, two, four = Shared(0.01, 1.0), Shared(0.03, 2.0), Shared(0.07, 4.0)
+    assert added_by_sharing([alone, alone], apart=0.01) is None
+    assert added_by_sharing([two, alone], apart=0.01) == pytest.approx(0.02)
+    assert added_by_sharing([two, four], apart=0.01) == pytest.approx(0.02)
+    assert added_by_sharing([two], apart=0.04) == 0

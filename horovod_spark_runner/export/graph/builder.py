@@ -16,6 +16,8 @@ ML = "ai.onnx.ml"
 TEXT = "string"
 # Types of columns that onnxruntime chooses between values of.
 _CHOSEN = (TEXT, "float32", "float64", "int32", "int64")
+# Those whose values an int32 holds.
+_IN_INT32 = ("bool", "int8", "int16")
 
 
 class Graph:
@@ -95,6 +97,7 @@ class Graph:
         if dtype in _CHOSEN:
             blank = other if dtype == TEXT else np.array(other, dtype)
             return self.add("Where", mask, data, self.constant(blank))
+        assert dtype in _IN_INT32, dtype
         return self.cast(self.where(mask, self.cast(data, "int32"), other, "int32"), dtype)
 
     def both(self, *masks: str | None) -> str | None:

@@ -20,10 +20,14 @@ class LineSplitter:
 
     def __init__(self, tail: int) -> None:
         self._pending = b""
+        self._returned = False
         self.tail: deque[str] = deque(maxlen=tail)
 
     def feed(self, data: bytes) -> list[str]:
         """Take ``data`` and return the lines it completes, without their ends."""
+        if self._returned:  # the line feed that belongs to a carriage return comes after it
+            data = data.removeprefix(b"\n")
+        self._returned = data.endswith(b"\r")
         pieces = (self._pending + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         self._pending = pieces.pop()
         while len(self._pending) > MAX_LINE_BYTES:

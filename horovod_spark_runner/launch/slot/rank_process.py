@@ -135,6 +135,7 @@ class RankProcess:
         self._worker = worker
         self._since = time.monotonic()
         self._hung_up: float | None = None  # since when
+        self._given_up = False  # as it had hung up, and went on
         self._reports = LineSplitter(tail=0)
         self._output = ChildOutput(worker.output, LOG_TAIL_LINES, self._on_lines)
         if worker.pid is not None:
@@ -168,6 +169,7 @@ class RankProcess:
         if late or self._worker.will_not_come():
             self._start_instead()
         if self._hung_up is not None and time.monotonic() - self._hung_up > HUNG_UP_SECONDS:
+            self._given_up = True
             self._worker.end()
         self._look()
 
@@ -263,7 +265,7 @@ class RankProcess:
                 "has killed that, or the system has run out of memory; the ranks of this executor "
                 "end with it, and a restart or the next run starts another one"
             )
-        if self._hung_up is not None:
+        if self._given_up:
             return "; it had closed its connection to its slot (all file descriptors?)"
         if code == MPI_START_EXIT:
             room = self._workspace.shared_memory_left()

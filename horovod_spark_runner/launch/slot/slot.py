@@ -258,14 +258,15 @@ class Slot:
         return all(rank.settled for rank in self._ranks)
 
     def _handle_events(self) -> None:
-        handlers = self._handlers()
         poll = select.poll()
-        for descriptor in handlers:
+        for descriptor in self._handlers():
             poll.register(descriptor, select.POLLIN)
         for descriptor, _ in poll.poll(POLL_SECONDS * 1000):
-            # An earlier handler of this round may have closed what this one reads.
-            if descriptor in self._handlers():
-                handlers[descriptor]()
+            # An earlier handler of this round may have closed what this one reads, and another
+            # file may have its number now.
+            handler = self._handlers().get(descriptor)
+            if handler is not None and _can_be_read(descriptor):
+                handler()
 
     def _handlers(self) -> dict[int, Callable[[], None]]:
         handlers = self._mpi.handlers()
@@ -387,6 +388,12 @@ class Slot:
     def _rank_at(self, index: int) -> int:
         placement = self._ranks[index].placement if index < len(self._ranks) else None
         return -1 if placement is None else placement.rank
+
+
+def _can_be_read(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _kind_of(error: Exception) -> str:

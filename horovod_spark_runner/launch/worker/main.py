@@ -45,7 +45,7 @@ from . import reporting
 
 
 def main() -> None:
-    """Run one rank: ``python -m …launch.worker FD DIRECTORY PAYLOAD MODULE...``."""
+    """Run one rank: ``python -m …launch.worker.main FD DIRECTORY PAYLOAD MODULE...``."""
     descriptor, directory, payload = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     slot = socket.socket(fileno=descriptor)
     slot.set_inheritable(False)

@@ -248,7 +248,7 @@ def _kill(pid: int) -> None:
 
 
 def main() -> None:
-    """Serve: ``python -m …launch.ready_process FD PATH OWNER OWNER_START IDLE``."""
+    """Serve: ``python -m …launch.worker.ready_process FD PATH OWNER OWNER_START IDLE``."""
     descriptor, path, owner, owner_start, idle = sys.argv[1:]
     name_process(READY_NAME)
     for number in (signal.SIGINT, *_NOT_FOR_IT):

@@ -74,8 +74,8 @@ def save_model(
     except OSError as error:
         raise CheckpointError(
             f"the training is done, but its model could not be written to {directory.model}: "
-            f"{error}. Nothing is lost: once the storage takes files again, the same call writes "
-            "the model of the newest checkpoint"
+            f"{error}. Once the storage takes files again, the same call goes on from the newest "
+            "checkpoint, and writes it"
         ) from error
 
 
