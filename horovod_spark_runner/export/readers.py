@@ -49,10 +49,10 @@ _PROBES = ("a", "spark", "Ünïcödé", "0123456789", "")
 
 def string_indexer(fitted: Fitted) -> Stage:
     inputs, outputs = fitted.pairs
-    there = set(fitted.before.columns)
+    there = set(fitted.after.columns)
     labels = tuple(as_text(one) for one in fitted.stage.labelsArray)
     # Spark passes over columns that are not there, as a label's when it is scored.
-    known = [n for n, name in enumerate(inputs) if name in there]
+    known = [n for n, name in enumerate(outputs) if name in there]
     for number in known:
         fitted.kind(inputs[number])
     return StringIndexer(

@@ -31,6 +31,7 @@ class Imputer:
         return self.outputs
 
     def __call__(self, batch: Batch) -> None:
+        added = {}  # together, as an output may have the name of another's input
         for name, output, surrogate in zip(self.inputs, self.outputs, self.surrogates, strict=True):
             data, valid = batch.numbers(name)
             is_nan = np.isnan(self.missing_value)
@@ -43,7 +44,8 @@ class Imputer:
             whole = np.where(missing, surrogate, data)
             if dtype.kind in "iu":
                 whole = _as_whole(batch, name, whole, dtype)
-            batch.columns[output] = Numbers(whole.astype(dtype))
+            added[output] = Numbers(whole.astype(dtype))
+        batch.columns.update(added)
 
 
 def _as_whole(batch: Batch, name: str, data: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -114,6 +114,7 @@ def tune(
         RunDirectoryError: ``study_dir`` cannot be used, or holds another search.
         EnvironmentProblem: something is not installed or set up as it must be.
         NotEnoughSlotsError: Spark cannot run ``workers_per_trial`` tasks at once.
+        StorageError: the study, or what its trials save, could not be written or read.
         RunFailedError: all trials have failed.
         RunCancelledError: a Spark job of the search was cancelled.
     """

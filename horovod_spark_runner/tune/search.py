@@ -12,7 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..data.prepare.datasets import Prepared, session_of
-from ..errors import HorovodSparkError, RunCancelledError, RunFailedError
+from ..errors import (
+    CheckpointError,
+    HorovodSparkError,
+    RunCancelledError,
+    RunFailedError,
+    StorageError,
+    UnreachableError,
+)
 from ..launch.driver.console import Console
 from ..ml.transformers import transformer_class
 from ..run.attempts import Stopped
@@ -31,6 +38,10 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
     from .study import Study
+
+
+# What no trial is to blame for, and would fail the next one as well.
+_OF_STORAGE = (CheckpointError, OSError, UnreachableError)
 
 
 class Search:
@@ -80,6 +91,7 @@ class Search:
         Raises:
             KeyboardInterrupt: the search was interrupted.
             RunCancelledError: a Spark job of it was cancelled.
+            StorageError: the study, or what its trials save, could not be written or read.
             InvalidInputError: no trial can have a value.
         """
         taken_up = self._study.take_up()
@@ -92,6 +104,12 @@ class Search:
                 self._work_in_threads(parallel)
         if isinstance(self._error, RunCancelledError):
             raise RunCancelledError(f"{self._error}; {self._kept()}") from self._error
+        if isinstance(self._error, _OF_STORAGE):
+            raise StorageError(
+                f"study_dir {self._directory.location} or its storage cannot be used: "
+                f"{self._error}. No trial has failed of that: once the storage takes files again, "
+                "the same call goes on"
+            ) from self._error
         if self._error is not None:
             raise self._error
 
@@ -173,6 +191,8 @@ class Search:
         place = self._directory.trial(trial.number).location
         try:
             checked = check_request(self._requests.request(params, place))
+        except _OF_STORAGE:
+            raise
         except HorovodSparkError as error:
             self._fail(trial, params, error, began)
             return
@@ -183,7 +203,7 @@ class Search:
         except Stopped:
             if not follower.pruned:
                 raise
-        except RunCancelledError:
+        except (RunCancelledError, *_OF_STORAGE):
             raise
         except HorovodSparkError as error:
             if follower.broken is not None:

@@ -5,15 +5,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from horovod_spark_runner import HorovodRunner
-from horovod_spark_runner.errors import CheckpointError, DataError, HorovodSparkError
+from horovod_spark_runner.errors import (
+    CheckpointError,
+    DataError,
+    HorovodSparkError,
+    StorageError,
+)
 from horovod_spark_runner.storage.patience import ANSWER_VARIABLE
+from horovod_spark_runner.tune import loguniform, tune
 from tests.leftovers import await_nothing_left
+from tests.mpi import tune_cases
 
 from .disks import freezable_disk, memory_disk, thaw
 from .injection import AT_THE_END, BALLAST, DISK, Fault, fill, freeze
@@ -54,6 +62,28 @@ def test_a_disk_that_is_full_at_any_step(
         assert again.summary.attempts[-1].first_step >= min(step, STEPS) - 8
         assert_same_end(run_dir, undisturbed)
         fill(small)
+    await_nothing_left()
+
+
+def test_a_search_whose_disk_is_full_goes_on_with_the_same_trial(
+    spark: Any, tmp_path: Path
+) -> None:
+    rows = spark.createDataFrame(tune_cases.ROWS, tune_cases.SCHEMA)
+    with memory_disk(tmp_path / DISK, "8m") as disk:
+
+        def build(params: dict[str, Any]) -> Any:
+            if not (tmp_path / "filled").exists():
+                (tmp_path / "filled").touch()
+                fill(disk)
+            return tune_cases.slow_when_long(params)
+
+        space = {"lr": loguniform(1e-3, 1e-1)}
+        options = {"validation": "held_out", "epochs": 1, "stream_logs": False, "max_trials": 2}
+        search = partial(tune, rows, build, space, study_dir=disk / "study", **options)
+        with pytest.raises(StorageError, match="No trial has failed of that"):
+            search()
+        (disk / BALLAST).unlink()
+        assert list(search().trials["state"]) == ["finished"] * 2
     await_nothing_left()
 
 

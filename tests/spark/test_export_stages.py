@@ -263,6 +263,11 @@ def test_a_column_that_is_not_there_is_passed_over_as_by_spark(
     assert scorer.score_row({"text": "b"}, ["t"]) == {"t": 1.0}
     with pytest.raises(DataError, match="column 'l' could not be made"):
         scorer.score_row({"text": "b"})
+    # Spark finds one that is written otherwise.
+    frame = compared.frame(columns, "string string")
+    other = StringIndexer(inputCol="TEXT", outputCol="t").fit(frame)
+    with pytest.raises(ModelError, match="takes column 'TEXT'.*upper and lower case count"):
+        export_pipeline(other, compared.place / "other", frame)
 
 
 @pytest.mark.parametrize("drop", [True, False])
@@ -366,6 +371,15 @@ def test_imputer(compared: Compared, strategy: str, missing: float) -> None:
         missingValue=missing,
     )
     compared.check([stage], columns, "double float int", ["xi", "yi", "ni"], fit)
+
+
+def test_an_imputer_whose_outputs_are_named_as_its_inputs(compared: Compared) -> None:
+    from pyspark.ml.feature import Imputer, VectorAssembler
+
+    columns: dict[str, Sequence[Any]] = {"x": [1.0, NAN, 3.0], "y": [NAN, 20.0, 30.0]}
+    swapped = Imputer(inputCols=["x", "y"], outputCols=["y", "x"])
+    stages = [swapped, VectorAssembler(inputCols=["x", "y"], outputCol="xy")]
+    compared.check(stages, columns, "double double", ["xy"])
 
 
 @pytest.mark.parametrize("handle", ["error", "skip", "keep"])

@@ -86,9 +86,12 @@ def test_own_mpi_parameters_win() -> None:
 
 def test_outer_jobs_and_schedulers_leave_no_trace() -> None:
     outer = {"PATH": "/bin", "OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "1", "SLURM_JOB_ID": "1"}
+    outer |= dict.fromkeys(("HOROVOD_LOCAL_RANK", "HOROVOD_SIZE", "HOROVOD_CONTROLLER"), "7")
+    outer |= dict.fromkeys(("HOROVOD_CPU_OPERATIONS", "HOROVOD_GLOO_IFACE"), "gloo")
     assert Path(clean_environment(outer)["HOME"]).is_absolute()  # mpirun needs one
     outer["HOME"] = "/h"
-    assert clean_environment(outer) == {"PATH": "/bin", "HOME": "/h"}
+    own = {"PATH": "/bin", "HOME": "/h", "HOROVOD_TIMELINE": "t.json"}
+    assert clean_environment({**outer, **own}) == own
     assert daemon_environment(outer, ["/d/0"], "/t", {"PRTE_MCA_x": "1"}) == {
         "PATH": "/bin",
         "HOME": "/h",

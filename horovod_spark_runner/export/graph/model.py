@@ -201,6 +201,13 @@ def _checked(model: Any) -> bytes:
 def _check_names(inputs: Sequence[Input], wanted: Sequence[str]) -> None:
     if not inputs:
         raise ModelError("the pipeline takes no columns, so there is nothing to score")
+    replaced = sorted({one.name for one in inputs} & set(wanted))
+    if replaced:
+        raise ModelError(
+            f"the pipeline replaces {replaced}, and an ONNX file cannot give under a name what it "
+            "takes under it: name the output columns of that stage otherwise, or choose others "
+            "with columns=[…]"
+        )
     names = [*(one.name for one in inputs), *(one.name + NULL for one in inputs), *wanted, STATE]
     double = {name for name in names if names.count(name) > 1 or name.startswith("\u00b7")}
     if double:

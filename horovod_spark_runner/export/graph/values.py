@@ -14,6 +14,7 @@ from .builder import Rows, Values
 def imputer(rows: Rows, stage: Imputer) -> None:
     """Add numbers in place of null and a missing value."""
     graph = rows.graph
+    added = {}  # together, as an output may have the name of another's input
     for name, output, surrogate in zip(stage.inputs, stage.outputs, stage.surrogates, strict=True):
         data, valid = rows.numbers(name)
         dtype = rows.columns[name].dtype
@@ -28,7 +29,8 @@ def imputer(rows: Rows, stage: Imputer) -> None:
             whole = _as_whole(rows, name, whole, dtype)
         elif dtype != "float64":
             whole = graph.cast(whole, dtype)
-        rows.columns[output] = Values(whole, dtype)
+        added[output] = Values(whole, dtype)
+    rows.columns.update(added)
 
 
 def _as_whole(rows: Rows, name: str, whole: str, dtype: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from .topology import Node
 MPI_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
 # An outer scheduler's variables would make mpirun ask that scheduler for hosts.
 _SCHEDULER_PREFIXES = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_", "PMI_", "FLUX_", "HYDRA_")
+# What an outer Horovod job says of itself: with another controller than MPI, Horovod crashes.
+_HOROVOD_JOB = re.compile(
+    r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|CONTROLLER|CPU_OPERATIONS|ELASTIC|HOSTNAME|GLOO_.*)"
+)
 # What mpirun starts for every rank. The paths differ from host to host (an unpacked archive, say),
 # so each host's daemon has them in its environment.
 SHIM = ("/bin/sh", "-c", 'exec "$HSR_PYTHON" -S -E "$HSR_SHIM"')
@@ -26,12 +31,16 @@ _ALGORITHM_NUMBERS = {"recursive_doubling": "3", "ring": "4", "segmented_ring": 
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environment`` without the traces of an outer MPI job or scheduler.
+    """Return ``environment`` without the traces of an outer MPI or Horovod job or scheduler.
 
     Open MPI does not start without a home folder, which containers may not name.
     """
     dropped = MPI_PREFIXES + _SCHEDULER_PREFIXES
-    kept = {k: v for k, v in environment.items() if not k.startswith(dropped)}
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(dropped) and not _HOROVOD_JOB.fullmatch(name)
+    }
     home = os.path.expanduser("~")  # the account's, where the variable is not set
     return {"HOME": home if os.path.isabs(home) else "/", **kept}
 
