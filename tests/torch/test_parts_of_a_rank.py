@@ -17,6 +17,7 @@ from horovod_spark_runner import AsyncServer, InvalidInputError, ModelError, Top
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.read.reader import Batch
 from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
+from horovod_spark_runner.training.agreement import enough_to_try
 from horovod_spark_runner.training.epochs import Step
 from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
@@ -240,7 +241,7 @@ def test_labels_of_which_none_counts_change_nothing(
         sgd = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
         return TorchModel(Doubled(way == "two_losses"), losses, sgd)
 
-    sync = {
+    sync = {  # type: ignore[no-untyped-call]
         "asynchronous": alone,
         "top_k": lambda: CompressedSynchroniser(TopK(ratio=1.0), TensorCollectives(), MpiWire()),
     }.get(way, lambda: None)()
@@ -471,6 +472,24 @@ def test_a_schedule_of_steps_is_refused_where_ranks_make_as_many_as_they_come_to
     trainee(made("epoch"), alone())
     with pytest.raises(ModelError, match=r"after every step .*=AsyncServer.*schedule='epoch'"):
         trainee(made("step"), alone())
+
+
+def test_a_sum_is_found_by_the_rows_of_several_ranks_where_each_has_one() -> None:
+    def summed(output: Tensor, target: Tensor) -> Tensor:
+        return (output[:, 0] - target).square().sum()
+
+    one = trainee(lambda: TorchModel(nn.Linear(3, 1), summed, "SGD"))
+    others = [None, step(1, 1).batch.arrays, None]
+    world: Any = SimpleNamespace(
+        Get_rank=lambda: 0, bcast=lambda rows: rows, gather=lambda own: [own, *others]
+    )
+    tried = enough_to_try(world, step(0, 1).batch)
+    assert tried.rows == 2
+    np.testing.assert_array_equal(tried.arrays["y"][1:], step(1, 1).batch.arrays["y"])
+    with pytest.raises(ModelError, match="'loss' is a sum over the rows"):
+        one.probe(replace(step(0, 1), batch=tried))
+    whole = step(0, 2).batch
+    assert enough_to_try(world, whole) is whole
 
 
 def test_a_loss_that_is_a_sum_is_that_of_a_global_batch_whoever_takes_its_parts() -> None:
