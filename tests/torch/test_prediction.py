@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import io
 import json
 import pickle
@@ -332,6 +334,33 @@ def test_exports_give_what_the_module_gives(
     with pytest.raises(ModelError, match="torch.export cannot hold Choosing"):
         choosing.export(tmp_path / "choosing.pt2")
     assert not (tmp_path / "choosing.pt2").exists()
+
+
+def test_a_program_of_what_was_trained_under_autocast_is_of_the_weights_own_type(
+    frame: Any, tmp_path: Path
+) -> None:
+    module = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 1))
+    save_run(tmp_path / "run", module, [X], "bfloat16")
+    x = torch.tensor([x for _, x, _ in rows(20)])
+    with torch.inference_mode():
+        expected = module(x)[:, 0].numpy()
+        with torch.autocast("cpu", torch.bfloat16):
+            narrow = module(x)[:, 0].float().numpy()
+    assert np.abs(narrow - expected).max() > 1e-3
+    read = TorchTransformer.from_run(tmp_path / "run")
+    source = functools.partial(copy.deepcopy, module)
+    built = TorchTransformer.from_run(tmp_path / "run", model_fn=source)
+    for made, wanted in ((read, expected), (built, narrow)):
+        found = {row.id: row.prediction for row in made.transform(frame).collect()}
+        np.testing.assert_allclose([found[i] for i in range(20)], wanted, rtol=0, atol=1e-5)
+    built.export(tmp_path / "model.pt2")
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    np.testing.assert_allclose(program(x=x)["prediction"][:, 0].detach(), expected, atol=1e-5)
+    built.export(tmp_path / "model.onnx", format="onnx")
+    import onnxruntime
+
+    (scored,) = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(None, {"x": x.numpy()})
+    np.testing.assert_allclose(scored[:, 0], expected, atol=1e-5)
 
 
 # -- evaluation ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from ..model_inputs import ModelInputs
 from ..spec import OutputSpec
 from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature
 from .feeding import Feed
-from .loading import CPU, Predicting, computing_in, device_of, take_sample, to_numpy
+from .loading import CPU, Predicting, device_of, take_sample, to_numpy
 from .outputs import leaves, output_specs
 from .program import Program, dump_program, load_program, make_program, silent
 from .saved import FILES, PROGRAM_FILE, SAMPLE_FILE, TorchFacts
@@ -146,17 +147,22 @@ def _outputs(called: Predicting, inputs: ModelInputs) -> tuple[tuple[OutputSpec,
 
 
 def _program(called: Predicting, inputs: ModelInputs) -> tuple[bytes | None, str]:
-    """Return the module as a program that gives the same, or why there is none."""
+    """Return the module as a program that gives the same, or why there is none.
+
+    It is of the types of the weights: torch.export does not keep what autocast does.
+    """
+    without = f" without autocast={called.autocast!r}" if called.autocast else ""
+    called = replace(called, autocast="")
     on_cpu = called.feed.values(some_rows(inputs.columns, _ROWS), CPU)
     try:
-        with silent(), computing_in(called.autocast, CPU):
+        with silent():
             data = dump_program(make_program(called.module, called.feed, on_cpu))
         again = Program(load_program(data, PROGRAM_FILE), called.device)
         made = Predicting(again, called.feed, called.device)
         for rows in _OTHERS:
             check_same(called, made, some_rows(inputs.columns, rows))
     except Exception as error:  # whatever torch.export or the module raises
-        return None, f"torch.export cannot hold it: {_first_line(error)}"
+        return None, f"torch.export cannot hold it{without}: {_first_line(error)}"
     return data, ""
 
 

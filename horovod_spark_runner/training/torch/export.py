@@ -23,7 +23,7 @@ from ..trained_model import Recipe
 from .artifact import some_rows
 from .exported import check_exportable
 from .feeding import Feed, joined
-from .loading import CPU, Predicting, computing_in, make_predicting, to_numpy
+from .loading import CPU, Predicting, make_predicting, to_numpy
 from .onnx_file import need_onnx, onnx_contents
 from .outputs import pick
 from .program import Program, dump_program, load_program, make_program, silent
@@ -108,7 +108,8 @@ def export_recipe(
         names, added = _numbered("column", columns), _numbered("output", outputs)
     else:
         names, added = list(columns), list(outputs)
-    called = make_predicting(recipe, CPU)
+    # In the types of the weights, without autocast, of which an export would keep nothing.
+    called = replace(make_predicting(recipe, CPU), autocast="")
     program = _program(called, recipe, names, added)
     if format == ONNX:
         size = max(_SIZES) if recipe.batch_size is None else recipe.batch_size
@@ -142,7 +143,7 @@ def _program(
     feed = Feed(tuple((name,) for name in given), tuple(given))
     values = [torch.from_numpy(array) for array in given.values()]
     try:
-        with silent(), computing_in(called.autocast, CPU):
+        with silent():
             return make_program(served, feed, values, any_rows=rows is None)
     except Exception as error:  # whatever torch.export or the module's forward raises
         told = " ".join(str(error).split())[:500]
