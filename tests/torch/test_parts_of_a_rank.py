@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from horovod_spark_runner import AsyncServer, InvalidInputError, ModelError, TopK, TorchModel
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.read.reader import Batch
+from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
 from horovod_spark_runner.training.agreement import enough_to_try
 from horovod_spark_runner.training.epochs import Step
@@ -472,6 +474,23 @@ def test_a_schedule_of_steps_is_refused_where_ranks_make_as_many_as_they_come_to
     trainee(made("epoch"), alone())
     with pytest.raises(ModelError, match=r"after every step .*=AsyncServer.*schedule='epoch'"):
         trainee(made("step"), alone())
+
+
+def test_predictions_that_depend_on_the_rows_beside_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from horovod_spark_runner.training.torch import trainee as module
+
+    told: list[str] = []
+    monkeypatch.setattr(module, "notify", told.append)
+    batch = functools.partial(nn.BatchNorm1d, 3, track_running_stats=False)
+    for layer in (batch, functools.partial(nn.BatchNorm1d, 3)):
+        one = trainee(
+            lambda l=layer: TorchModel(nn.Sequential(l(), nn.Linear(3, 1)), "MSELoss", "SGD")
+        )
+        one.save(RunDirectory(str(tmp_path)))
+    assert len(told) == 1
+    assert "Sequential gives other outputs for a row where the rows beside it are others" in told[0]
 
 
 def test_a_sum_is_found_by_the_rows_of_several_ranks_where_each_has_one() -> None:

@@ -285,6 +285,22 @@ def test_files_that_others_have_written(frame: Any, tmp_path: Path) -> None:
     check(script.transform(frame))
     with pytest.raises(ModelError, match="is no .pt2 archive|is no program"):
         TorchTransformer.from_exported(tmp_path / "summing.pt")
+    module.train()
+    for dropped, said in (
+        (0.9, "whenever it is called with the same"),
+        (0.0, "where the rows besi"),
+    ):
+        module.drop.p, module.norm.eps = dropped, 1e-5
+        program = torch.export.export(module, example, dynamic_shapes=({0: batch}, {0: batch}))
+        torch.export.save(program, place)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = torch.jit.trace(module, example, check_trace=False)
+        torch.jit.save(traced, tmp_path / "traced.pt")
+        with pytest.raises(ModelError, match=f"{said}.*eval.. before torch.export.export"):
+            TorchTransformer.from_exported(place)
+        with pytest.raises(ModelError, match=f"{said}.*eval.. before torch.jit.script or"):
+            TorchTransformer.from_torchscript(tmp_path / "traced.pt", example=example)
     with pytest.raises(ModelError, match="does not exist"):
         TorchTransformer.from_exported(tmp_path / "nothing.pt2")
 
@@ -390,7 +406,10 @@ def ignoring_model() -> TorchModel:
 
 
 def test_evaluation_equals_one_process(
-    digits_df: Any, digits: tuple[np.ndarray, np.ndarray], tmp_path: Path
+    digits_df: Any,
+    digits: tuple[np.ndarray, np.ndarray],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     images, labels = (torch.from_numpy(np.asarray(one)) for one in digits)
     module = digits_net()
@@ -442,6 +461,11 @@ def test_evaluation_equals_one_process(
     for asked, metrics, how, message in refused:
         with pytest.raises((InvalidInputError, ModelError), match=message):
             asked.evaluate(frame, metrics, **how)
+    beside = nn.Sequential(module, nn.Softmax(0))
+    given = TorchTransformer.from_module(beside, ["image"], example=torch.zeros(2, 64))
+    assert "Sequential gives other outputs for a row where the rows beside it are" in caplog.text
+    with pytest.raises(ModelError, match="'summed' has no exact value .*: Sequential gives other"):
+        given.evaluate(frame, [summed], label_cols=["digit"])
 
 
 class Harmful:

@@ -26,6 +26,7 @@ from .loading import CPU, Predicting, device_of, take_sample, to_numpy
 from .outputs import leaves, output_specs
 from .program import Program, dump_program, load_program, make_program, silent
 from .saved import FILES, PROGRAM_FILE, SAMPLE_FILE, TorchFacts
+from .steady import BY_CHANCE, unsteady
 from .variables import as_array, weights_of
 
 # Rows that a module is tried with; a program is for other numbers of them, too.
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 def save_module(
     directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed, autocast: str = ""
-) -> None:
+) -> str:
     """Write a trained module: its weights, what it takes and gives, and a program of it.
 
     A module that torch.export cannot hold is kept as weights only; they suffice with the function
@@ -49,13 +50,16 @@ def save_module(
         feed: how columns are fed to it.
         autocast: type that it is computed in, ``""`` for that of its weights.
 
+    Returns:
+        What is to be known of its predictions, ``""`` if they follow from each row alone.
+
     Raises:
         CheckpointError: it cannot be written.
     """
     try:
         directory.saved_model.delete_folder()  # an earlier one, of another model
         with _evaluating(module):
-            _save(directory, module, inputs, feed, autocast)
+            return _save(directory, module, inputs, feed, autocast)
     except OSError as error:
         raise CheckpointError(
             f"the training is done, but its model could not be written to {directory.model}: "
@@ -86,7 +90,7 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 
 def _save(
     directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed, autocast: str
-) -> None:
+) -> str:
     device = device_of(module)
     called = Predicting(module, feed, device, autocast)
     files = ModelWriter(directory)
@@ -97,8 +101,9 @@ def _save(
     outputs, problem = _outputs(called, inputs)
     if outputs is None:
         logger.warning("the model is saved, but it cannot predict: %s", problem)
-    program = None
+    program, why = None, ""
     if outputs is not None:
+        why = unsteady(called, some_rows(inputs.columns, _ROWS))
         sample = take_sample(called, some_rows(inputs.columns, _ROWS))
         if sample is not None:
             files.write(SAMPLE_FILE, dump_arrays(sample))
@@ -124,6 +129,10 @@ def _save(
         targets=inputs.targets,
     )
     files.finish(signature, FILES)
+    return why and (
+        f"{type(module).__name__} {why}, in evaluation mode as well: what it predicts depends on "
+        + ("chance" if why == BY_CHANCE else "which rows Spark puts into a batch together")
+    )
 
 
 def some_rows(columns: tuple[Column, ...], rows: int) -> dict[str, np.ndarray]:

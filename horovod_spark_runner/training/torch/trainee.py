@@ -204,7 +204,8 @@ class TorchTrainee(Trainee):
 
     def save(self, directory: RunDirectory) -> SavedModule:
         release_norms(self.module)
-        save_module(directory, self.module, *self._predicting)
+        if why := save_module(directory, self.module, *self._predicting):
+            notify(why)
         return SavedModule()
 
     def outputs(self) -> Sequence[OutputSpec] | None:
