@@ -485,12 +485,47 @@ def test_predictions_that_depend_on_the_rows_beside_are_told_of(
     monkeypatch.setattr(module, "notify", told.append)
     batch = functools.partial(nn.BatchNorm1d, 3, track_running_stats=False)
     for layer in (batch, functools.partial(nn.BatchNorm1d, 3)):
-        one = trainee(
-            lambda l=layer: TorchModel(nn.Sequential(l(), nn.Linear(3, 1)), "MSELoss", "SGD")
-        )
+        network = nn.Sequential(layer(), nn.Linear(3, 1))
+        one = trainee(lambda network=network: TorchModel(network, "MSELoss", "SGD"))
         one.save(RunDirectory(str(tmp_path)))
     assert len(told) == 1
     assert "Sequential gives other outputs for a row where the rows beside it are others" in told[0]
+
+
+def test_functions_are_tried_on_rows_of_later_steps_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Labels above 9 are ignored, and are there in the fourth step."""
+    from horovod_spark_runner.training.torch import trainee as module
+
+    class Counting(nn.Linear):
+        seen: Tensor
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += len(x)
+            return super().forward(x)
+
+    def made() -> TorchModel:
+        network = Counting(3, 1)
+        network.register_buffer("seen", torch.zeros(()))
+        return TorchModel(network, ignoring, "SGD")
+
+    def ignoring(output: Tensor, target: Tensor) -> Tensor:
+        return (output[:, 0] - target).square()[target < 10].mean()
+
+    told: list[str] = []
+    monkeypatch.setattr(module, "notify", told.append)
+    one = trainee(made)
+    one._world = SimpleNamespace(Get_size=lambda: 2)
+    one.probe(step(0))
+    for number in range(8):
+        given = step(number)
+        if number >= 3:
+            given.batch.arrays["y"][0] = 10.0
+        assert len(told) == (number > 3)
+        one.train_step(given, (False,) * 3, last=False)
+    assert "'loss' is no mean over the rows of a batch" in told[0]
+    assert float(one.module.seen) == 8 * 4, "what it is tried on does not count"
 
 
 def test_a_sum_is_found_by_the_rows_of_several_ranks_where_each_has_one() -> None:
