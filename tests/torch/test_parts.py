@@ -106,6 +106,10 @@ class Sharp(torch.optim.SGD):
         (lambda p: 3, "must be a torch.optim.Optimizer, got 3"),
         (lambda p: Sharp(p), r"optimizer Sharp .* step\(\) must be given a closure"),
         ({"a": torch.optim.SGD(NET.parameters(), lr=1.0)}, "several optimizers need a train_step"),
+        (
+            functools.partial(torch.optim.Adam, lr=torch.tensor(0.1), foreach=True),
+            "optimizer Adam cannot be made with what it is given: .*foreach",
+        ),
     ],
 )
 def test_optimizers_that_cannot_be_used(optimizer: Any, message: str) -> None:

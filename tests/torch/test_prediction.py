@@ -295,7 +295,7 @@ def test_files_that_others_have_written(frame: Any, tmp_path: Path) -> None:
         torch.export.save(program, place)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            traced = torch.jit.trace(module, example, check_trace=False)
+            traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
         torch.jit.save(traced, tmp_path / "traced.pt")
         with pytest.raises(ModelError, match=f"{said}.*eval.. before torch.export.export"):
             TorchTransformer.from_exported(place)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...data.manifest import Column
-from ...errors import ModelError, brief
+from ...errors import ModelError, brief, on_one_line
 from ...frameworks import TORCH
 from ...rundir.directory import RunDirectory
 from ...serialize import dumps
@@ -110,7 +110,7 @@ def adopt_script(
     try:
         module = load_script(data)
     except Exception as error:  # PyTorch's own has no public base
-        told = " ".join(str(error).split())[:300]
+        told = on_one_line(error, 300)
         raise ModelError(f"{place} is no TorchScript: {told}") from error
     feed, columns, binding = _fed(module, given.example, inputs)
     called = Predicting(module, feed, CPU)
@@ -280,5 +280,5 @@ def _try(called: Predicting, columns: tuple[Column, ...], rows: int = _ROWS) -> 
         described = ", ".join(column.describe() for column in columns)
         raise ModelError(
             f"{type(called.module).__name__} cannot be called with {described}: "
-            f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            f"{type(error).__name__}: {on_one_line(error)}"
         ) from error

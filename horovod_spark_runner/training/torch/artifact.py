@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ...data.manifest import Column
-from ...errors import CheckpointError, ModelError
+from ...errors import CheckpointError, ModelError, on_one_line
 from ...frameworks import TORCH
 from ...rundir.directory import RunDirectory
 from ...settings.code import import_name
@@ -190,5 +190,4 @@ def check_same(called: Predicting, other: Predicting, arrays: Mapping[str, np.nd
 
 
 def _first_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"
+    return f"{type(error).__name__}: {on_one_line(error, 300)}"

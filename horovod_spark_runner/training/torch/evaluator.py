@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import HorovodSparkError, InvalidInputError, ModelError
+from ...errors import HorovodSparkError, InvalidInputError, ModelError, on_one_line
 from ...frameworks import TORCH
 from ...rundir.checkpoint import LogValue
 from ...storage.arrays import Arrays
@@ -112,7 +112,7 @@ class TorchEvaluator:
         except Exception as error:  # a metric's or the user's own code may fail in any way
             raise InvalidInputError(
                 f"{type(self._called.module).__name__} cannot be evaluated by what was asked for: "
-                f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+                f"{type(error).__name__}: {on_one_line(error)}"
             ) from error
         self._begin_sums()
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from ...data.manifest import Column
-from ...errors import ModelError
+from ...errors import ModelError, on_one_line
 from ...scoring.onnx_session import OnnxSession
 from ...storage.filesystem import Location
 from ..engine import ONNX
@@ -146,7 +146,7 @@ def _program(
         with silent():
             return make_program(served, feed, values, any_rows=rows is None)
     except Exception as error:  # whatever torch.export or the module's forward raises
-        told = " ".join(str(error).split())[:500]
+        told = on_one_line(error)
         raise ModelError(
             f"torch.export cannot hold {type(called.module).__name__}: {type(error).__name__}: "
             f"{told}"
@@ -196,5 +196,5 @@ def _compare(
         except (AssertionError, ModelError, RuntimeError) as error:
             raise ModelError(
                 f"the export of {kind} is not written: for {rows} rows it does not give what the "
-                f"module gives: {' '.join(str(error).split())[:500]}"
+                f"module gives: {on_one_line(error)}"
             ) from error
