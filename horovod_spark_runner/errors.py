@@ -28,10 +28,13 @@ pickles, with its fields.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 # What a message shows of a value: characters.
 _LONGEST = 200
+# What a terminal is told in a text.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class HorovodSparkError(Exception):
@@ -165,6 +168,11 @@ def brief(value: object) -> str:
     """Return how Python writes ``value``, for a message: of what is long, the beginning."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def on_one_line(said: object, longest: int = 500) -> str:
+    """Return what an error of others says, for a message: its beginning, without colours."""
+    return " ".join(_COLOURS.sub("", str(said)).split())[:longest]
 
 
 def _rebuild(cls: type[HorovodSparkError], message: str, fields: dict[str, Any]) -> Any:

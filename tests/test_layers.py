@@ -137,6 +137,7 @@ ALLOWED = {
     "training.torch.program": LIGHT | {"torch"},
     "training.torch.schedulers": LIGHT | {"torch"},
     "training.torch.statistics": LIGHT | {"torch"},
+    "training.torch.steady": LIGHT | {"torch"},
     "training.torch.step": LIGHT | {"torch"},
     "training.torch.export": LIGHT | {"torch"},
     "training.torch.lone_rows": LIGHT | {"torch"},

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, InvalidInputError, ModelError
+from ..errors import DataError, InvalidInputError, ModelError, on_one_line
 from ..scoring.bundle import MAIN_FILE, Bundle, bundle_files
 from ..scoring.categories import StringIndexer
 from ..scoring.inputs import ARRAY, VECTOR, Input
@@ -156,7 +156,7 @@ def _transformed(stage: Any, frame: DataFrame) -> DataFrame:
     except PySparkException as error:
         raise DataError(
             f"stage {type(stage).__name__} ({stage.uid}) does not take the DataFrame, whose "
-            f"columns are {frame.columns} there: {' '.join(str(error).split())[:300]}"
+            f"columns are {frame.columns} there: {on_one_line(error, 300)}"
         ) from error
     return after
 

@@ -21,7 +21,13 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from ..errors import EnvironmentProblem, HorovodSparkError, InvalidInputError, RunCancelledError
+from ..errors import (
+    EnvironmentProblem,
+    HorovodSparkError,
+    InvalidInputError,
+    RunCancelledError,
+    on_one_line,
+)
 from ..launch.shared.messages import Progress
 from ..rundir.directory import RunDirectory
 from ..settings.tracking import MlflowOptions
@@ -298,7 +304,7 @@ class Tracking:
 
 
 def _told(error: Exception, options: MlflowOptions) -> str:
-    text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+    text = f"{type(error).__name__}: {on_one_line(error)}"
     uri = options.tracking_uri
     return text if uri is None else text.replace(uri, without_secrets(uri))
 

@@ -21,9 +21,9 @@ class Allreduce(Settings):
         "none",
         COMPRESSION,
         '``"none"`` (default); ``"fp16"`` and ``"bf16"`` halve what is sent of float32 gradients, '
-        "and the latter keeps their range and adds up in float32. `TopK`, `Threshold` and "
-        "`PowerSGD` send a small part of them, and what is left later; in a dictionary: "
-        '``{"way": "top_k", "ratio": 0.01}``, ``"threshold"``, ``"power_sgd"``.',
+        "and the latter keeps their range, adds up in float32 and rounds the sum to bfloat16. "
+        "`TopK`, `Threshold` and `PowerSGD` send a small part of them, and what is left later; in "
+        'a dictionary: ``{"way": "top_k", "ratio": 0.01}``, ``"threshold"``, ``"power_sgd"``.',
     )
 
 
@@ -31,7 +31,11 @@ class Allreduce(Settings):
 class Rounds(Settings):
     """When ranks that train alone meet."""
 
-    every: int = required(count(), "steps from one meeting to the next.")
+    every: int = required(
+        count(),
+        "ranks meet after each step of the run whose number is a multiple of it; steps are counted "
+        "on over the ends of epochs and ``warmup_steps``, after which they meet as well.",
+    )
     warmup_steps: int = setting(
         0,
         count(0),

@@ -12,11 +12,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from mpi4py import MPI
 
+from ..data.read.reader import Batch
 from ..errors import ModelError
 
 # What a rank may ask of all ranks at a step, in this order.
 STOP, SAVE, PREEMPT = range(3)
 NOTHING = (False, False, False)
+
+# Ranks that give a row for a trial, where each has one.
+_TRIED = 8
 
 
 class Agreement:
@@ -70,3 +74,19 @@ def raise_together(world: MPI.Comm, check: Callable[[], object]) -> None:
     error = world.bcast(error)
     if error is not None:
         raise error
+
+
+def enough_to_try(world: MPI.Comm, batch: Batch) -> Batch:
+    """Return what rank 0 may try in parts: its batch, or the rows of several ranks if it has one.
+
+    All ranks must call this.
+    """
+    if world.bcast(batch.rows) > 1:
+        return batch
+    gives = batch.rows and world.Get_rank() < _TRIED
+    first = {name: array[:1] for name, array in batch.arrays.items()} if gives else None
+    found = [each for each in world.gather(first) or () if each is not None]
+    if len(found) < 2:
+        return batch
+    arrays = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+    return Batch(batch.step, len(found), arrays)

@@ -17,7 +17,7 @@ from ..data.manifest import Manifest
 from ..data.read.reader import DatasetReader
 from ..rundir.directory import RunDirectory
 from .accounting import Accounts, Clock, Kind, phases
-from .agreement import PREEMPT, SAVE, STOP, Agreement, raise_together
+from .agreement import PREEMPT, SAVE, STOP, Agreement, enough_to_try, raise_together
 from .divergence import changed_since, check_ranks_agree, checksums
 from .engine import engine_named
 from .epochs import Epochs, Step, execution
@@ -314,7 +314,8 @@ class Training:
         self._sync.before_step(progress.step)
         self._clock.to(Kind.STEP if self._checked else Kind.FIRST_STEP)
         if not self._checked and self._size > 1:
-            raise_together(self._world, lambda: self._trainee.probe(step))
+            tried = replace(step, batch=enough_to_try(self._world, step.batch))
+            raise_together(self._world, lambda: self._trainee.probe(tried))
         # Without rows of its own, a rank takes part in a step of all, and lets one of its own be.
         idle = not step.batch.rows and not self._sync.meets_in_every_step
         with kept(self._variables) if idle else contextlib.nullcontext():

@@ -391,6 +391,7 @@ def test_what_would_be_wrong_on_several_ranks(
             tmp_path / "run",
             model_fn=lambda: Careless(way),
             epochs=1,
+            batch_size=1 if way == "summed" else 32,  # the rows of both ranks tell
             validation=held,
             checkpoints=best,
         )

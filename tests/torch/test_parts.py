@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import math
 from collections.abc import Callable
@@ -25,14 +26,16 @@ from horovod_spark_runner import (
 )
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.frameworks import KERAS, TORCH
+from horovod_spark_runner.storage.contents import Contents
 from horovod_spark_runner.training.engine import engine_of
 from horovod_spark_runner.training.hooks import Hooks
 from horovod_spark_runner.training.rank_state import RankState, capture_rank, restore_rank
-from horovod_spark_runner.training.spec import Binding
+from horovod_spark_runner.training.spec import Binding, WarmStart
 from horovod_spark_runner.training.state import broadcast
 from horovod_spark_runner.training.sync.rounds import RoundsSynchroniser
 from horovod_spark_runner.training.torch.build import check_module
 from horovod_spark_runner.training.torch.feeding import input_feed
+from horovod_spark_runner.training.torch.initial_weights import load_initial_weights
 from horovod_spark_runner.training.torch.losses import Losses
 from horovod_spark_runner.training.torch.optimizers import (
     check_complex,
@@ -103,6 +106,10 @@ class Sharp(torch.optim.SGD):
         (lambda p: 3, "must be a torch.optim.Optimizer, got 3"),
         (lambda p: Sharp(p), r"optimizer Sharp .* step\(\) must be given a closure"),
         ({"a": torch.optim.SGD(NET.parameters(), lr=1.0)}, "several optimizers need a train_step"),
+        (
+            functools.partial(torch.optim.Adam, lr=torch.tensor(0.1), foreach=True),
+            "optimizer Adam cannot be made with what it is given: .*foreach",
+        ),
     ],
 )
 def test_optimizers_that_cannot_be_used(optimizer: Any, message: str) -> None:
@@ -209,6 +216,19 @@ def test_a_loss_of_probabilities_of_all_classes(shape: tuple[int, ...]) -> None:
         expected = float(loss(scores, label))
         assert loss_of(loss, scores, label) == pytest.approx(expected, rel=1e-6)
         assert loss_of(loss, scores, label, torch.ones(2)) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_weights_to_begin_with_may_be_a_part_of_what_a_file_holds(whole: bool) -> None:
+    """As those of Lightning's checkpoints are."""
+    given, file = nn.Linear(3, 2), io.BytesIO()
+    held = {"epoch": 3, "optimizer_states": [{}], "state_dict": given.state_dict()}
+    torch.save(held if whole else given.state_dict(), file)
+    taken = nn.Linear(3, 2)
+    start = WarmStart("last.ckpt.pt", "weights", {"last.pt": Contents(file.getvalue())})
+    load_initial_weights(taken, start)
+    assert torch.equal(taken.weight, given.weight)
+    assert torch.equal(taken.bias, given.bias)
 
 
 def test_values_of_one_type_are_given_to_tensors_of_another() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 from horovod_spark_runner import AsyncServer, InvalidInputError, ModelError, TopK, TorchModel
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.data.read.reader import Batch
+from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.settings.training import CheckpointOptions, FitOptions
+from horovod_spark_runner.training.agreement import enough_to_try
 from horovod_spark_runner.training.epochs import Step
 from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.sync.allreduce import AllreduceSynchroniser
@@ -240,7 +243,7 @@ def test_labels_of_which_none_counts_change_nothing(
         sgd = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
         return TorchModel(Doubled(way == "two_losses"), losses, sgd)
 
-    sync = {
+    sync = {  # type: ignore[no-untyped-call]
         "asynchronous": alone,
         "top_k": lambda: CompressedSynchroniser(TopK(ratio=1.0), TensorCollectives(), MpiWire()),
     }.get(way, lambda: None)()
@@ -471,6 +474,76 @@ def test_a_schedule_of_steps_is_refused_where_ranks_make_as_many_as_they_come_to
     trainee(made("epoch"), alone())
     with pytest.raises(ModelError, match=r"after every step .*=AsyncServer.*schedule='epoch'"):
         trainee(made("step"), alone())
+
+
+def test_predictions_that_depend_on_the_rows_beside_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from horovod_spark_runner.training.torch import trainee as module
+
+    told: list[str] = []
+    monkeypatch.setattr(module, "notify", told.append)
+    batch = functools.partial(nn.BatchNorm1d, 3, track_running_stats=False)
+    for layer in (batch, functools.partial(nn.BatchNorm1d, 3)):
+        network = nn.Sequential(layer(), nn.Linear(3, 1))
+        one = trainee(lambda network=network: TorchModel(network, "MSELoss", "SGD"))
+        one.save(RunDirectory(str(tmp_path)))
+    assert len(told) == 1
+    assert "Sequential gives other outputs for a row where the rows beside it are others" in told[0]
+
+
+def test_functions_are_tried_on_rows_of_later_steps_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Labels above 9 are ignored, and are there in the fourth step."""
+    from horovod_spark_runner.training.torch import trainee as module
+
+    class Counting(nn.Linear):
+        seen: Tensor
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += len(x)
+            return super().forward(x)
+
+    def made() -> TorchModel:
+        network = Counting(3, 1)
+        network.register_buffer("seen", torch.zeros(()))
+        return TorchModel(network, ignoring, "SGD")
+
+    def ignoring(output: Tensor, target: Tensor) -> Tensor:
+        return (output[:, 0] - target).square()[target < 10].mean()
+
+    told: list[str] = []
+    monkeypatch.setattr(module, "notify", told.append)
+    one = trainee(made)
+    one._world = SimpleNamespace(Get_size=lambda: 2)
+    one.probe(step(0))
+    for number in range(8):
+        given = step(number)
+        if number >= 3:
+            given.batch.arrays["y"][0] = 10.0
+        assert len(told) == (number > 3)
+        one.train_step(given, (False,) * 3, last=False)
+    assert "'loss' is no mean over the rows of a batch" in told[0]
+    assert float(one.module.seen) == 8 * 4, "what it is tried on does not count"
+
+
+def test_a_sum_is_found_by_the_rows_of_several_ranks_where_each_has_one() -> None:
+    def summed(output: Tensor, target: Tensor) -> Tensor:
+        return (output[:, 0] - target).square().sum()
+
+    one = trainee(lambda: TorchModel(nn.Linear(3, 1), summed, "SGD"))
+    others = [None, step(1, 1).batch.arrays, None]
+    world: Any = SimpleNamespace(
+        Get_rank=lambda: 0, bcast=lambda rows: rows, gather=lambda own: [own, *others]
+    )
+    tried = enough_to_try(world, step(0, 1).batch)
+    assert tried.rows == 2
+    np.testing.assert_array_equal(tried.arrays["y"][1:], step(1, 1).batch.arrays["y"])
+    with pytest.raises(ModelError, match="'loss' is a sum over the rows"):
+        one.probe(replace(step(0, 1), batch=tried))
+    whole = step(0, 2).batch
+    assert enough_to_try(world, whole) is whole
 
 
 def test_a_loss_that_is_a_sum_is_that_of_a_global_batch_whoever_takes_its_parts() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import io
 import json
 import pickle
@@ -283,6 +285,22 @@ def test_files_that_others_have_written(frame: Any, tmp_path: Path) -> None:
     check(script.transform(frame))
     with pytest.raises(ModelError, match="is no .pt2 archive|is no program"):
         TorchTransformer.from_exported(tmp_path / "summing.pt")
+    module.train()
+    for dropped, said in (
+        (0.9, "whenever it is called with the same"),
+        (0.0, "where the rows besi"),
+    ):
+        module.drop.p, module.norm.eps = dropped, 1e-5
+        program = torch.export.export(module, example, dynamic_shapes=({0: batch}, {0: batch}))
+        torch.export.save(program, place)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
+        torch.jit.save(traced, tmp_path / "traced.pt")
+        with pytest.raises(ModelError, match=f"{said}.*eval.. before torch.export.export"):
+            TorchTransformer.from_exported(place)
+        with pytest.raises(ModelError, match=f"{said}.*eval.. before torch.jit.script or"):
+            TorchTransformer.from_torchscript(tmp_path / "traced.pt", example=example)
     with pytest.raises(ModelError, match="does not exist"):
         TorchTransformer.from_exported(tmp_path / "nothing.pt2")
 
@@ -334,6 +352,33 @@ def test_exports_give_what_the_module_gives(
     assert not (tmp_path / "choosing.pt2").exists()
 
 
+def test_a_program_of_what_was_trained_under_autocast_is_of_the_weights_own_type(
+    frame: Any, tmp_path: Path
+) -> None:
+    module = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 1))
+    save_run(tmp_path / "run", module, [X], "bfloat16")
+    x = torch.tensor([x for _, x, _ in rows(20)])
+    with torch.inference_mode():
+        expected = module(x)[:, 0].numpy()
+        with torch.autocast("cpu", torch.bfloat16):
+            narrow = module(x)[:, 0].float().numpy()
+    assert np.abs(narrow - expected).max() > 1e-3
+    read = TorchTransformer.from_run(tmp_path / "run")
+    source = functools.partial(copy.deepcopy, module)
+    built = TorchTransformer.from_run(tmp_path / "run", model_fn=source)
+    for made, wanted in ((read, expected), (built, narrow)):
+        found = {row.id: row.prediction for row in made.transform(frame).collect()}
+        np.testing.assert_allclose([found[i] for i in range(20)], wanted, rtol=0, atol=1e-5)
+    built.export(tmp_path / "model.pt2")
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    np.testing.assert_allclose(program(x=x)["prediction"][:, 0].detach(), expected, atol=1e-5)
+    built.export(tmp_path / "model.onnx", format="onnx")
+    import onnxruntime
+
+    (scored,) = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(None, {"x": x.numpy()})
+    np.testing.assert_allclose(scored[:, 0], expected, atol=1e-5)
+
+
 # -- evaluation ------------------------------------------------------------------------------------
 
 
@@ -361,7 +406,10 @@ def ignoring_model() -> TorchModel:
 
 
 def test_evaluation_equals_one_process(
-    digits_df: Any, digits: tuple[np.ndarray, np.ndarray], tmp_path: Path
+    digits_df: Any,
+    digits: tuple[np.ndarray, np.ndarray],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     images, labels = (torch.from_numpy(np.asarray(one)) for one in digits)
     module = digits_net()
@@ -413,6 +461,11 @@ def test_evaluation_equals_one_process(
     for asked, metrics, how, message in refused:
         with pytest.raises((InvalidInputError, ModelError), match=message):
             asked.evaluate(frame, metrics, **how)
+    beside = nn.Sequential(module, nn.Softmax(0))
+    given = TorchTransformer.from_module(beside, ["image"], example=torch.zeros(2, 64))
+    assert "Sequential gives other outputs for a row where the rows beside it are" in caplog.text
+    with pytest.raises(ModelError, match="'summed' has no exact value .*: Sequential gives other"):
+        given.evaluate(frame, [summed], label_cols=["digit"])
 
 
 class Harmful:

@@ -13,6 +13,7 @@ from horovod_spark_runner.errors import (
     NotEnoughSlotsError,
     RankFailedError,
     StalledError,
+    on_one_line,
 )
 
 CLASSES = [
@@ -46,6 +47,12 @@ def test_every_exception_pickles_with_its_fields(cls: type[HorovodSparkError]) -
 @pytest.mark.parametrize("cls", CLASSES)
 def test_the_drawn_tree_names_every_exception(cls: type[HorovodSparkError]) -> None:
     assert cls.__name__ in (errors.__doc__ or "")
+
+
+def test_what_others_say_is_told_on_one_line_without_colours() -> None:
+    said = on_one_line(ValueError("\x1b[96mThis is step 2/3\x1b[0m\n\nof \x1b[1;31mthree"))
+    assert said == "This is step 2/3 of three"
+    assert on_one_line("a b c", 3) == "a b"
 
 
 def test_wrong_input_is_a_value_error() -> None:

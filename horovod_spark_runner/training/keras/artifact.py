@@ -14,7 +14,7 @@ import cloudpickle
 import keras
 import numpy as np
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, on_one_line
 from ...frameworks import KERAS
 from ...rundir.directory import RunDirectory
 from ...serialize import dumps
@@ -262,5 +262,4 @@ def _parts(array: np.ndarray) -> list[np.ndarray]:
 
 
 def _first_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"
+    return f"{type(error).__name__}: {on_one_line(error, 300)}"

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras.src.trainers.compile_utils import CompileMetrics
 
 from ...data.manifest import Manifest
-from ...errors import InvalidInputError, ModelError
+from ...errors import InvalidInputError, ModelError, on_one_line
 from ...rundir.checkpoint import LogValue
 from ...storage.arrays import Arrays
 from ..evaluation import Question
@@ -125,7 +125,7 @@ class KerasEvaluator:
         except (InvalidInputError, NotImplementedError):
             raise
         except Exception as error:  # a metric's or the user's own code may fail in any way
-            text = " ".join(str(error).split())[:500]
+            text = on_one_line(error)
             raise InvalidInputError(
                 f"model {self._model.name!r} cannot be evaluated by what was asked for: "
                 f"{type(error).__name__}: {text}"

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from ...data.manifest import Column
-from ...errors import ModelError
+from ...errors import ModelError, on_one_line
 from ...storage.filesystem import Location
 from ..class_columns import ClassColumn
 from ..spec import OutputSpec, TrainingSpec
@@ -164,7 +164,7 @@ class Served:
 
     def _cannot(self, error: BaseException) -> ModelError:
         name = getattr(self.model, "name", "")
-        told = " ".join(str(error).split())[:500]
+        told = on_one_line(error)
         kind = "" if isinstance(error, ModelError) else f"{type(error).__name__}: "
         return ModelError(f"{self.kind} cannot hold the model {name!r}: {kind}{told}")
 

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...data.manifest import Column
-from ...errors import ModelError
+from ...errors import ModelError, on_one_line
 from ...quiet import quiet_imports
 from ...scoring.onnx_session import BOUNDS, OnnxSession, check_installed
 from ...storage.filesystem import Location
@@ -235,7 +235,7 @@ def _check(served: Served, called: Mapping[str, str], predict: Any, contents: by
             for name, value in expected.items():
                 check_close(value, found[called[name]])
         except (AssertionError, ModelError) as error:
-            told = " ".join(str(error).split())
+            told = on_one_line(error)
             raise _cannot(
                 served, f"for {size} rows it does not give what Keras gives: {told}"
             ) from error

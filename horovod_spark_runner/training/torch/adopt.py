@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...data.manifest import Column
-from ...errors import ModelError, brief
+from ...errors import ModelError, brief, on_one_line
 from ...frameworks import TORCH
 from ...rundir.directory import RunDirectory
 from ...serialize import dumps
@@ -35,6 +36,9 @@ from .saved import (
     SavedModule,
     TorchFacts,
 )
+from .steady import unsteady, various
+
+logger = logging.getLogger(__name__)
 
 # Types that Spark has as well.
 _PLAIN = ("int8", "int16", "int32", "int64", "float32", "float64")
@@ -88,7 +92,8 @@ def adopt_module(
         raise ModelError(
             f"{type(module).__name__} cannot be sent to Spark's workers: {error}"
         ) from error
-    save_module(directory, module, ModelInputs(binding, columns, ()), feed)
+    if why := save_module(directory, module, ModelInputs(binding, columns, ()), feed):
+        logger.warning("%s", why)
     return SavedModule(module=pickled)
 
 
@@ -105,11 +110,12 @@ def adopt_script(
     try:
         module = load_script(data)
     except Exception as error:  # PyTorch's own has no public base
-        told = " ".join(str(error).split())[:300]
+        told = on_one_line(error, 300)
         raise ModelError(f"{place} is no TorchScript: {told}") from error
     feed, columns, binding = _fed(module, given.example, inputs)
     called = Predicting(module, feed, CPU)
     outputs = _try(called, columns)
+    _check_steady(called, columns, "torch.jit.script or torch.jit.trace")
     writer = ModelWriter(directory)
     writer.write(SCRIPT_FILE, data)
     facts = TorchFacts(torch=torch.__version__, names=feed.names, script=True)
@@ -137,6 +143,7 @@ def adopt_program(
     feed = Feed(binding.slots, tuple(names))
     called = Predicting(program, feed, CPU)
     outputs = _try(called, columns, rows or _ROWS)
+    _check_steady(called, columns, "torch.export.export", rows or _ROWS)
     writer = ModelWriter(directory)
     writer.write(PROGRAM_FILE, data)
     facts = TorchFacts(torch=torch.__version__, names=feed.names, program=True)
@@ -238,6 +245,27 @@ def _columns(
     return tuple(columns[name] for name in binding.columns)
 
 
+def _check_steady(
+    called: Predicting, columns: tuple[Column, ...], captured: str, rows: int = _ROWS
+) -> None:
+    """Check that a program predicts for each row what follows from that row.
+
+    Raises:
+        ModelError: it does not, as it was captured in training mode.
+    """
+    plain = some_rows(columns, rows)
+    try:
+        why = unsteady(called, various(plain))
+    except Exception:  # it takes no other whole numbers than 0
+        why = unsteady(called, plain)
+    if why:
+        raise ModelError(
+            f"the program {why}, as a module does in training mode (dropout, batch normalisation "
+            "by the batch's own moments). What it predicts would depend on chance, or on how Spark "
+            f"cuts rows into batches: call module.eval() before {captured}, and write the file anew"
+        )
+
+
 def _try(called: Predicting, columns: tuple[Column, ...], rows: int = _ROWS) -> Any:
     """Return what a module gives, after calling it.
 
@@ -252,5 +280,5 @@ def _try(called: Predicting, columns: tuple[Column, ...], rows: int = _ROWS) -> 
         described = ", ".join(column.describe() for column in columns)
         raise ModelError(
             f"{type(called.module).__name__} cannot be called with {described}: "
-            f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            f"{type(error).__name__}: {on_one_line(error)}"
         ) from error

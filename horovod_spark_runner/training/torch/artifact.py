@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import nn
 
 from ...data.manifest import Column
-from ...errors import CheckpointError, ModelError
+from ...errors import CheckpointError, ModelError, on_one_line
 from ...frameworks import TORCH
 from ...rundir.directory import RunDirectory
 from ...settings.code import import_name
@@ -21,10 +22,11 @@ from ..model_inputs import ModelInputs
 from ..spec import OutputSpec
 from ..trained_model import WEIGHTS_FILE, ModelWriter, Signature
 from .feeding import Feed
-from .loading import CPU, Predicting, computing_in, device_of, take_sample, to_numpy
+from .loading import CPU, Predicting, device_of, take_sample, to_numpy
 from .outputs import leaves, output_specs
 from .program import Program, dump_program, load_program, make_program, silent
 from .saved import FILES, PROGRAM_FILE, SAMPLE_FILE, TorchFacts
+from .steady import BY_CHANCE, unsteady
 from .variables import as_array, weights_of
 
 # Rows that a module is tried with; a program is for other numbers of them, too.
@@ -35,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 def save_module(
     directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed, autocast: str = ""
-) -> None:
+) -> str:
     """Write a trained module: its weights, what it takes and gives, and a program of it.
 
     A module that torch.export cannot hold is kept as weights only; they suffice with the function
@@ -48,13 +50,16 @@ def save_module(
         feed: how columns are fed to it.
         autocast: type that it is computed in, ``""`` for that of its weights.
 
+    Returns:
+        What is to be known of its predictions, ``""`` if they follow from each row alone.
+
     Raises:
         CheckpointError: it cannot be written.
     """
     try:
         directory.saved_model.delete_folder()  # an earlier one, of another model
         with _evaluating(module):
-            _save(directory, module, inputs, feed, autocast)
+            return _save(directory, module, inputs, feed, autocast)
     except OSError as error:
         raise CheckpointError(
             f"the training is done, but its model could not be written to {directory.model}: "
@@ -85,7 +90,7 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 
 def _save(
     directory: RunDirectory, module: nn.Module, inputs: ModelInputs, feed: Feed, autocast: str
-) -> None:
+) -> str:
     device = device_of(module)
     called = Predicting(module, feed, device, autocast)
     files = ModelWriter(directory)
@@ -96,8 +101,9 @@ def _save(
     outputs, problem = _outputs(called, inputs)
     if outputs is None:
         logger.warning("the model is saved, but it cannot predict: %s", problem)
-    program = None
+    program, why = None, ""
     if outputs is not None:
+        why = unsteady(called, some_rows(inputs.columns, _ROWS))
         sample = take_sample(called, some_rows(inputs.columns, _ROWS))
         if sample is not None:
             files.write(SAMPLE_FILE, dump_arrays(sample))
@@ -123,6 +129,10 @@ def _save(
         targets=inputs.targets,
     )
     files.finish(signature, FILES)
+    return why and (
+        f"{type(module).__name__} {why}, in evaluation mode as well: what it predicts depends on "
+        + ("chance" if why == BY_CHANCE else "which rows Spark puts into a batch together")
+    )
 
 
 def some_rows(columns: tuple[Column, ...], rows: int) -> dict[str, np.ndarray]:
@@ -146,17 +156,22 @@ def _outputs(called: Predicting, inputs: ModelInputs) -> tuple[tuple[OutputSpec,
 
 
 def _program(called: Predicting, inputs: ModelInputs) -> tuple[bytes | None, str]:
-    """Return the module as a program that gives the same, or why there is none."""
+    """Return the module as a program that gives the same, or why there is none.
+
+    It is of the types of the weights: torch.export does not keep what autocast does.
+    """
+    without = f" without autocast={called.autocast!r}" if called.autocast else ""
+    called = replace(called, autocast="")
     on_cpu = called.feed.values(some_rows(inputs.columns, _ROWS), CPU)
     try:
-        with silent(), computing_in(called.autocast, CPU):
+        with silent():
             data = dump_program(make_program(called.module, called.feed, on_cpu))
         again = Program(load_program(data, PROGRAM_FILE), called.device)
         made = Predicting(again, called.feed, called.device)
         for rows in _OTHERS:
             check_same(called, made, some_rows(inputs.columns, rows))
     except Exception as error:  # whatever torch.export or the module raises
-        return None, f"torch.export cannot hold it: {_first_line(error)}"
+        return None, f"torch.export cannot hold it{without}: {_first_line(error)}"
     return data, ""
 
 
@@ -175,5 +190,4 @@ def check_same(called: Predicting, other: Predicting, arrays: Mapping[str, np.nd
 
 
 def _first_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"
+    return f"{type(error).__name__}: {on_one_line(error, 300)}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...data.read.classes import classes_of
-from ...errors import ModelError
+from ...errors import ModelError, on_one_line
 from ...storage.arrays import Arrays
 from ..spec import TrainingSpec
 from .feeding import Feed, check_columns, input_feed, to_tensor
@@ -107,7 +107,7 @@ class Batches:
             f"{type(module).__name__}.forward computes with types that do not go together: it is "
             f"fed {fed}, and its weights are {', '.join(held) or 'none'}. Train the column in "
             f"another type, data=DataOptions(dtypes={{{column!r}: {wanted!r}}}), or convert it in "
-            f"forward (PyTorch says: {' '.join(str(error).split())[:200]})"
+            f"forward (PyTorch says: {on_one_line(error, 200)})"
         )
 
     def target(self, batch: TorchBatch) -> Any:

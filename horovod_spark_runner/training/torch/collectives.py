@@ -154,7 +154,8 @@ def real_of(tensor: Tensor) -> Tensor:
 
 def like(real: Tensor, tensor: Tensor) -> Tensor:
     """Return what `real_of` gave for a tensor as one of that tensor's type again."""
-    return torch.view_as_complex(real.contiguous()) if tensor.is_complex() else real
+    # A view would have to begin at an even place, which a part of a message need not.
+    return torch.complex(real[..., 0], real[..., 1]) if tensor.is_complex() else real
 
 
 def _summed_as(tensor: Tensor) -> torch.dtype:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import HorovodSparkError, InvalidInputError, ModelError
+from ...errors import HorovodSparkError, InvalidInputError, ModelError, on_one_line
 from ...frameworks import TORCH
 from ...rundir.checkpoint import LogValue
 from ...storage.arrays import Arrays
@@ -23,6 +23,7 @@ from .loading import computing_in, make_predicting, own_device, to_numpy
 from .losses import SUM, Losses, target_of
 from .metrics import ACCURACY, Metrics, Sums, add_terms, total_loss
 from .outputs import leaves
+from .steady import unsteady
 from .torch_model import TorchModel
 
 # How far rounding may be off, relative to the value.
@@ -111,7 +112,7 @@ class TorchEvaluator:
         except Exception as error:  # a metric's or the user's own code may fail in any way
             raise InvalidInputError(
                 f"{type(self._called.module).__name__} cannot be evaluated by what was asked for: "
-                f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+                f"{type(error).__name__}: {on_one_line(error)}"
             ) from error
         self._begin_sums()
 
@@ -130,7 +131,7 @@ class TorchEvaluator:
         data = self._tensors(features, labels)
         if self._untried and len(data[0][0]) > 1:
             self._untried = False
-            self._check_parts(data)
+            self._check_parts(data, features)
         return self._add(*data)
 
     def take_sums(self) -> list[np.ndarray]:
@@ -178,7 +179,9 @@ class TorchEvaluator:
                 metrics.update(self._sums, outputs, target)
             return to_numpy(next(leaves(outputs))[1])
 
-    def _check_parts(self, data: tuple[list[Tensor], list[Tensor], Tensor | None]) -> None:
+    def _check_parts(
+        self, data: tuple[list[Tensor], list[Tensor], Tensor | None], features: Arrays
+    ) -> None:
         """Check that no value depends on which rows are in a batch together.
 
         Raises:
@@ -203,6 +206,11 @@ class TorchEvaluator:
         for metrics, state in zip(self._metrics, states, strict=True):
             metrics.states.assign(state)
         for name in _differing(once, again, apart):
+            if why := unsteady(self._called, features):
+                raise ModelError(
+                    f"{name!r} has no exact value over all rows: "
+                    f"{type(self._called.module).__name__} {why}, in evaluation mode as well"
+                )
             raise ModelError(
                 f"{name!r} is no mean over rows: its value depends on which rows are in a batch "
                 "together, so that it has no exact value over all rows. Return one value per row, "

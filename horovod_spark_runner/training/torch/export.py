@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from ...data.manifest import Column
-from ...errors import ModelError
+from ...errors import ModelError, on_one_line
 from ...scoring.onnx_session import OnnxSession
 from ...storage.filesystem import Location
 from ..engine import ONNX
@@ -23,7 +23,7 @@ from ..trained_model import Recipe
 from .artifact import some_rows
 from .exported import check_exportable
 from .feeding import Feed, joined
-from .loading import CPU, Predicting, computing_in, make_predicting, to_numpy
+from .loading import CPU, Predicting, make_predicting, to_numpy
 from .onnx_file import need_onnx, onnx_contents
 from .outputs import pick
 from .program import Program, dump_program, load_program, make_program, silent
@@ -108,7 +108,8 @@ def export_recipe(
         names, added = _numbered("column", columns), _numbered("output", outputs)
     else:
         names, added = list(columns), list(outputs)
-    called = make_predicting(recipe, CPU)
+    # In the types of the weights, without autocast, of which an export would keep nothing.
+    called = replace(make_predicting(recipe, CPU), autocast="")
     program = _program(called, recipe, names, added)
     if format == ONNX:
         size = max(_SIZES) if recipe.batch_size is None else recipe.batch_size
@@ -142,10 +143,10 @@ def _program(
     feed = Feed(tuple((name,) for name in given), tuple(given))
     values = [torch.from_numpy(array) for array in given.values()]
     try:
-        with silent(), computing_in(called.autocast, CPU):
+        with silent():
             return make_program(served, feed, values, any_rows=rows is None)
     except Exception as error:  # whatever torch.export or the module's forward raises
-        told = " ".join(str(error).split())[:500]
+        told = on_one_line(error)
         raise ModelError(
             f"torch.export cannot hold {type(called.module).__name__}: {type(error).__name__}: "
             f"{told}"
@@ -195,5 +196,5 @@ def _compare(
         except (AssertionError, ModelError, RuntimeError) as error:
             raise ModelError(
                 f"the export of {kind} is not written: for {rows} rows it does not give what the "
-                f"module gives: {' '.join(str(error).split())[:500]}"
+                f"module gives: {on_one_line(error)}"
             ) from error

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...errors import ModelError
+from ...errors import ModelError, on_one_line
 from ...launch.worker.reporting import notify
 from ...rundir.checkpoint import VARIABLES_FILE
 from ...rundir.handed import contents_of
@@ -66,7 +66,7 @@ def _of_file(start: WarmStart) -> Mapping[str, Tensor]:
         # Nothing but tensors and plain containers is made of what a file says.
         found = torch.load(data.open(), map_location="cpu", weights_only=True)
     except Exception as error:  # whatever PyTorch raises for what it does not load
-        reason = str(error).strip().splitlines()[0]
+        reason = on_one_line((str(error).strip() or type(error).__name__).splitlines()[0])
         raise ModelError(
             f"initial_weights={start.origin!r} holds something else than weights: {reason}; write "
             "them with torch.save(module.state_dict(), …)"

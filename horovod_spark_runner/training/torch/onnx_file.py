@@ -10,7 +10,7 @@ import torch
 from torch.export import ExportedProgram
 
 from ...data.manifest import Column
-from ...errors import EnvironmentProblem, ModelError
+from ...errors import EnvironmentProblem, ModelError, on_one_line
 from ...quiet import quiet_imports
 from ...scoring.onnx_session import import_onnxruntime
 from ..onnx_facts import MOST_BYTES, name_rows, tell_facts
@@ -83,7 +83,7 @@ def onnx_contents(
         tell_facts(model, inputs, recipe.outputs, added)
         return completed(model, inputs, given, predict, rows=recipe.batch_size)
     except Exception as error:  # whatever PyTorch's exporter comes across
-        told = " ".join(str(error).split())[:500]
+        told = on_one_line(error)
         raise ModelError(
             f"an ONNX file cannot hold the module: {type(error).__name__}: {told}. A program "
             "(format='torch_export') may"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...errors import ModelError, brief
+from ...errors import ModelError, brief, on_one_line
 from ...settings.compression import Compression, Moving
 from ...settings.sync import Allreduce, Sync
 from ..sync.threshold import notice_late_momentum
@@ -69,14 +70,30 @@ def _made(given: Any, module: nn.Module) -> Any:
                 f"optimizer={given!r} is no optimizer of torch.optim; there are "
                 f"{', '.join(sorted(n for n in known if n not in ('Optimizer', 'LBFGS')))}"
             )
-        by_name: Any = found  # each class has a constructor of its own
-        return by_name(parameters)
+        return _constructed(found, parameters)
     if not callable(given):
         raise ModelError(
             "optimizer must be the name of a class of torch.optim, a function that makes one of "
             f"parameters, or an optimizer, got {brief(given)}"
         )
-    return given(parameters)
+    return _constructed(given, parameters)
+
+
+def _constructed(make: Callable[..., Any], parameters: list[nn.Parameter]) -> Any:
+    """Return an optimizer.
+
+    Raises:
+        ModelError: a class of optimizers does not take its arguments.
+    """
+    kind = make.func if isinstance(make, functools.partial) else make
+    try:
+        return make(parameters)
+    except (TypeError, ValueError) as error:
+        if not inspect.isclass(kind):  # the user's own code may fail in any way
+            raise
+        raise ModelError(
+            f"optimizer {kind.__name__} cannot be made with what it is given: {on_one_line(error)}"
+        ) from error
 
 
 def _check(optimizer: Any, what: str, own: set[int]) -> None:

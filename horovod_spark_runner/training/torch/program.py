@@ -18,7 +18,7 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import InputKind, TensorArgument
 from torch.utils import _pytree
 
-from ...errors import ModelError
+from ...errors import ModelError, on_one_line
 from ...quiet import quiet_imports
 from .feeding import Feed
 
@@ -136,7 +136,7 @@ def load_program(data: bytes, where: str) -> ExportedProgram:
     except ModelError:
         raise
     except Exception as error:  # whatever PyTorch comes across
-        told = " ".join(str(error).split())[:300]
+        told = on_one_line(error, 300)
         raise ModelError(
             f"{where} is no program of torch.export that PyTorch {torch.__version__} reads: "
             f"{type(error).__name__}: {told}"

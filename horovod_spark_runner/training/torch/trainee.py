@@ -134,6 +134,7 @@ class TorchTrainee(Trainee):
         self._begun = [settings_of(optimizer) for optimizer in every]
         self._begun_trained = trained_in(self.module)
         self._last_rates: list[float] = []
+        self._taken, self._told = 0, set[str]()
 
     def _check_weights(self) -> None:
         """Check that ranks can hold the same weights."""
@@ -156,6 +157,7 @@ class TorchTrainee(Trainee):
     def train_step(
         self, step: Step, asked: Sequence[bool], last: bool
     ) -> tuple[Logs | None, list[float] | None]:
+        self._try_again(step)
         counts = self._steps.train(step, asked)
         if self._schedulers:
             self._last_rates = self._rates.read()
@@ -204,7 +206,8 @@ class TorchTrainee(Trainee):
 
     def save(self, directory: RunDirectory) -> SavedModule:
         release_norms(self.module)
-        save_module(directory, self.module, *self._predicting)
+        if why := save_module(directory, self.module, *self._predicting):
+            notify(why)
         return SavedModule()
 
     def outputs(self) -> Sequence[OutputSpec] | None:
@@ -298,15 +301,28 @@ class TorchTrainee(Trainee):
         return [*self._sums.names, *self._metrics.of_objects]
 
     def probe(self, step: Step) -> None:
-        if step.batch.rows < 2 or self._model.train_step is not None:
+        losses = [] if self._losses is None else self._losses.functions()
+        functions = [*losses, *self._metrics.functions()]
+        if step.batch.rows < 2 or self._model.train_step is not None or not functions:
             return
         batch = self._batches.of(step.batch.arrays, training=False)
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         with random_kept():
             outputs = self._steps.evaluated(batch)
-            losses = [] if self._losses is None else self._losses.functions()
-            functions = [*losses, *self._metrics.functions()]
             for text in check_means(functions, outputs, self._batches.target(batch)):
-                notify(text)
+                if text not in self._told:
+                    notify(text)
+                self._told.add(text)
+        for name, buffer in self.module.named_buffers():
+            if name in buffers and buffers[name].shape == buffer.shape:
+                buffer.copy_(buffers[name])
+
+    def _try_again(self, step: Step) -> None:
+        """Try functions on rows of the 2nd, 4th, 8th, … step: the first may have none to ignore."""
+        self._taken += 1
+        due = self._taken > 1 and not self._taken & (self._taken - 1)
+        if due and self._rank == 0 and self._world.Get_size() > 1:
+            TorchTrainee.probe(self, step)
 
 
 @contextlib.contextmanager
