@@ -152,9 +152,10 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
 
         Spark's tasks read and write the files themselves, so rows need not pass through the JVM.
         Other columns are stored as they were (times of Parquet's old INT96 to the microsecond, as
-        Spark reads them), folders such as ``day=1`` stay, and the destination holds every row once,
-        also if tasks were repeated. On local storage and HDFS a new folder
-        appears whole; in one that exists, and in object stores, files come at the end and
+        Spark reads them; beside times of 64 bits in one file, as Spark's default is for
+        ``timestamp`` and ``timestamp_ntz``, they are refused), folders such as ``day=1`` stay, and
+        the destination holds every row once, also if tasks were repeated. On local storage and HDFS
+        a new folder appears whole; in one that exists, and in object stores, files come at the end and
         ``_SUCCESS`` last. A claim keeps other calls out meanwhile; that of a driver which was
         killed is taken over, at once on its machine, elsewhere after a minute. Params hold as for
         ``transform``, but for those that make vectors, classes or a struct of the outputs.
@@ -172,8 +173,9 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
 
         Raises:
             DataError: there are no files, a log says which of them count (a stream's, Delta
-                Lake's or Hudi's), a file changes or vanishes meanwhile, or a column is missing,
-                does not fit the model, or cannot be written as it was; the message names the file.
+                Lake's or Hudi's), a file is damaged, changes or vanishes meanwhile, or a column is
+                missing, does not fit the model, or cannot be written as it was; the message names
+                the file.
             InvalidInputError: the destination holds files, is being written by another call or
                 cannot be written, a Param asks for what files are not given, or another argument
                 cannot be right.
