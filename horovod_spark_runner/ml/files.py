@@ -222,7 +222,9 @@ def plan_files(
     keep = None if request.columns is None else tuple(request.columns)
     task = FileTask(folder, predictor, keep, added)
     with ThreadPoolExecutor(THREADS, "hsr-footers") as pool:
-        footers = list(pool.map(lambda stat: _checked(stat, task, by_case), found))
+        footers = list(
+            pool.map(lambda stat: _checked(stat, task, request.settings, by_case), found)
+        )
     low, high = _UNIT_BYTES
     whole = sum(sum(_sizes(footer)) + _FILE_BYTES for footer, _ in footers)
     limit = min(max(whole // (slots * _TASKS_PER_SLOT), low), high)
@@ -230,7 +232,9 @@ def plan_files(
     return FilesPlan(request, task, tuple(units), tuple(_shares(costs, limit)))
 
 
-def _checked(stat: FileStat, task: FileTask, by_case: bool) -> tuple[pq.FileMetaData, str]:
+def _checked(
+    stat: FileStat, task: FileTask, settings: PredictionSettings, by_case: bool
+) -> tuple[pq.FileMetaData, str]:
     """Return a file's footer and its checksum.
 
     Raises:
@@ -257,7 +261,7 @@ def _checked(stat: FileStat, task: FileTask, by_case: bool) -> tuple[pq.FileMeta
             check_feature(schema.field(name), column)
         names = [added.name for added in task.added]
         outputs = [output.name for output in task.predictor.outputs]
-        check_added(names, outputs, [*kept, *folders], by_case=by_case)
+        check_added(names, [*kept, *folders], settings, by_case=by_case, outputs=outputs)
         written, options = writing(file, kept, task.added)
         check_stored_alike(file, written, kept, options, str(place))
         return file.metadata, footer

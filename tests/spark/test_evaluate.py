@@ -283,6 +283,9 @@ def test_rows_that_cannot_be_evaluated(regression: TFTransformer, frame: Any) ->
     with pytest.raises(DataError, match=r"column 'real' is null in row \d+ of a batch.*='skip'"):
         regression.evaluate(holes)
     check(regression.evaluate(holes, handle_invalid="skip"), regression.evaluate(rows))
+    # What is kept without a prediction has no part in a metric.
+    with pytest.raises(DataError, match="handle_invalid='skip' leaves such rows out"):
+        regression.copy({regression.handleInvalid: "keep"}).evaluate(holes)
     with pytest.raises(DataError, match="has no rows to evaluate on$"):
         regression.evaluate(frame.filter("false"))
     with pytest.raises(DataError, match="no rows to evaluate on; 3 with invalid values were"):
