@@ -35,6 +35,7 @@ from .settings.estimator import options, sync_of
 from .settings.kinds import ColumnNames
 from .settings.launching import LaunchOptions
 from .settings.prediction import PredictionSettings
+from .settings.table import Settings
 from .settings.tracking import MlflowOptions
 from .settings.training import CheckpointOptions, FitOptions, RestartOptions
 from .spark.session import check_running, is_case_sensitive, runs_on_this_machine
@@ -50,7 +51,7 @@ ParamMap = Mapping[Any, Any]
 logger = logging.getLogger(__name__)
 
 # Params that hold options, whose settings are no Params themselves.
-_OPTIONS = {
+_OPTIONS: dict[str, type[Settings]] = {
     "data": DataOptions,
     "checkpoints": CheckpointOptions,
     "restarts": RestartOptions,
