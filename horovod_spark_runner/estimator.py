@@ -35,6 +35,7 @@ from .settings.estimator import options, sync_of
 from .settings.kinds import ColumnNames
 from .settings.launching import LaunchOptions
 from .settings.prediction import PredictionSettings
+from .settings.table import Settings
 from .settings.tracking import MlflowOptions
 from .settings.training import CheckpointOptions, FitOptions, RestartOptions
 from .spark.session import check_running, is_case_sensitive, runs_on_this_machine
@@ -48,6 +49,15 @@ if TYPE_CHECKING:
 ParamMap = Mapping[Any, Any]
 
 logger = logging.getLogger(__name__)
+
+# Params that hold options, whose settings are no Params themselves.
+_OPTIONS: dict[str, type[Settings]] = {
+    "data": DataOptions,
+    "checkpoints": CheckpointOptions,
+    "restarts": RestartOptions,
+    "launch": LaunchOptions,
+    "mlflow": MlflowOptions,
+}
 
 
 class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # type: ignore[misc]
@@ -190,7 +200,7 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         if hasattr(dataset, "sparkSession"):  # what is no DataFrame is told of with the rest
             added = surely_added(settings, self._outputs(dataset.columns, features, labels))
             by_case = is_case_sensitive(check_running(dataset.sparkSession))
-            check_added(added, added, dataset.columns, by_case=by_case)
+            check_added(added, dataset.columns, settings, by_case=by_case)
         return TrainingRequest(
             frame=dataset,
             model=self._build(),
@@ -292,7 +302,11 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
     def _no_such(self, name: str) -> str:
         known = [one.name for one in self.params]
         near = difflib.get_close_matches(name, known, n=3)
-        meant = f"; is it {quote_all(near)}?" if near else f"; there are {', '.join(known)}"
+        within = [param for param, kind in _OPTIONS.items() if name in kind.__dataclass_fields__]
+        if within:
+            meant = f"; is it {within[0]}={{{name!r}: …}}?"
+        else:
+            meant = f"; is it {quote_all(near)}?" if near else f"; there are {', '.join(known)}"
         return f"HorovodEstimator has no Param {name!r}{meant}"
 
 
@@ -340,7 +354,7 @@ def _check_of_classes(settings: PredictionSettings) -> Callable[..., None] | Non
     """Return what ranks are to check of the model's outputs, if that is more than any model's."""
     if settings.probability_col is None and settings.raw_prediction_col is None:
         return None
-    return functools.partial(check_classes, settings=settings)
+    return functools.partial(check_classes, settings=settings, whole=True)
 
 
 def _tell_of_unnamed(maps: Sequence[ParamMap]) -> None:

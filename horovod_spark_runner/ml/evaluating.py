@@ -17,7 +17,7 @@ from ..data.manifest import Column
 from ..data.prepare.schema import quote_all
 from ..data.read.arrow_to_numpy import column_to_numpy
 from ..data.read.decode import RowDecoder, UndecodableRow
-from ..errors import DataError, HorovodSparkError
+from ..errors import DataError, HorovodSparkError, InvalidInputError
 from ..settings.data import Transform
 from ..spark.python_worker import keep_to_task, spare_from_collection
 from ..storage.arrays import Arrays, dump_arrays, load_arrays
@@ -189,13 +189,24 @@ class Evaluation:
             _ROW_FIELDS,
         )
 
+    def _asked(self) -> Question:
+        try:
+            question: Question = cloudpickle.loads(self.question)
+        except Exception as error:  # a metric of the user's own may fail in any way
+            raise InvalidInputError(
+                f"the metrics cannot be made again on a worker: {type(error).__name__}: {error}; "
+                "give what can be pickled and unpickled: a function, or a keras.metrics.Metric "
+                "with a get_config()"
+            ) from error
+        return question
+
     def _loaded(self) -> tuple[Evaluator, Mapping[str, Transform]]:
         global _kept
         keep_to_task()
         key = hashlib.sha256(self.digest.encode() + self.question).hexdigest()
         if _kept is None or _kept[0] != key:
             recipe = self.load()
-            question: Question = cloudpickle.loads(self.question)
+            question = self._asked()
             missing = [n for n in question.targets.transforms if n not in recipe.transforms]
             if missing:
                 raise DataError(

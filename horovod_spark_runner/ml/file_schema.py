@@ -66,9 +66,9 @@ class ScoredColumn:
         return {"name": self.name, "type": kind, "nullable": True, "metadata": {}}
 
 
-def has_old_timestamps(schema: pq.ParquetSchema) -> bool:
-    """Tell whether there are timestamps of 96 bits, as Spark writes them by default."""
-    return any(schema.column(n).physical_type == "INT96" for n in range(len(schema)))
+def has_old_timestamps(file: pq.ParquetFile, columns: Sequence[str]) -> bool:
+    """Tell whether some columns hold timestamps of 96 bits, as Spark writes instants by default."""
+    return bool(_columns_of("INT96", storage_of(file), columns))
 
 
 def columns_of_leaves(schema: pa.Schema) -> list[str]:
@@ -94,6 +94,27 @@ def storage_of(file: pq.ParquetFile) -> dict[str, list[tuple[Any, ...]]]:
         levels = (leaf.max_definition_level, leaf.max_repetition_level)
         stored.setdefault(name, []).append((physical, annotation, size, *levels))
     return stored
+
+
+def _columns_of(
+    what: str, stored: dict[str, list[tuple[Any, ...]]], columns: Sequence[str]
+) -> list[str]:
+    """Return which columns have a leaf whose type or annotation begins so."""
+    return [
+        name
+        for name in columns
+        if any(str(leaf[part]).startswith(what) for leaf in stored[name] for part in (0, 1))
+    ]
+
+
+def _told(leaves: Sequence[tuple[Any, ...]]) -> str:
+    """Return how a column is stored, for people."""
+    told = []
+    for physical, annotation, size, definition, repetition in leaves:
+        length = "" if size is None else f"({size})"
+        noted = "" if annotation == "None" else f" ({annotation})"
+        told.append(f"{physical}{length}{noted} of levels {definition} and {repetition}")
+    return ", ".join(told)
 
 
 def kept_columns(
@@ -168,11 +189,20 @@ def check_stored_alike(
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(f"{place} cannot be written again: {error}") from error
     before = storage_of(file)
+    old, new = (_columns_of(what, before, kept) for what in ("INT96", "Timestamp"))
+    if old and new:
+        raise DataError(
+            f"{place} has timestamps of 96 bits in {quote_all(old)} and of 64 bits in "
+            f"{quote_all(new)}, which pyarrow does not write into one file: name the columns to "
+            "keep without the ones or the others, columns=[…]; let Spark write the source with "
+            "spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS; or read the files with Spark "
+            "and use transform"
+        )
     after = storage_of(pq.ParquetFile(pa.BufferReader(sink.getvalue())))
     for name in kept:
         if before[name] != after[name]:
             raise DataError(
-                f"column {name!r} of {place} is stored as {before[name]}, which would become "
-                f"{after[name]}: name the columns to keep without it, columns=[…], or read the "
-                "files with Spark and use transform"
+                f"column {name!r} of {place} is stored as {_told(before[name])}, which would "
+                f"become {_told(after[name])}: name the columns to keep without it, columns=[…], "
+                "or read the files with Spark and use transform"
             )

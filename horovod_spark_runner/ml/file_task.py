@@ -116,7 +116,7 @@ class FileTask:
             The file's name in the staging folder, and its rows.
 
         Raises:
-            DataError: rows are no features of the model, or the source has changed.
+            DataError: rows are no features of the model, or the source is damaged or has changed.
         """
         name = f"{number:06d}-{uuid.uuid4().hex}.parquet"
         aside, place = staging.join("_" + name), self.source.join(unit.file)
@@ -144,7 +144,7 @@ class FileTask:
     ) -> int:
         kept = schema.names[: len(schema.names) - len(self.added)]
         wanted = list(dict.fromkeys([*kept, *self.predictor.names]))
-        chunks = _chunks(file, unit, wanted)
+        chunks = _chunks(file, unit, wanted, self.source.join(unit.file))
         coming = pool.submit(next, chunks, None)
         written: Future[None] | None = None
         rows = 0
@@ -236,7 +236,7 @@ def writing(
         "compression": _compression(file),
         "use_dictionary": _dictionaries(file, kept),
         # As they were; a file with both kinds is refused, see `check_stored_alike`.
-        "use_deprecated_int96_timestamps": has_old_timestamps(file.schema),
+        "use_deprecated_int96_timestamps": has_old_timestamps(file, kept),
     }
     return scored_schema(file.schema_arrow, kept, added), options
 
@@ -269,18 +269,33 @@ def _is_smaller_by_it(chunk: pq.ColumnChunkMetaData) -> bool:
     return kind not in _REAL and (not plain or chunk.total_uncompressed_size < plain)
 
 
-def _chunks(file: pq.ParquetFile, unit: Unit, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the rows of a unit, so many at a time as memory is to hold."""
+def _chunks(
+    file: pq.ParquetFile, unit: Unit, columns: Sequence[str], place: Location
+) -> Iterator[pa.Table]:
+    """Yield the rows of a unit, so many at a time as memory is to hold.
+
+    Raises:
+        DataError: a row group cannot be read.
+    """
     for number in unit.groups:
-        group = file.metadata.row_group(number)
-        if not group.num_rows:
-            continue
-        if group.total_byte_size <= CHUNK_BYTES:
-            yield file.read_row_group(number, columns=columns, use_threads=False)
-            continue
+        try:
+            yield from _chunks_of(file, number, columns)
+        # Damaged pages are the one or the other; so is what the storage cannot give.
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(
+                f"{place} cannot be read: row group {number} is damaged, or its storage fails "
+                f"({type(error).__name__}: {error}); write the file again, or call predict_files "
+                "again if it is whole"
+            ) from error
+
+
+def _chunks_of(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+    group = file.metadata.row_group(number)
+    if group.num_rows and group.total_byte_size <= CHUNK_BYTES:
+        yield file.read_row_group(number, columns=columns, use_threads=False)
+    elif group.num_rows:
         rows = max(1, group.num_rows * CHUNK_BYTES // group.total_byte_size)
-        batches = file.iter_batches(rows, [number], columns=columns, use_threads=False)
-        for batch in batches:
+        for batch in file.iter_batches(rows, [number], columns=columns, use_threads=False):
             yield pa.Table.from_batches([batch])
 
 

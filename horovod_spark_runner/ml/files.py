@@ -15,7 +15,7 @@ import threading
 import uuid
 from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import unquote
@@ -49,6 +49,8 @@ _TASKS_PER_SLOT = 3
 _SLOTS = 16
 # The names of one kind of storage.
 _S3 = re.compile("^s3[an]://")
+# What a task has done, among what it writes aside meanwhile.
+_DONE = re.compile("([0-9]+)-")
 # What opening, writing and moving a file costs, in bytes that are scored meanwhile.
 _FILE_BYTES = 1024 * 1024
 
@@ -220,7 +222,9 @@ def plan_files(
     keep = None if request.columns is None else tuple(request.columns)
     task = FileTask(folder, predictor, keep, added)
     with ThreadPoolExecutor(THREADS, "hsr-footers") as pool:
-        footers = list(pool.map(lambda stat: _checked(stat, task, by_case), found))
+        footers = list(
+            pool.map(lambda stat: _checked(stat, task, request.settings, by_case), found)
+        )
     low, high = _UNIT_BYTES
     whole = sum(sum(_sizes(footer)) + _FILE_BYTES for footer, _ in footers)
     limit = min(max(whole // (slots * _TASKS_PER_SLOT), low), high)
@@ -228,7 +232,9 @@ def plan_files(
     return FilesPlan(request, task, tuple(units), tuple(_shares(costs, limit)))
 
 
-def _checked(stat: FileStat, task: FileTask, by_case: bool) -> tuple[pq.FileMetaData, str]:
+def _checked(
+    stat: FileStat, task: FileTask, settings: PredictionSettings, by_case: bool
+) -> tuple[pq.FileMetaData, str]:
     """Return a file's footer and its checksum.
 
     Raises:
@@ -255,7 +261,7 @@ def _checked(stat: FileStat, task: FileTask, by_case: bool) -> tuple[pq.FileMeta
             check_feature(schema.field(name), column)
         names = [added.name for added in task.added]
         outputs = [output.name for output in task.predictor.outputs]
-        check_added(names, outputs, [*kept, *folders], by_case=by_case)
+        check_added(names, [*kept, *folders], settings, by_case=by_case, outputs=outputs)
         written, options = writing(file, kept, task.added)
         check_stored_alike(file, written, kept, options, str(place))
         return file.metadata, footer
@@ -284,16 +290,19 @@ def _units(
     for stat, (footer, checksum) in zip(found, footers, strict=True):
         groups = _sizes(footer)
         parts: list[list[int]] = [[]]
+        sizes = [0]
         for number, size in enumerate(groups):
-            if parts[-1] and sum(groups[i] for i in parts[-1]) + size > limit:
+            if parts[-1] and sizes[-1] + size > limit:
                 parts.append([])
+                sizes.append(0)
             parts[-1].append(number)
+            sizes[-1] += size
         targets = _targets(stat.name, len(parts), taken)
         taken.update(targets)
-        for part, target in zip(parts, targets, strict=True):
+        for part, size, target in zip(parts, sizes, targets, strict=True):
             rows = sum(footer.row_group(i).num_rows for i in part)
             units.append(Unit(stat.name, tuple(part), rows, target, checksum))
-            costs.append(sum(groups[i] for i in part) + _FILE_BYTES)
+            costs.append(size + _FILE_BYTES)
     return units, costs
 
 
@@ -347,9 +356,10 @@ def _showing(plan: FilesPlan, commit: Commit, stream: TextIO) -> Iterator[None]:
 
         def look() -> None:
             while not ended.wait(1.0):
-                names = (place.name for place in commit.staging.list())
-                done = {int(name.partition("-")[0]) for name in names if name[0] != "_"}
-                bar.update(sum(plan.units[number].rows for number in done) - bar.n)
+                with suppress(OSError):  # the next look may find what the storage does not give now
+                    found = map(_DONE.match, (place.name for place in commit.staging.list()))
+                    done = {int(name[1]) for name in found if name is not None}
+                    bar.update(sum(plan.units[number].rows for number in done) - bar.n)
 
         watcher = threading.Thread(target=look, name="hsr-progress", daemon=True)
         watcher.start()

@@ -45,7 +45,8 @@ def with_predictions(
     in_struct = settings.output_form == "struct"
     added = [] if in_struct else added_by(outputs, settings)
     names = [struct_name(settings)] if in_struct else [one.name for one in added]
-    check_added(names, [output.name for output in outputs], frame.columns, by_case=by_case)
+    named = [output.name for output in outputs]
+    check_added(names, frame.columns, settings, by_case=by_case, outputs=named)
     pairs = zip(sources, predictor.columns, strict=True)
     arguments = [feature_argument(source, column) for source, column in pairs]
     types = [spark_type(output) for output in outputs]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..data.prepare.schema import quote_all
 from ..errors import DataError, InvalidInputError
-from ..settings.prediction import PredictionCol, PredictionSettings
+from ..settings.prediction import ClassCol, PredictionCol, PredictionSettings
 
 DEFAULT = "prediction"
 
@@ -63,32 +63,40 @@ def surely_added(settings: PredictionSettings, outputs: int | None) -> list[str]
 
 
 def check_added(
-    added: Sequence[str], outputs: Sequence[str], existing: Sequence[str], *, by_case: bool
+    added: Sequence[str],
+    existing: Sequence[str],
+    settings: PredictionSettings,
+    *,
+    by_case: bool,
+    outputs: Sequence[str] = (),
 ) -> None:
     """Check that the added columns replace nothing, as Spark compares names.
 
     Args:
         added: names of the columns to add.
-        outputs: the outputs they are for.
         existing: columns of the DataFrame.
+        settings: what named the columns to add.
         by_case: whether Spark tells upper from lower case.
+        outputs: the model's outputs, where they are known.
 
     Raises:
         DataError: a name is taken.
     """
     kept = {_plain(name, by_case): name for name in existing}
-    taken = [kept[key] for name in added if (key := _plain(name, by_case)) in kept]
-    if taken:
+    clashing = [name for name in added if _plain(name, by_case) in kept]
+    if clashing:
+        taken = [kept[_plain(name, by_case)] for name in clashing]
         raise DataError(
             f"the DataFrame already has a column {quote_all(taken)}, which a prediction is to be "
-            f"called; drop it, or name the predictions otherwise: {_advice(outputs)}"
+            "called; drop it, or name the predictions otherwise: "
+            + _advice(clashing, settings, outputs)
         )
     seen: set[str] = set()
     twice = [n for n in added if (key := _plain(n, by_case)) in seen or seen.add(key)]  # type: ignore[func-returns-value]
     if twice:
         raise DataError(
             f"several predictions would be called {quote_all(twice)}; name them otherwise: "
-            + _advice(outputs)
+            + _advice(twice, settings, outputs)
         )
 
 
@@ -96,8 +104,16 @@ def _plain(name: str, by_case: bool) -> str:
     return name if by_case else name.lower()
 
 
-def _advice(outputs: Sequence[str]) -> str:
-    if len(outputs) == 1:
+def _advice(clashing: Sequence[str], settings: PredictionSettings, outputs: Sequence[str]) -> str:
+    """Return how other names are given, by the setting that names those in the way."""
+    for setting in ("probability_col", "raw_prediction_col"):
+        given: ClassCol = getattr(settings, setting)
+        if isinstance(given, str) and given in clashing:
+            return f'{setting}="…"'
+        for output, name in given.items() if isinstance(given, Mapping) else ():
+            if name in clashing:
+                return f'{setting}={{{output!r}: "…"}}'
+    if len(outputs) < 2:
         return 'prediction_col="…"'
     example = {name: f"predicted_{name}" for name in outputs}
     return f"prediction_col={example!r}, or prediction_col='predicted' for these very names"

@@ -79,12 +79,16 @@ def added_by(outputs: Sequence[OutputSpec], settings: PredictionSettings) -> lis
     return added + of_classes
 
 
-def check_classes(outputs: Sequence[OutputSpec], settings: PredictionSettings) -> None:
+def check_classes(
+    outputs: Sequence[OutputSpec], settings: PredictionSettings, *, whole: bool = False
+) -> None:
     """Check that outputs can be of the classes that settings ask for, whatever else is set.
 
     Args:
         outputs: the model's outputs.
-        settings: what is asked for; ``probability_col`` may lack its ``raw_prediction_col`` yet.
+        settings: what is asked for.
+        whole: whether nothing else will be; ``probability_col`` may lack its
+            ``raw_prediction_col`` yet by default.
 
     Raises:
         InvalidInputError: they cannot.
@@ -95,7 +99,7 @@ def check_classes(outputs: Sequence[OutputSpec], settings: PredictionSettings) -
     for spec in outputs:
         if spec.name in scores:
             _check_classes(spec, scores=True)
-        elif spec.name in probabilities and spec.activation != "linear":
+        elif spec.name in probabilities and (whole or spec.activation != "linear"):
             _check_classes(spec, scores=False)
 
 

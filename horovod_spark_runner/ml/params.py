@@ -66,7 +66,15 @@ class Converter:
             checked = os.fspath(checked)
         elif isinstance(checked, Mapping):
             checked = dict(checked)
+        checked = _apart(checked)
         return getattr(TypeConverters, kind.converter)(checked)
+
+
+def _apart(value: Any) -> Any:
+    """Return ``value`` with dictionaries and lists that nobody else can change."""
+    if type(value) is dict:
+        return {key: _apart(inner) for key, inner in value.items()}
+    return [_apart(inner) for inner in value] if type(value) is list else value
 
 
 def param(settings: type[Settings], name: str) -> Param[Any]:
@@ -221,6 +229,9 @@ class PredictionParams(FeatureParams):
         """
         check_params(extra or {})
         copied: P = super().copy(dict(extra or {}))  # type: ignore[misc]
+        # Spark's copy shares the defaults, which a caller of a getter may change.
+        defaults = {one: _apart(value) for one, value in copied._defaultParamMap.items()}
+        copied._defaultParamMap = defaults
         return copied
 
     def getPredictionCol(self) -> PredictionCol:

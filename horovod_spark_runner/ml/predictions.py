@@ -19,6 +19,7 @@ from .evaluate import EvaluationRequest, evaluate
 from .export import ExportRequest, export_model
 from .files import FilesRequest, predict_files
 from .frame import with_predictions
+from .inference import ERROR, KEEP
 from .outputs import check_classes
 from .params import PredictionParams, check_own_params, prediction_settings, set_params
 from .served import ServedModel
@@ -91,7 +92,9 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
         """Return losses and metrics over all rows of a DataFrame, in one pass over Spark tasks.
 
         They are what ``model.evaluate`` gives in one process: every task adds up what the metrics
-        keep, and the results follow from the sums over all rows. What has no exact value in that
+        keep, and the results follow from the sums over all rows. (The losses of single outputs,
+        where there are several, Keras averages over batches of whatever size; its numbers are these
+        with a ``batch_size`` of all rows.) What has no exact value in that
         way (a loss that depends on which rows are in a batch together, a metric that keeps
         something else than sums) is refused by name. A model of `from_keras` is evaluated by
         ``metrics`` that are given, as what it was compiled with is not known; one of
@@ -118,7 +121,8 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
                 ``False`` for none. It weighs ``metrics`` that are given here; those the model was
                 compiled with as ``Model.compile`` was told.
             handle_invalid: ``"error"`` or ``"skip"`` for rows with a null, or an array of another
-                size, in any of these columns; by default the transformer's.
+                size, in any of these columns; by default the transformer's, where that is no
+                ``"keep"``, which is for predictions, and ``"error"`` else.
 
         Returns:
             The results by name: numbers, and lists of numbers where a metric gives several.
@@ -129,6 +133,7 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
             ModelError: a loss or metric has no exact value, or the model is not compiled.
         """
         settings = prediction_settings(self)
+        by_default = ERROR if settings.handle_invalid == KEEP else settings.handle_invalid
         spark = _session(dataset, "evaluate")
         check_has_an_end(dataset, "evaluated on")
         predictor = self._model.predictor(spark, settings)
@@ -136,7 +141,7 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
             metrics,
             label_cols,
             sample_weight_col,
-            settings.handle_invalid if handle_invalid is None else handle_invalid,
+            by_default if handle_invalid is None else handle_invalid,
         )
         return evaluate(dataset, self._model.known.recipe, predictor, request)
 
@@ -152,10 +157,11 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
 
         Spark's tasks read and write the files themselves, so rows need not pass through the JVM.
         Other columns are stored as they were (times of Parquet's old INT96 to the microsecond, as
-        Spark reads them), folders such as ``day=1`` stay, and the destination holds every row once,
-        also if tasks were repeated. On local storage and HDFS a new folder
-        appears whole; in one that exists, and in object stores, files come at the end and
-        ``_SUCCESS`` last. A claim keeps other calls out meanwhile; that of a driver which was
+        Spark reads them; beside times of 64 bits in one file, as Spark's default is for
+        ``timestamp`` and ``timestamp_ntz``, they are refused), folders such as ``day=1`` stay, and
+        the destination holds every row once, also if tasks were repeated. On local storage and HDFS
+        a new folder appears whole; in one that exists, and in object stores, files come at the end
+        and ``_SUCCESS`` last. A claim keeps other calls out meanwhile; that of a driver which was
         killed is taken over, at once on its machine, elsewhere after a minute. Params hold as for
         ``transform``, but for those that make vectors, classes or a struct of the outputs.
 
@@ -172,8 +178,9 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
 
         Raises:
             DataError: there are no files, a log says which of them count (a stream's, Delta
-                Lake's or Hudi's), a file changes or vanishes meanwhile, or a column is missing,
-                does not fit the model, or cannot be written as it was; the message names the file.
+                Lake's or Hudi's), a file is damaged, changes or vanishes meanwhile, or a column is
+                missing, does not fit the model, or cannot be written as it was; the message names
+                the file.
             InvalidInputError: the destination holds files, is being written by another call or
                 cannot be written, a Param asks for what files are not given, or another argument
                 cannot be right.

@@ -340,7 +340,7 @@ def _check_columns(
             frame_of(request.frame).columns,
             is_case_sensitive(session_of(request.frame)),
         )
-        check_added(added, added, columns, by_case=by_case)
+        check_added(added, columns, settings, by_case=by_case)
     return inputs, outputs
 
 

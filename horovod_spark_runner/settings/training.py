@@ -45,6 +45,7 @@ def _check_class_weight(name: str, weights: object) -> dict[int, float]:
         }
     if not isinstance(weights, Mapping) or not all(
         isinstance(label, Integral)
+        and not isinstance(label, bool)
         and isinstance(weight, Real)
         and math.isfinite(weight)
         and float(weight) >= 0

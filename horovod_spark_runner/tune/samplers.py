@@ -16,6 +16,8 @@ from .space import Dimension, Space
 
 SamplerName = Literal["tpe", "random", "grid"]
 PrunerName = Literal["median", "asha", "hyperband"]
+# Of a grid, whose combinations optuna lists anew for each trial: a tenth of a second for so many.
+_MOST_POINTS = 100_000
 # Packages that some of optuna's classes import once they are used, perhaps after several trials.
 _NEEDS = {
     "CmaEsSampler": ("cmaes",),
@@ -42,22 +44,30 @@ def grid_of(space: Space) -> dict[str, list[Any]]:
     """Return the values of every parameter of a space that has finitely many.
 
     Raises:
-        InvalidInputError: it has not.
+        InvalidInputError: it has not, or there are too many combinations of them.
     """
     if not isinstance(space, Mapping):
         raise InvalidInputError(
             "sampler='grid' needs a space of choice(…) and integer(…) by name, got a function"
         )
-    return {name: _values_of(name, one) for name, one in space.items()}
+    size = math.prod(_count_of(name, one) for name, one in space.items())
+    if size > _MOST_POINTS:
+        raise InvalidInputError(
+            f"sampler='grid' was given a grid of {size:,} combinations ("
+            + ", ".join(f"{name!r}: {one.count:,} values" for name, one in space.items())
+            + f"); it takes at most {_MOST_POINTS:,}: name the values to try by choice(…), or use "
+            "sampler='random'"
+        )
+    return {name: list(one.points or ()) for name, one in space.items()}
 
 
-def _values_of(name: str, one: Dimension) -> list[Any]:
-    if one.points is None:
+def _count_of(name: str, one: Dimension) -> int:
+    if one.count is None:
         raise InvalidInputError(
             f"sampler='grid' takes every value of choice(…) and integer(…), but {name!r} is {one}; "
             "name the values to try by choice(…), or use sampler='random'"
         )
-    return list(one.points)
+    return one.count
 
 
 def sampler_for(

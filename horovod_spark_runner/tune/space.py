@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -26,9 +26,14 @@ class Dimension:
         raise NotImplementedError
 
     @property
-    def points(self) -> tuple[Any, ...] | None:
-        """All values, if they can be counted."""
+    def points(self) -> Sequence[Any] | None:
+        """All values, if they can be counted; of a range only its bounds are kept."""
         raise NotImplementedError
+
+    @property
+    def count(self) -> int | None:
+        """How many values there are, if they can be counted."""
+        return None if self.points is None else len(self.points)
 
     def suggest(self, trial: Trial, name: str) -> Any:
         """Return the value of this name in a trial."""
@@ -56,10 +61,15 @@ class Range(Dimension):
         return self.low, self.high
 
     @property
-    def points(self) -> tuple[Any, ...] | None:
+    def points(self) -> Sequence[Any] | None:
         if self.whole:
-            return tuple(range(int(self.low), int(self.high) + 1))
+            return range(int(self.low), int(self.high) + 1)
         return (self.low,) if self.low == self.high else None
+
+    @property
+    def count(self) -> int | None:
+        # Python counts no range of more than 2**63 numbers.
+        return int(self.high) - int(self.low) + 1 if self.whole else super().count
 
     def suggest(self, trial: Trial, name: str) -> Any:
         if self.whole:
@@ -150,13 +160,14 @@ def choice(*values: Any) -> Choice:
 
     Raises:
         InvalidInputError: there are none, two are equal (as 1 and ``True`` are), or one is
-            something else, such as NaN.
+            something else, such as NaN or infinity.
     """
     values = tuple(one.item() if isinstance(one, np.generic) else one for one in values)
     wrong = [
         one
         for one in values
-        if not isinstance(one, (bool, int, float, str, type(None))) or one != one  # NaN
+        if not isinstance(one, (bool, int, float, str, type(None)))
+        or (isinstance(one, float) and not math.isfinite(one))
     ]
     if wrong:
         raise InvalidInputError(

@@ -171,7 +171,7 @@ class Study:
     def _keep(self, trial: Trial, params: Mapping[str, Any]) -> None:
         for name, value in params.items():
             try:
-                same = json.loads(json.dumps(value)) == value
+                same = json.loads(json.dumps(value, allow_nan=False)) == value
             except (TypeError, ValueError):
                 same = False
             if not same:

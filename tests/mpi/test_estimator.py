@@ -366,6 +366,9 @@ def test_a_fold_of_one_class_and_labels_that_are_none(
     # So is, before the first step, what no output can be.
     with pytest.raises(InvalidInputError, match="raw_prediction_col says .* activation is 'sig"):
         estimator.copy({estimator.rawPredictionCol: "raw"}).fit(single)
+    # Not known to be scores, a linear output is no probabilities either.
+    with pytest.raises(InvalidInputError, match="activation is 'linear': if it is scores .* too"):
+        estimator.copy({estimator.modelFn: make_model}).fit(single)
     # What its loss is not for is refused, as by Spark's LogisticRegression.
     with pytest.raises(ModelError, match="label column 'label' holds -1, for which it has no low"):
         estimator.fit(single.withColumn("label", 1 - 2 * F.col("label")))

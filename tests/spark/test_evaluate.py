@@ -84,6 +84,7 @@ def test_the_compiled_metrics_of_two_classes(
         keras.metrics.PrecisionAtRecall(0.7, name="at_recall"),
         keras.metrics.F1Score(threshold=0.5, name="f1"),
         keras.metrics.BinaryIoU(name="iou"),
+        keras.metrics.Recall(thresholds=[0.2, 0.5], name="recalls"),
         "accuracy",
         "mae",
     ]
@@ -97,6 +98,12 @@ def test_the_compiled_metrics_of_two_classes(
     check(transformer.evaluate(frame), plain)
     check(transformer.evaluate(frame, sample_weight_col="w"), by_weight)
     check(transformer.evaluate(frame.coalesce(1)), plain)
+    objects = {
+        "iou": keras.metrics.BinaryIoU(name="iou"),
+        "recalls": keras.metrics.Recall(thresholds=[0.2, 0.5], name="recalls"),
+    }
+    # What Keras makes of their lists can be pickled, but not read again.
+    check(transformer.evaluate(frame, list(objects.values())), {n: plain[n] for n in objects})
 
 
 def test_metrics_by_name_and_object(
@@ -276,6 +283,9 @@ def test_rows_that_cannot_be_evaluated(regression: TFTransformer, frame: Any) ->
     with pytest.raises(DataError, match=r"column 'real' is null in row \d+ of a batch.*='skip'"):
         regression.evaluate(holes)
     check(regression.evaluate(holes, handle_invalid="skip"), regression.evaluate(rows))
+    # What is kept without a prediction has no part in a metric.
+    with pytest.raises(DataError, match="handle_invalid='skip' leaves such rows out"):
+        regression.copy({regression.handleInvalid: "keep"}).evaluate(holes)
     with pytest.raises(DataError, match="has no rows to evaluate on$"):
         regression.evaluate(frame.filter("false"))
     with pytest.raises(DataError, match="no rows to evaluate on; 3 with invalid values were"):
@@ -422,9 +432,20 @@ def test_a_model_that_was_trained_elsewhere(
         graph.evaluate(frame, "acc", label_cols="kind")
 
 
+class OnlyHere:
+    """Leaves the driver, but cannot be made again on a worker."""
+
+    def __call__(self, y_true: Any, y_pred: Any) -> Any:
+        return y_true - y_pred
+
+    def __reduce__(self) -> Any:
+        return int, ("only here",)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"metrics": OnlyHere()}, "cannot be made again on a worker: ValueError.*'only here'"),
         ({"metrics": "acuracy"}, "no metric 'acuracy' .did you mean 'accuracy'.*'spark:'"),
         ({"metrics": ["MeanIoU"]}, "'MeanIoU' takes arguments: give the object"),
         ({"metrics": []}, "metrics names none; None asks for the model's own"),

@@ -109,6 +109,9 @@ def test_setters_return_the_estimator_and_none_takes_back() -> None:
     [
         ({"epoch": 3}, "HorovodEstimator has no Param 'epoch'; is it 'epochs'?"),
         ({"zzz": 3}, "has no Param 'zzz'; there are batchSize, "),
+        # As `run_training` calls them.
+        ({"sample_weight_col": "w"}, "no Param 'sample_weight_col'; is it 'weightCol'.$"),
+        ({"allow_nan": True}, r"no Param 'allow_nan'; is it data={'allow_nan': …}.$"),
         ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
         ({"batchSize": "32"}, "batchSize must be a whole number"),
         ({"labelCols": 3}, "labelCols must be a column's name, a list of them or a dictionary"),
@@ -132,6 +135,7 @@ def test_setters_return_the_estimator_and_none_takes_back() -> None:
         ({"data": {"transforms": {"x": 3}}}, "transforms gives column 'x' 3"),
         ({"runDir": ""}, "runDir is empty"),
         ({"numWorkers": 0}, "numWorkers must be"),
+        ({"classWeight": {True: 2.0}}, "classWeight must map classes"),
     ],
 )
 def test_wrong_params_are_refused_when_they_are_given(params: dict[str, Any], message: str) -> None:
@@ -213,6 +217,13 @@ def test_a_copy_is_independent() -> None:
     again = pickle.loads(pickle.dumps(copied))
     assert again.getEpochs() == 5
     assert again.getModelFn() is make_model
+    # Also what a getter returned, be it a default or within what was set.
+    plain = HorovodEstimator(callbacks=None, data={"shapes": {"x": [2]}})
+    changed = plain.copy()
+    changed.getModelArgs()["units"] = 9
+    changed.getData()["shapes"]["x"].append(3)
+    assert plain.getModelArgs() == HorovodEstimator().getModelArgs() == {}
+    assert plain.getData() == {"shapes": {"x": [2]}}
 
 
 def test_a_grid_is_of_plain_params() -> None:

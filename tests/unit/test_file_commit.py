@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,13 +25,14 @@ from horovod_spark_runner import DataError, InvalidInputError, RunFailedError
 from horovod_spark_runner.data.manifest import Column
 from horovod_spark_runner.ml import file_claim, files, inference
 from horovod_spark_runner.ml.file_commit import Commit, committing
+from horovod_spark_runner.ml.file_schema import check_stored_alike
 from horovod_spark_runner.ml.files import FilesPlan, FilesRequest, plan_files
 from horovod_spark_runner.ml.inference import Predictor
 from horovod_spark_runner.ml.trained import read_finished_run
 from horovod_spark_runner.rundir import lock
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.settings.prediction import PredictionSettings
-from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.storage.filesystem import FileStat, Location
 
 from ..counting_engine import Counted, save_line
 from ..object_store import empty_folder, s3_server
@@ -303,7 +306,7 @@ def test_claims_of_other_machines_are_watched(
 KILLED = """
 import os, sys
 from horovod_spark_runner.ml.file_commit import committing
-from horovod_spark_runner.storage.filesystem import Location
+from horovod_spark_runner.storage.filesystem import FileStat, Location
 
 move_to = Location.move_to
 
@@ -462,6 +465,74 @@ def test_a_source_that_changes_meanwhile_is_named(predictor: Predictor, storage:
         with pytest.raises(DataError, match=rf"in/day={day}/part\.parquet has other rows than"):
             task(day)
     assert not storage.join("out").files()
+
+
+def test_a_damaged_page_is_told_of_with_its_file(predictor: Predictor, storage: Location) -> None:
+    fill(storage.join("in"))
+    place = storage.join("in", "day=1", "part.parquet")
+    data = bytearray(place.read_bytes())
+    for byte in (20, 40, 60):
+        data[byte] ^= 255
+    place.write_bytes(bytes(data))
+    plan = plan_files(request(storage), predictor, 2, by_case=False)
+    with plan.committing() as commit:
+        body = plan.task.over(plan.units, [range(1, 2)], commit.staging)
+        with pytest.raises(DataError, match=r"in/day=1/part\.parquet cannot be read: ") as raised:
+            list(body(iter([pa.RecordBatch.from_pydict({"id": [0]})])))
+        assert commit.failure() == str(raised.value)
+
+
+def test_what_would_be_stored_otherwise_is_told() -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"at": pa.array([1], pa.timestamp("us"))}), sink)
+    file = pq.ParquetFile(pa.BufferReader(sink.getvalue()))
+    told = (
+        r"'at' of here is stored as INT64 \(Timestamp\(.*\)\) of levels 1 and 0, which would "
+        "become INT96 of levels 1 and 0: name the columns"
+    )
+    options = {"use_deprecated_int96_timestamps": True}
+    with pytest.raises(DataError, match=told):
+        check_stored_alike(file, file.schema_arrow, ["at"], options, "here")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_counts_files_that_are_done(predictor: Predictor, tmp_path: Path) -> None:
+    """Whatever is written aside meanwhile: what a task notes of a failure, say."""
+    storage = Location(tmp_path)
+    fill(storage.join("in"))
+    plan = plan_files(request(storage), predictor, 2, by_case=False)
+    shown = Terminal()
+    with plan.committing() as commit:
+        with files._showing(plan, commit, shown):
+            for name in ("000001-a.parquet", "._failed-000002.1a", "_failed-000002", "_000002-b"):
+                commit.staging.join(name).write_text("")
+            deadline = time.monotonic() + 30
+            while "1.00k/3.00k" not in shown.getvalue() and time.monotonic() < deadline:
+                time.sleep(0.1)
+        assert "1.00k/3.00k" in shown.getvalue()
+        score(plan, commit)
+
+
+def test_many_row_groups_are_counted_once() -> None:
+    added: list[int] = []
+
+    class Size(int):
+        def __add__(self, other: int) -> Size:
+            added.append(1)
+            return Size(int(self) + int(other))
+
+        __radd__ = __add__
+
+    group = SimpleNamespace(total_byte_size=Size(10), num_rows=2)
+    footer: Any = SimpleNamespace(num_row_groups=1000, row_group=lambda number: group)
+    units, costs = files._units([FileStat("some.parquet", 1, 0)], [(footer, "")], 5000)
+    assert [(len(unit.groups), unit.rows) for unit in units] == [(500, 1000)] * 2
+    assert costs == [5000 + files._FILE_BYTES] * 2
+    assert len(added) <= 4000
 
 
 def test_a_row_that_fails_leaves_no_writing_behind(

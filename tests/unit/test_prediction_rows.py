@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from horovod_spark_runner.ml.arrow_features import feature_array
 from horovod_spark_runner.ml.evaluating import Evaluation
 from horovod_spark_runner.ml.inference import array_of, joined
 from horovod_spark_runner.ml.naming import added_columns, check_added
+from horovod_spark_runner.ml.outputs import check_classes
 from horovod_spark_runner.ml.rows import describe_fault, valid_rows, with_nulls
 from horovod_spark_runner.ml.targets import choose_targets
 from horovod_spark_runner.settings.prediction import PredictionSettings
@@ -175,12 +177,31 @@ def test_names(given: Any, one: Any, two: Any) -> None:
 
 
 def test_names_that_are_taken() -> None:
-    check_added(["A"], ["prediction"], ["a"], by_case=True)
-    check_added(["u", "U"], ["u", "U"], ["x"], by_case=True)
-    with pytest.raises(DataError, match="already has a column 'a'"):
-        check_added(["A"], ["prediction"], ["a"], by_case=False)
-    with pytest.raises(DataError, match="several predictions would be called 'U'"):
-        check_added(["u", "U"], ["u", "U"], ["x"], by_case=False)
+    plain, two = PredictionSettings(), ["u", "U"]
+    check_added(["A"], ["a"], plain, by_case=True)
+    check_added(two, ["x"], plain, by_case=True, outputs=two)
+    with pytest.raises(DataError, match="already has a column 'a', .*: prediction_col=\"…\"$"):
+        check_added(["A"], ["a"], plain, by_case=False)
+    told = "several predictions would be called 'U'.*prediction_col={'u': 'predicted_u', 'U': 'pre"
+    with pytest.raises(DataError, match=told):
+        check_added(two, ["x"], plain, by_case=False, outputs=two)
+    # What is advised is what names the column.
+    of_classes = PredictionSettings(prediction_col="p", probability_col={"out": "P"})
+    with pytest.raises(DataError, match="called 'P'; .*otherwise: probability_col={'out': \"…\"}$"):
+        check_added(["p", "P"], ["x"], of_classes, by_case=False)
+    in_scores = PredictionSettings(raw_prediction_col="raw")
+    with pytest.raises(DataError, match="a column 'raw', .*: raw_prediction_col=\"…\"$"):
+        check_added(["prediction", "raw"], ["raw"], in_scores, by_case=True, outputs=["o"])
+
+
+def test_classes_that_a_model_cannot_give() -> None:
+    spec = OutputSpec("out", (3,), "float32", activation="linear")
+    asked = PredictionSettings(probability_col="p")
+    # Given one after the other, the Params of a model may lack the second yet.
+    check_classes([spec], asked)
+    with pytest.raises(InvalidInputError, match="is 'linear': if it is scores .*, give raw_pred"):
+        check_classes([spec], asked, whole=True)
+    check_classes([spec], replace(asked, raw_prediction_col="r"), whole=True)
 
 
 def test_one_label_of_several_outputs_stays_one() -> None:

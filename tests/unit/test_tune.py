@@ -56,11 +56,16 @@ SPACE = {"lr": loguniform(1e-4, 1.0), "units": choice(8, "many", None), "depth":
         (lambda: choice(1, 1), "each once"),
         (lambda: choice(1, True), "those that are equal, as 1, 1.0 and True are, for one"),
         (lambda: choice(math.nan), "got nan of type float"),
+        (lambda: choice(0.1, math.inf), "got inf of type float"),
         (lambda: choice((1, 2)), r"got \(1, 2\) of type tuple"),
         (lambda: check_space({}), "space must be a dictionary"),
         (lambda: check_space({"lr": 0.1}), "space gives 'lr' 0.1"),
         (lambda: check_sampler("gird", SPACE), "sampler must be one of tpe, random, grid, got"),
         (lambda: check_sampler("grid", SPACE), "every value of choice.* but 'lr' is Range"),
+        (
+            lambda: check_sampler("grid", {"a": integer(1, 10**30), "b": choice(1, 2)}),
+            "grid of 2,0{3}.*,000 combinations .* at most 100,000",
+        ),
         (lambda: check_sampler("grid", lambda _: {}), "of choice.* by name, got a function"),
         (lambda: make_pruner("asha", 1), "they have one: epochs=1"),
         (lambda: make_pruner("hyper", 1), "pruner must be one of median, asha, hyperband"),
@@ -280,6 +285,7 @@ def test_a_function_may_prune_and_must_give_what_can_be_kept(tmp_path: Path) -> 
     _, study = open_study(tmp_path)
     assert study.ask(prune) is None
     wrong: list[tuple[Any, str]] = [((1, 2), r"\(1, 2\)"), ({0: 1}, "{0: 1}"), (math.nan, "nan")]
+    wrong += [(math.inf, "inf"), ([1, {"x": -math.inf}], "")]
     for value, told in wrong:
         with pytest.raises(InvalidInputError, match=f"'layers' of trial . cannot .*JSON: {told}"):
             study.ask(partial(give, {"layers": value}))

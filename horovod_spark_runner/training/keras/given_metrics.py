@@ -75,16 +75,26 @@ def _portable(metric: Any, keras: Any) -> MetricObject:
     # Its configuration would name the function, which only the user's own program knows.
     if type(metric) is keras.metrics.MeanMetricWrapper:
         arguments = {"fn": metric._fn, "name": metric.name, "dtype": metric.dtype}
-        return MetricObject(
-            metric.name, type(metric), {**arguments, **metric._fn_kwargs}, direct=True
-        )
+        config = {**arguments, **_untracked(metric._fn_kwargs)}
+        return MetricObject(metric.name, type(metric), config, direct=True)
     try:
-        return MetricObject(metric.name, type(metric), metric.get_config())
+        return MetricObject(metric.name, type(metric), _untracked(metric.get_config()))
     except NotImplementedError as error:
         raise InvalidInputError(
             f"metric {metric.name!r} has no get_config(), by which it is made again on Spark's "
             "workers"
         ) from error
+
+
+def _untracked(value: Any) -> Any:
+    """Return plain containers for Keras' own, which can be pickled but not read again."""
+    if isinstance(value, dict):
+        return {name: _untracked(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_untracked(inner) for inner in value]
+    if isinstance(value, set):
+        return set(value)
+    return tuple(map(_untracked, value)) if type(value) is tuple else value
 
 
 def make_metrics(portable: object) -> object:
