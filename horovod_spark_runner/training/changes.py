@@ -7,7 +7,7 @@ makes it another run (refused). Values that an earlier version did not record co
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +55,78 @@ def differ(then: object, now: object, path: str = "") -> Iterator[tuple[str, obj
                 yield from differ(then[key], now[key], below)
     elif then != now:
         yield path, then, now
+
+
+def trained_otherwise(
+    then: Mapping[str, Any],
+    now: Mapping[str, Any],
+    *,
+    summed: Collection[str],
+    warned: Collection[str],
+    in_epoch: bool,
+    prefix: str = "",
+) -> tuple[str | None, list[str]]:
+    """Compare what a model is trained with, which may change from an epoch's end on.
+
+    Args:
+        then: the checkpoint's description of the model.
+        now: that of this call's model.
+        summed: what an epoch's sums are sums of.
+        warned: what changes the training.
+        in_epoch: whether the checkpoint was taken within an epoch, whose sums are continued.
+        prefix: what stands before the names.
+
+    Returns:
+        Why the run cannot be resumed, if so, and warnings.
+    """
+    changed = {
+        name: since(f"{prefix}{name}", then[name], now[name])
+        for name in dict.fromkeys((*summed, *warned))
+        if name in then and then[name] != now[name]
+    }
+    for name in summed:
+        if in_epoch and name in changed:
+            refusal = (
+                f"{changed[name]}, within an epoch, whose sums go on; finish that epoch with the "
+                "same, then change it"
+            )
+            return refusal, []
+    told = [text for name, text in changed.items() if name in warned]
+    return None, [f"{text}: what is left is trained with the new one" for text in told]
+
+
+def optimized_otherwise(
+    what: str,
+    then: Mapping[str, Any],
+    now: Mapping[str, Any],
+    held: Callable[[str, object, object], bool],
+) -> tuple[list[str], list[str], dict[str, Any]]:
+    """Compare the settings of an optimizer, of which the checkpoint decides some.
+
+    Args:
+        what: whose settings they are.
+        then: those that the checkpoint records.
+        now: those of this call.
+        held: tells of a path and both values whether the checkpoint's is kept.
+
+    Returns:
+        What differs and is kept, all that differs, and the settings to record: with what is kept.
+    """
+    ignored: list[str] = []
+    changed: list[str] = []
+    record = dict(now)
+    for path, one, other in differ(then, now):
+        keeps = held(path, one, other)
+        changed.append((otherwise if keeps else since)(f"{path} of {what}", one, other))
+        if keeps:
+            ignored.append(f"{changed[-1]}: the checkpoint's value is kept")
+            record = _with(record, path.split("."), one)
+    return ignored, changed, record
+
+
+def _with(config: Mapping[str, Any], path: Sequence[str], value: object) -> dict[str, Any]:
+    first, *rest = path
+    return {**config, first: _with(config[first], rest, value) if rest else value}
 
 
 def other_model(then: Mapping[str, object], now: Mapping[str, object]) -> str | None:

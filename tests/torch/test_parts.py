@@ -14,6 +14,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from horovod_spark_runner import (
     Allreduce,
@@ -339,7 +343,25 @@ def test_an_optimizer_goes_on_from_what_was_kept(name: str) -> None:
     kept, described, trained = variables.capture(), variables.describe(), variables.trained_by()
     step(net, optimizer, 1)
     again, other_optimizer, restored = made()
-    restored.build_optimizers(trained)
+    counted: list[Any] = []
+    hooks = [  # as of an average of weights, or a counter: for steps that count
+        register(lambda *given: counted.append(given))
+        for register in (
+            other_optimizer.register_step_pre_hook,
+            other_optimizer.register_step_post_hook,
+            register_optimizer_step_pre_hook,
+            register_optimizer_step_post_hook,
+        )
+    ]
+    try:
+        restored.build_optimizers(trained)
+        assert not counted
+        other_optimizer.zero_grad()
+        other_optimizer.step()
+        assert len(counted) == len(hooks)
+    finally:
+        for hook in hooks:
+            hook.remove()
     restored.check_same(described, "there")
     restored.restore(kept)
     step(again, other_optimizer, 1)

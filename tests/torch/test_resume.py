@@ -23,6 +23,8 @@ from horovod_spark_runner import (
     TorchEarlyStopping,
     TorchModel,
 )
+from horovod_spark_runner.rundir.checkpoint import read_info
+from horovod_spark_runner.storage.filesystem import Location
 from horovod_spark_runner.testing import Fault, Faults, with_faults
 from tests.runs import arrays_in, assert_same_weights, curves_in
 from tests.torch.models import FaultAt, digits_model, digits_net, random_model
@@ -99,6 +101,13 @@ def test_what_a_call_that_goes_on_may_change(
 
     # On three ranks, with another rate, which the checkpoint's takes the place of.
     run = train(frame, place, model_fn=faster, num_workers=3, batch_size=8, epochs=2)
+    told = (
+        "lr of optimizer SGD is 0.7 now, the run was begun with 0.1: the checkpoint's value is kept"
+    )
+    assert told in caplog.text
+    newest = read_info(Location(max((place / "checkpoints").iterdir())))
+    (group,) = newest.model["optimizers"][""]["groups"]
+    assert group["lr"] == 0.1  # as the next call that goes on is told
     other = train(frame, tmp_path / "other", model_fn=digits_model, batch_size=12, epochs=2)
     assert_same_weights(place, tmp_path / "other", atol=1e-5)
     ours, theirs = (each.summary.history[1]["loss"] for each in (run, other))

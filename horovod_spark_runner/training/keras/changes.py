@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..changes import ModelChanges, differ, joined, otherwise, since
+from ..changes import (
+    ModelChanges,
+    differ,
+    joined,
+    optimized_otherwise,
+    otherwise,
+    trained_otherwise,
+)
 
 
 def compare_models(
@@ -27,19 +34,16 @@ def compare_models(
     kinds = [[entry["class"] for entry in entries] for entries in (before, after)]
     if kinds[0] != kinds[1]:
         return ModelChanges(otherwise("optimizer", ", ".join(kinds[0]), ", ".join(kinds[1])))
-    if in_epoch:
-        for name in ("loss", "loss_weights", "metrics"):
-            if then.get(name) != now[name]:
-                return ModelChanges(
-                    f"{since(_argument(name), then.get(name), now[name])}, within an epoch, "
-                    "whose sums go on; finish that epoch with the same, then change it"
-                )
-    warnings = [
-        f"{since(_argument(name), then.get(name), now[name])}: what is left is trained with the "
-        "new one"
-        for name in ("loss", "loss_weights")
-        if then.get(name) != now[name]
-    ]
+    refusal, warnings = trained_otherwise(
+        then,
+        now,
+        summed=("loss", "loss_weights", "metrics"),
+        warned=("loss", "loss_weights"),
+        in_epoch=in_epoch,
+        prefix="compile's ",
+    )
+    if refusal is not None:
+        return ModelChanges(refusal)
     ignored, changed, kept = _optimizer_changes(before, after)
     return ModelChanges(None, (*warnings, *ignored), changed, {**now, "optimizers": kept})
 
@@ -82,17 +86,15 @@ def _optimizer_changes(
         kept.append(after)
         if old is None or new is None:
             continue
-        for path, one, other in differ(old, new):
-            held = _is_variable(path, one, other)
-            say = otherwise if held else since
-            told = say(f"{path} of optimizer {after['class']}", one, other)
-            changed.append(told)
-            if held:
-                ignored.append(
-                    f"{told}: the checkpoint's value is kept. Set another by a callback, "
-                    "or begin a new run with initial_weights"
-                )
-                kept[-1] = {**after, "config": _with(kept[-1]["config"], path.split("."), one)}
+        told, every, config = optimized_otherwise(
+            f"optimizer {after['class']}", old, new, _is_variable
+        )
+        ignored += [
+            f"{text}. Set another by a callback, or begin a new run with initial_weights"
+            for text in told
+        ]
+        changed += every
+        kept[-1] = {**after, "config": config}
     return tuple(ignored), tuple(changed), kept
 
 
@@ -102,12 +104,3 @@ def _is_variable(path: str, one: object, other: object) -> bool:
     if "learning_rate." in path or not all(isinstance(v, (int, float)) for v in (one, other)):
         return False  # a schedule computes its rates anew
     return name == "learning_rate" or name.startswith("initial_")
-
-
-def _with(config: Mapping[str, Any], path: Sequence[str], value: object) -> dict[str, Any]:
-    first, *rest = path
-    return {**config, first: _with(config[first], rest, value) if rest else value}
-
-
-def _argument(name: str) -> str:
-    return f"compile's {name}"

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from ..changes import ModelChanges, joined, otherwise
+from ..changes import (
+    ModelChanges,
+    joined,
+    optimized_otherwise,
+    otherwise,
+    trained_otherwise,
+)
+from .losses import loss_named
 from .optimizers import describe_optimizer
 from .schedulers import Schedulers
 from .torch_model import TorchModel
 
-# What is trained with as it is now, and warned of.
-_TRAINED_WITH = ("loss", "schedule", "autocast", "clip_norm", "clip_value")
+# What is trained with as it is now, and warned of; the first also decide what is summed.
+_SUMMED = ("loss", "train_step")
+_TRAINED_WITH = (*_SUMMED, "schedule", "autocast", "clip_norm", "clip_value")
+# Settings that say what they are.
+_PLAIN = (bool, int, float, str)
 
 
 def describe(
@@ -28,8 +39,9 @@ def describe(
         "module": type(module).__qualname__,
         "optimizers": {name: describe_optimizer(one) for name, one in optimizers.items()},
         "schedulers": schedulers.describe(),
-        "loss": _named(model.loss),
+        "loss": _named(_losses(model.loss)),
         "train_step": _named(model.train_step),
+        "metrics": _named(model.metrics),
         "schedule": model.schedule,
         "autocast": model.autocast,
         "clip_norm": model.clip_norm,
@@ -40,22 +52,24 @@ def describe(
 
 def compare(then: Mapping[str, Any], now: Mapping[str, Any], *, in_epoch: bool) -> ModelChanges:
     """Compare two results of `describe`; see `Trainee.compare`."""
-    record = dict(now)
     if not then:
-        return ModelChanges(None, record=record)
+        return ModelChanges(None, record=dict(now))
+    before, after = then.get("optimizers", {}), now["optimizers"]
     refused = [
         otherwise(name, then.get(name), now[name])
         for name in ("module", "schedulers", "sync_batch_norm")
         if then.get(name) != now[name]
     ]
-    refused += _of_optimizers(then.get("optimizers", {}), now["optimizers"])
-    warnings = [
-        otherwise(name, then[name], now[name]) + ": what is left is trained with the new one"
-        for name in (*_TRAINED_WITH, "train_step")
-        if name in then and then[name] != now[name]
-    ]
-    warnings += _of_rates(then.get("optimizers", {}), now["optimizers"])
-    return ModelChanges(joined(refused) if refused else None, tuple(warnings), record=record)
+    refused += _of_optimizers(before, after)
+    if refused:
+        return ModelChanges(joined(refused))
+    refusal, warnings = trained_otherwise(
+        then, now, summed=(*_SUMMED, "metrics"), warned=_TRAINED_WITH, in_epoch=in_epoch
+    )
+    if refusal is not None:
+        return ModelChanges(refusal)
+    ignored, changed, kept = _of_settings(before, after)
+    return ModelChanges(None, (*warnings, *ignored), tuple(changed), {**now, "optimizers": kept})
 
 
 def _of_optimizers(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -68,23 +82,63 @@ def _of_optimizers(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     return []
 
 
-def _of_rates(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    found = []
+def _of_settings(
+    then: Mapping[str, Any], now: Mapping[str, Any]
+) -> tuple[list[str], list[str], dict[str, Any]]:
+    """Return warnings of what the checkpoint decides, all changes, and what to record."""
+    ignored: list[str] = []
+    changed: list[str] = []
+    kept = {}
     for name, one in now.items():
-        for first, last in zip(then.get(name, {}).get("groups", ()), one["groups"], strict=False):
-            if first.get("lr") != last.get("lr"):
-                what = f"the learning rate of optimizer {name!r}" if name else "the learning rate"
-                text = otherwise(what, first.get("lr"), last.get("lr"))
-                found.append(f"{text}: a resumed run keeps the checkpoint's")
-    return list(dict.fromkeys(found))
+        what = f"optimizer {name!r}" if name else f"optimizer {one['class']}"
+        groups = []
+        for first, last in zip(then[name]["groups"], one["groups"], strict=True):
+            told, every, group = optimized_otherwise(what, first, last, _is_rate)
+            ignored += [
+                f"{text}; begin a new run with initial_weights for another" for text in told
+            ]
+            changed += every
+            groups.append(group)
+        kept[name] = {**one, "groups": groups}
+    return [*dict.fromkeys(ignored)], [*dict.fromkeys(changed)], kept
+
+
+def _is_rate(path: str, *_: object) -> bool:
+    return path == "lr"
+
+
+def _losses(given: Any) -> Any:
+    """Return losses with those of torch.nn that are given by their names."""
+    if isinstance(given, Mapping):
+        return {name: _losses(one) for name, one in given.items()}
+    if isinstance(given, (list, tuple)):
+        return [_losses(one) for one in given]
+    return loss_named(given) if isinstance(given, str) else given
 
 
 def _named(thing: Any) -> Any:
-    """Return what a loss or a function is called, without what differs from call to call."""
+    """Return what a loss or a function is called, and its settings, as JSON."""
     if thing is None or isinstance(thing, str):
         return thing
-    if isinstance(thing, Mapping):
+    if isinstance(thing, Mapping) and not isinstance(thing, nn.Module):
         return {str(name): _named(one) for name, one in thing.items()}
     if isinstance(thing, (list, tuple)):
         return [_named(one) for one in thing]
-    return getattr(thing, "__qualname__", None) or type(thing).__qualname__
+    name = getattr(thing, "__qualname__", None)
+    if isinstance(name, str):  # wherever it is defined
+        return name.rpartition("<locals>.")[2]
+    settings: dict[str, Any]
+    if isinstance(thing, functools.partial):
+        given = {f"argument {number}": each for number, each in enumerate(thing.args)}
+        name, settings = _named(thing.func), given | thing.keywords
+    else:
+        name, settings = type(thing).__qualname__, getattr(thing, "__dict__", {})
+    told: dict[str, Any] = {
+        key: value
+        for key, value in settings.items()
+        if isinstance(value, _PLAIN) and key != "training" and not key.startswith("_")
+    }
+    if isinstance(thing, nn.Module):
+        told.update((key, _named(part)) for key, part in thing.named_children())
+        told.update((key, held.tolist()) for key, held in thing.named_buffers(recurse=False))
+    return {"class": name, **told} if told else name

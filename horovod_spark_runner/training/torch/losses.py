@@ -196,7 +196,7 @@ class _RankLoss:
 
     def __init__(self, given: Loss, name: str, weighted: bool) -> None:
         self.name = name
-        self.function: Any = _loss_named(given) if isinstance(given, str) else given
+        self.function: Any = loss_named(given) if isinstance(given, str) else given
         if isinstance(self.function, type) or not callable(self.function):
             raise ModelError(
                 "loss must be the name of a class of torch.nn, a module of one, or a function of "
@@ -329,7 +329,12 @@ def _is_of_torch(loss: Any) -> bool:
     return type(loss).__module__.startswith("torch.nn.") and isinstance(loss, (*CLASSES, *ELEMENTS))
 
 
-def _loss_named(name: str) -> nn.Module:
+def loss_named(name: str) -> nn.Module:
+    """Return the loss of torch.nn that is called so.
+
+    Raises:
+        ModelError: there is none.
+    """
     found = getattr(nn, name, None)
     known = [cls.__name__ for cls in (*CLASSES, *ELEMENTS)]
     if not isinstance(found, type) or name not in known:

@@ -270,4 +270,9 @@ class LearningRates:
 
 def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     """Return what tells an optimizer from another one, as JSON."""
-    return {"class": type(optimizer).__name__, "groups": settings_of(optimizer)}
+    # What schedulers note of the rate says the same as the rate.
+    groups = [
+        {key: value for key, value in group.items() if key != "initial_lr"}
+        for group in settings_of(optimizer)
+    ]
+    return {"class": type(optimizer).__name__, "groups": groups}

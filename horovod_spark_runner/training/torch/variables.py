@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim import optimizer as for_all
 
 from ...errors import ModelError, brief
 from ..state import TrainingVariables, Variable
@@ -220,18 +222,33 @@ def make_state(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None
         parameter.grad = None
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    # The class's own: what was registered or wrapped around the object's is for steps that count.
-    hooks = optimizer._optimizer_step_pre_hooks.copy()
-    optimizer._optimizer_step_pre_hooks.clear()
-    try:
+    # The class's own: what is wrapped around the object's is for steps that count, as hooks are.
+    with _without_hooks(optimizer):
         type(optimizer).step(optimizer)
-    finally:
-        optimizer._optimizer_step_pre_hooks.update(hooks)
     with torch.no_grad():
         for parameter, value in zip(parameters, values, strict=True):
             parameter.copy_(value)
     for parameter, gradient in zip(everything, gradients, strict=True):
         parameter.grad = gradient
+
+
+@contextlib.contextmanager
+def _without_hooks(optimizer: Optimizer) -> Iterator[None]:
+    """Take away what was registered to be called before and after steps of an optimizer, or all."""
+    places: tuple[MutableMapping[int, Any], ...] = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        for_all._global_optimizer_pre_hooks,
+        for_all._global_optimizer_post_hooks,
+    )
+    held = [dict(place) for place in places]
+    for place in places:
+        place.clear()
+    try:
+        yield
+    finally:
+        for place, hooks in zip(places, held, strict=True):
+            place.update(hooks)
 
 
 def _check_kept(optimizer: Optimizer, path: str, value: object) -> None:

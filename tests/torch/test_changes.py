@@ -1,0 +1,120 @@
+"""What a PyTorch run that goes on is asked for otherwise: kept, warned of, or refused by name."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from horovod_spark_runner import TorchModel
+from horovod_spark_runner.training.torch.changes import compare, describe
+from horovod_spark_runner.training.torch.optimizers import make_optimizers
+from horovod_spark_runner.training.torch.schedulers import Schedulers, planned_schedulers
+
+
+def described(loss: Any = "MSELoss", rate: float = 0.1, **given: Any) -> Any:
+    """Return what a checkpoint says of a model once it was read again."""
+    net = nn.Linear(2, 1)
+    sgd = functools.partial(torch.optim.SGD, lr=rate)
+    model = TorchModel(net, loss, sgd, **given)
+    optimizers = make_optimizers(model, net)
+    schedulers = Schedulers(planned_schedulers(model, optimizers))
+    return json.loads(json.dumps(describe(model, net, optimizers, schedulers)))
+
+
+def decay(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+@pytest.mark.parametrize("scheduler", [None, decay])
+def test_another_learning_rate_is_warned_of_each_time(scheduler: Any) -> None:
+    then = described(rate=0.1, scheduler=scheduler)
+    asked = described(rate=0.2, scheduler=scheduler)
+    changes = compare(then, asked, in_epoch=True)
+    (text,) = changes.warnings
+    assert "lr of optimizer SGD is 0.2 now, the run was begun with 0.1" in text
+    again = compare(changes.record, asked, in_epoch=True)
+    assert (again.refusal, again.warnings) == (None, changes.warnings)
+    assert compare(changes.record, then, in_epoch=True).warnings == ()
+
+
+class Focal(nn.Module):
+    def __init__(self, gamma: float) -> None:
+        super().__init__()
+        self.gamma = gamma
+
+    def forward(self, output: Tensor, label: Tensor) -> Tensor:
+        return ((output - label).abs() ** self.gamma).mean(1)
+
+
+def scaled(output: Tensor, label: Tensor, by: float) -> Tensor:
+    return by * (output - label).abs().mean(1)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "shown"),
+    [
+        ({}, {"loss": nn.MSELoss(reduction="sum")}, "loss is MSELoss(reduction='sum') now"),
+        ({}, {"loss": nn.L1Loss()}, "loss is L1Loss(reduction='mean') now"),
+        ({"loss": Focal(1.0)}, {"loss": Focal(2.0)}, "loss is Focal(gamma=2) now"),
+        (
+            {"loss": functools.partial(scaled, by=1.0)},
+            {"loss": functools.partial(scaled, by=2.0)},
+            "loss is scaled(by=2) now",
+        ),
+        (
+            {"loss": nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0]))},
+            {"loss": nn.BCEWithLogitsLoss(pos_weight=torch.tensor([3.0]))},
+            "loss is BCEWithLogitsLoss(reduction='mean', pos_weight=[3.0]) now",
+        ),
+        ({}, {"train_step": scaled}, "train_step is 'scaled' now"),
+        ({"metrics": ["mae"]}, {"metrics": {"mae": scaled}}, "metrics is {'mae': 'scaled'} now"),
+    ],
+)
+def test_another_loss_step_or_metric(then: Any, now: Any, shown: str) -> None:
+    kept, asked = described(**then), described(**now)
+    within = compare(kept, asked, in_epoch=True).refusal
+    assert within is not None
+    wanted = re.escape(shown) + ", the checkpoint was taken with .*, within an epoch"
+    assert re.match(wanted, within), within
+    between = compare(kept, asked, in_epoch=False)
+    assert between.refusal is None
+    assert len(between.warnings) == ("metrics" not in now)
+    for text in between.warnings:
+        assert text.startswith(shown), text
+        assert text.endswith("what is left is trained with the new one"), text
+    # Once told, it is the run's own.
+    again = compare(between.record, asked, in_epoch=True)
+    assert (again.refusal, again.warnings) == (None, ())
+
+
+def test_what_is_the_same_is_not_told() -> None:
+    def here(output: Tensor, label: Tensor) -> Tensor:
+        return (output - label).mean(1)
+
+    first = here
+
+    def elsewhere() -> Any:
+        def here(output: Tensor, label: Tensor) -> Tensor:
+            return (output - label).mean(1)
+
+        return here
+
+    for then, now in [("MSELoss", nn.MSELoss()), (first, elsewhere()), (Focal(1.0), Focal(1.0))]:
+        changes = compare(described(then), described(now), in_epoch=True)
+        assert (changes.refusal, changes.warnings) == (None, ())
+    # What is no part of the sums may change at any step.
+    clipped = compare(described(), described(clip_norm=1.0), in_epoch=True)
+    (text,) = clipped.warnings
+    assert text.startswith("clip_norm is 1 now, the checkpoint was taken with None")
+
+
+def test_checkpoints_that_say_nothing_of_the_model_are_gone_on_with() -> None:
+    now = described()
+    changes = compare({}, now, in_epoch=True)
+    assert (changes.refusal, changes.warnings, changes.record) == (None, (), now)
