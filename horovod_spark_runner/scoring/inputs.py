@@ -180,10 +180,11 @@ class Input:
                 row = int(np.argmax(cut))
                 raise self._misfit(row, values[row], f"it must be {self._described()} or None")
         bounds = np.iinfo(dtype)
-        for row in (values.argmin(), values.argmax()) if len(values) else ():
+        ends = (int(values.argmin()), int(values.argmax())) if len(values) else ()
+        for row in ends:
             # Compared as Python's own number: the largest of 64 bits is no float64.
             if not bounds.min <= int(values[row]) <= bounds.max:
-                raise self._misfit(int(row), values[row], f"it does not fit {self.kind}")
+                raise self._misfit(row, values[row], f"it does not fit {self.kind}")
         return values, valid
 
     def _described(self) -> str:

@@ -78,7 +78,12 @@ def test_a_search_whose_disk_is_full_goes_on_with_the_same_trial(
             return tune_cases.slow_when_long(params)
 
         space = {"lr": loguniform(1e-3, 1e-1)}
-        options = {"validation": "held_out", "epochs": 1, "stream_logs": False, "max_trials": 2}
+        options: dict[str, Any] = {
+            "validation": "held_out",
+            "epochs": 1,
+            "stream_logs": False,
+            "max_trials": 2,
+        }
         search = partial(tune, rows, build, space, study_dir=disk / "study", **options)
         with pytest.raises(StorageError, match="No trial has failed of that"):
             search()
