@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 
@@ -34,6 +35,21 @@ def is_stopped(pid: int) -> bool:
     """
     fields = _stat(pid)
     return fields is not None and fields[0] == "T"
+
+
+def handles(pid: int, number: int) -> bool:
+    """Tell whether a process of this machine handles a signal, in place of what it does by default.
+
+    Args:
+        pid: the process.
+        number: the signal.
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # it has ended
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def resident_bytes(pid: int) -> int:

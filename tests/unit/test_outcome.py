@@ -185,6 +185,13 @@ def test_what_spark_says_begins_with_the_cause() -> None:
     told = str(explain_spark_error(error))
     assert told.startswith("Spark ended the run: org.apache.spark.SparkException: Job aborted")
     assert "at a.b" not in told
+    lost = "ExecutorLostFailure (executor 0 exited) Reason: Command exited with code 137"
+    barrier_stage = "Stage failed because barrier task ResultTask(5, 1) finished unsuccessfully."
+    told = str(explain_spark_error(RuntimeError(f"Job aborted: {barrier_stage}\n{lost}\n")))
+    assert told.splitlines()[:2] == [
+        f"Spark ended the run: {lost}",
+        f"Job aborted: {barrier_stage}",
+    ]
 
 
 def test_outcomes_of_any_size_come_through_spark(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -173,6 +174,13 @@ def end_descriptors(pid: int) -> tuple[int, ...]:
         return (os.pidfd_open(pid),)
     except (AttributeError, OSError):
         return ()
+
+
+def can_be_read(descriptor: int) -> bool:
+    """Tell whether a file has something to read, or has come to its end."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def describe_exit(code: int) -> str:

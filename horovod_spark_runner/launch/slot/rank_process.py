@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...machine import is_stopped
+from ...machine import handles, is_stopped
 from ..shared.lines import LineSplitter
 from ..shared.messages import RankReport
 from ..shared.outcome import (
@@ -203,7 +203,7 @@ class RankProcess:
 
     def dump_stacks(self) -> None:
         """Have the worker write its Python stacks, for `stacks`."""
-        if (self._directory / STACKS_FILE).exists():
+        if (self._directory / STACKS_FILE).exists() and self._handles_stacks:
             self._worker.send_signal(STACKS_SIGNAL)
 
     def stacks(self) -> str:
@@ -211,7 +211,15 @@ class RankProcess:
         if (pid := self._worker.pid) is not None and is_stopped(pid):
             return f"none: process {pid} is stopped (by SIGSTOP or a debugger), and runs nothing"
         path = self._directory / STACKS_FILE
+        if path.exists() and not self._handles_stacks:
+            return (
+                f"none: process {pid} runs another program, or has taken {STACKS_SIGNAL.name} back"
+            )
         return path.read_text(errors="replace").strip() if path.exists() else ""
+
+    @property
+    def _handles_stacks(self) -> bool:
+        return (pid := self._worker.pid) is not None and handles(pid, STACKS_SIGNAL)
 
     def close(self) -> None:
         self.kill()

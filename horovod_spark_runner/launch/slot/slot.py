@@ -38,6 +38,7 @@ from ..shared.messages import (
 )
 from ..shared.network import choose_interface, node_identity, own_interfaces, route_to
 from ..shared.outcome import ABORTED, ENVIRONMENT, LAUNCH, STALLED, Failure, RankOutcome
+from ..shared.processes import can_be_read
 from ..shared.rendezvous import info_of, placed
 from ..shared.slot_plan import ORPHAN_GRACE, SlotPlan
 from ..shared.topology import Part, RankPlacement, SlotInfo, arrange, split_devices
@@ -265,7 +266,7 @@ class Slot:
             # An earlier handler of this round may have closed what this one reads, and another
             # file may have its number now.
             handler = self._handlers().get(descriptor)
-            if handler is not None and _can_be_read(descriptor):
+            if handler is not None and can_be_read(descriptor):
                 handler()
 
     def _handlers(self) -> dict[int, Callable[[], None]]:
@@ -388,12 +389,6 @@ class Slot:
     def _rank_at(self, index: int) -> int:
         placement = self._ranks[index].placement if index < len(self._ranks) else None
         return -1 if placement is None else placement.rank
-
-
-def _can_be_read(descriptor: int) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _kind_of(error: Exception) -> str:
