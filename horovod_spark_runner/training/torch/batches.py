@@ -103,11 +103,16 @@ class Batches:
         held = sorted({dtype_name(p.dtype) for p in module.parameters()})
         wanted = held[0] if held else "float32"
         column = self.feed.slots[0][0]
+        advice = "Convert it in forward"
+        if wanted != "bfloat16":  # which no column is of
+            advice = (
+                "Train the column in another type, "
+                f"data=DataOptions(dtypes={{{column!r}: {wanted!r}}}), or convert it in forward"
+            )
         return ModelError(
             f"{type(module).__name__}.forward computes with types that do not go together: it is "
-            f"fed {fed}, and its weights are {', '.join(held) or 'none'}. Train the column in "
-            f"another type, data=DataOptions(dtypes={{{column!r}: {wanted!r}}}), or convert it in "
-            f"forward (PyTorch says: {' '.join(str(error).split())[:200]})"
+            f"fed {fed}, and its weights are {', '.join(held) or 'none'}. "
+            f"{advice} (PyTorch says: {' '.join(str(error).split())[:200]})"
         )
 
     def target(self, batch: TorchBatch) -> Any:

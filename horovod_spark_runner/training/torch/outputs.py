@@ -93,7 +93,5 @@ def _activation(module: nn.Module) -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return NumPy's name of a tensor's type as it is predicted: bfloat16 becomes float32."""
-    if dtype is torch.bfloat16:
-        return "float32"
+    """Return the name of a tensor's type, NumPy's where that has it."""
     return str(dtype).removeprefix("torch.")
