@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -48,6 +49,16 @@ def pick(value: Any, path: Path) -> Tensor:
         value = value[key]
     found: Tensor = value
     return found
+
+
+def one_number(value: Any) -> Tensor | float | None:
+    """Return a number, however a function gave it: of Python's, NumPy's or a tensor of one element.
+
+    ``None`` for anything else.
+    """
+    if isinstance(value, Tensor):
+        return value.reshape(()) if value.numel() == 1 else None
+    return float(value) if isinstance(value, (bool, int, float, np.number)) else None
 
 
 def output_name(path: Path) -> str:
