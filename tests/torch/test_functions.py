@@ -24,7 +24,7 @@ OUTPUT, LABEL = torch.randn(9, 1, generator=DRAW), torch.randn(9, generator=DRAW
 
 
 def loss_of(given: Any, output: Tensor, label: Tensor, weights: Tensor | None = None) -> float:
-    losses = Losses(given, Binding(("y",)), weighted=weights is not None)
+    losses = Losses(given, Binding(("y",)))
     (term,) = losses.terms(output, [label], [output], weights)
     return float(term.summed) / float(term.count)
 

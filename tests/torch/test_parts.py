@@ -177,7 +177,7 @@ class Supervised(nn.Module):
 
 
 def loss_of(given: Any, output: Tensor, label: Tensor, weights: Tensor | None = None) -> float:
-    losses = Losses(given, Binding(("y",)), weighted=weights is not None)
+    losses = Losses(given, Binding(("y",)))
     (term,) = losses.terms(output, [label], [output], weights)
     return float(term.summed) / float(term.count)
 

@@ -61,11 +61,6 @@ class Batches:
         # Stands in where a rank has no row of its own.
         self.blank: Arrays = {name: column.blank() for name, column in known.items()}
 
-    @property
-    def weighted(self) -> bool:
-        """Whether rows of the training have weights."""
-        return self._spec.weight is not None or self._spec.fit.class_weight is not None
-
     def of(self, arrays: Arrays, *, training: bool) -> TorchBatch:
         """Return rows as tensors, in a training with the weights of classes."""
         weights = None
