@@ -84,6 +84,7 @@ def network(fitted: Fitted, format: str) -> Network:
                 one.scores,
                 is_scalar(one.spec),
                 SPARK_DTYPES[one.spec.dtype][1] or one.spec.dtype,
+                one.spec.dtype,
             )
             for one in added
         ),

@@ -12,7 +12,7 @@ from .columns import Column, Numbers, Vectors, Words
 
 # What an added column holds.
 PLAIN, VECTOR, CLASS, PROBABILITY, SCORES = "plain", "vector", "class", "probability", "scores"
-# How far probabilities may be from a sum of 1, by the type of the output.
+# How far probabilities may be from a sum of 1, by the type that they are computed in.
 TOLERANCE = {"float16": 2e-2, "bfloat16": 2e-2, "float32": 1e-3, "float64": 1e-3}
 
 
@@ -26,6 +26,7 @@ class Output:
         scalar: whether it is one number per row.
         scores: whether it is scores of classes, and not their probabilities.
         holds: what the added column holds.
+        computed: name of the type that the model computes it in.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Output:
     scalar: bool
     scores: bool
     holds: str
+    computed: str
 
 
 def column_of_plain(values: np.ndarray, output: Output) -> Column:
@@ -60,7 +62,7 @@ def column_of_scores(values: np.ndarray, output: Output) -> Column:
     rows = values.reshape(len(values), math.prod(values.shape[1:])).astype(np.float64)
     if output.holds == VECTOR:
         return Vectors(rows.shape[1], rows)
-    classes = _of_two(rows[:, 0], output) if output.scalar else _of_several(rows, values, output)
+    classes = _of_two(rows[:, 0], output) if output.scalar else _of_several(rows, output)
     if output.holds == CLASS:
         return Numbers(np.argmax(classes, axis=1).astype(np.float64))
     return Vectors(classes.shape[1], classes)
@@ -78,10 +80,10 @@ def _of_two(value: np.ndarray, output: Output) -> np.ndarray:
     return np.stack([-value, value], axis=1)
 
 
-def _of_several(rows: np.ndarray, given: np.ndarray, output: Output) -> np.ndarray:
+def _of_several(rows: np.ndarray, output: Output) -> np.ndarray:
     """Return what an output says of each class."""
     if not output.scores:
-        tolerance = 2e-2 if given.dtype.itemsize == 2 else 1e-3
+        tolerance = TOLERANCE[output.computed]
         right = (rows.min(axis=1) >= -tolerance) & (abs(rows.sum(axis=1) - 1.0) <= tolerance)
         _check(right, rows, output)
         return rows

@@ -47,7 +47,8 @@ class Network:
         dtypes: NumPy's type of each, as the model was trained; ``"string"`` for text.
         shapes: shape of one row's value of each.
         outputs: what the network calls its outputs.
-        added: the columns to add, each with the output it is made of, and how.
+        added: the columns to add, each with the output it is made of, and how: what it holds,
+            whether that is of scores, one number per row, its type, and the type computed in.
         handle_invalid: what becomes of rows with null, or values that do not fit: ``"error"``,
             ``"skip"`` the row, or ``"keep"`` it with null.
         batch_size: rows per call.
@@ -60,7 +61,7 @@ class Network:
     dtypes: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     outputs: tuple[str, ...]
-    added: tuple[tuple[str, int, str, bool, bool, str], ...]
+    added: tuple[tuple[str, int, str, bool, bool, str, str], ...]
     handle_invalid: str
     batch_size: int
     format: str
@@ -147,8 +148,8 @@ class Network:
             whole = Batch(batch.columns, len(batch))
             whole.keep(valid)
         values = self._predict(whole)
-        for name, number, holds, scores, scalar, dtype in self.added:
-            output = Output(self.outputs[number], dtype, scalar, scores, holds)
+        for name, number, holds, scores, scalar, dtype, computed in self.added:
+            output = Output(self.outputs[number], dtype, scalar, scores, holds, computed)
             column = (
                 column_of_plain(values[number], output)
                 if holds == PLAIN

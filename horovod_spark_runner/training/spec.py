@@ -242,7 +242,7 @@ class OutputSpec:
     Attributes:
         name: its name.
         shape: shape of one row's value; ``None`` for a size that may vary.
-        dtype: NumPy dtype name.
+        dtype: name of the type that it is computed in: NumPy's, ``"bfloat16"`` or ``"string"``.
         path: keys and indices that lead to it in what the model returns.
         activation: the last thing done to it, such as ``"softmax"``, or ``"linear"`` for nothing;
             ``""`` if that is not known.

@@ -15,6 +15,7 @@ from horovod_spark_runner.training.spec import Binding
 from horovod_spark_runner.training.torch.batches import Batches
 from horovod_spark_runner.training.torch.losses import Losses
 from horovod_spark_runner.training.torch.metrics import Metrics, Sums
+from horovod_spark_runner.training.torch.probe import check_means
 from tests.runs import spec_of
 
 CPU = torch.device("cpu")
@@ -23,7 +24,7 @@ OUTPUT, LABEL = torch.randn(9, 1, generator=DRAW), torch.randn(9, generator=DRAW
 
 
 def loss_of(given: Any, output: Tensor, label: Tensor, weights: Tensor | None = None) -> float:
-    losses = Losses(given, Binding(("y",)), weighted=weights is not None)
+    losses = Losses(given, Binding(("y",)))
     (term,) = losses.terms(output, [label], [output], weights)
     return float(term.summed) / float(term.count)
 
@@ -66,6 +67,39 @@ def test_functions_that_compare_rows_with_their_labels(function: Any) -> None:
     expected = float(function(OUTPUT, LABEL).mean())
     assert loss_of(function, OUTPUT, LABEL) == pytest.approx(expected)
     assert metric_of(function, OUTPUT, LABEL) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ((torch.tensor([3.0]), 4), 0.75),
+        ((np.float32(3.0), np.int64(4)), 0.75),
+        (np.float32(0.5), 0.5),
+        (torch.tensor([[0.5]]), 0.5),
+        (True, 1.0),
+    ],
+)
+def test_numbers_of_any_kind_are_metrics(value: Any, expected: float) -> None:
+    assert metric_of(lambda o, y: value, OUTPUT, LABEL) == expected
+
+
+@pytest.mark.parametrize(
+    "value", [(OUTPUT, LABEL), (1.0, None), "0.5", LABEL[:4], torch.tensor([])]
+)
+def test_what_is_no_metric_is_named(value: Any) -> None:
+    with pytest.raises(
+        ModelError, match=r"metric 'it' must return one value per row, .* for 9 rows"
+    ):
+        metric_of(lambda o, y: value, OUTPUT, LABEL)
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, lambda total: total.reshape(1)])
+def test_a_sum_over_rows_is_refused_of_any_kind_of_number(kind: Any) -> None:
+    def total(output: Tensor, label: Tensor) -> Any:
+        return kind((output.squeeze(1) - label).abs().sum())
+
+    with pytest.raises(ModelError, match="'total' is a sum over the rows"):
+        list(check_means([("total", total)], OUTPUT, LABEL))
 
 
 def test_hinge_loss_compares_row_by_row() -> None:

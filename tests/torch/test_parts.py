@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
 from horovod_spark_runner import (
     Allreduce,
     DiLoCo,
+    EnvironmentProblem,
     InvalidInputError,
     LocalSGD,
     ModelError,
@@ -41,6 +42,7 @@ from horovod_spark_runner.training.torch.build import check_module
 from horovod_spark_runner.training.torch.feeding import input_feed
 from horovod_spark_runner.training.torch.initial_weights import load_initial_weights
 from horovod_spark_runner.training.torch.losses import Losses
+from horovod_spark_runner.training.torch.onnx_file import onnx_contents
 from horovod_spark_runner.training.torch.optimizers import (
     check_complex,
     check_gradients,
@@ -184,7 +186,7 @@ class Supervised(nn.Module):
 
 
 def loss_of(given: Any, output: Tensor, label: Tensor, weights: Tensor | None = None) -> float:
-    losses = Losses(given, Binding(("y",)), weighted=weights is not None)
+    losses = Losses(given, Binding(("y",)))
     (term,) = losses.terms(output, [label], [output], weights)
     return float(term.summed) / float(term.count)
 
@@ -263,6 +265,32 @@ def test_an_early_end_comes_when_keras_would_end() -> None:
     ]
     assert stopped_after(2, [math.nan, 3.0, 2.0, 1.0]) is None
     assert stopped_after(1, [math.inf, 3.0, 2.0, 1.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"min_delta": -0.1}, "min_delta must be a number, at least 0, got -0.1"),
+        ({"min_delta": "0.1"}, "min_delta must be a number, at least 0, got '0.1'"),
+        ({"monitor": 3}, "monitor must be the name of a result, .* got 3"),
+        ({"patience": -1}, "patience must be a whole number of at least 0"),
+        ({"mode": "auto"}, "mode must be one of min, max"),
+    ],
+)
+def test_an_early_end_says_what_it_cannot_be_given(given: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        TorchEarlyStopping(**given)
+
+
+def test_an_onnx_file_that_is_refused_says_so_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise EnvironmentProblem("onnxruntime is of another version")
+
+    monkeypatch.setattr(torch.onnx, "export", refuse)
+    program: Any = SimpleNamespace(state_dict={})
+    recipe: Any = None
+    with pytest.raises(EnvironmentProblem, match="^onnxruntime is of another version$"):
+        onnx_contents(program, recipe, [], [], {}, dict)
 
 
 def test_losses_are_those_of_pytorch() -> None:

@@ -63,24 +63,45 @@ def test_a_search_over_folds(spark: Any, tmp_path: Path) -> None:
     assert told[0] == told[1]
 
 
+class Heads(nn.Module):
+    """Gives scores, and probabilities that are rounded: their sums are not quite 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 3))
+
+    def forward(self, v: torch.Tensor) -> dict[str, torch.Tensor]:
+        scores = self.net(v)
+        return {"scores": scores, "shares": scores.softmax(1).bfloat16()}
+
+
 def test_a_module_in_a_pipeline_is_scored_by_onnxruntime(spark: Any, tmp_path: Path) -> None:
-    rows = [(n * 0.5, n % 3) for n in range(8)]
+    rows = [(n * 0.05, n % 3) for n in range(24)]
     frame = spark.createDataFrame(rows, "x double, n int").coalesce(1)
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 3), nn.Softmax(1))
-    transformer = TorchTransformer.from_module(module, ["v"], example=torch.zeros(1, 2))
+    transformer = TorchTransformer.from_module(Heads(), ["v"], example=torch.zeros(1, 2))
+    transformer.setPredictionCol({"scores": "prediction", "shares": "kind"})
+    transformer.setProbabilityCol({"shares": "p"})
     assembler = VectorAssembler(inputCols=["x", "n"], outputCol="v")
     fitted = PipelineModel([assembler, transformer])
-    expected = np.array([row["prediction"] for row in fitted.transform(frame).collect()])
+    predicted = fitted.transform(frame).collect()
+    expected = np.array([row["prediction"] for row in predicted])
+    shares = np.array([row["p"].toArray() for row in predicted])
+    assert (abs(shares.sum(axis=1) - 1) > 1e-3).any()
+    kinds = [row["kind"] for row in predicted]
     place = tmp_path / "bundle"
     with pytest.raises(ModelError, match="'saved_model' can be made .*network='onnx'"):
         export_pipeline(fitted, place, frame)
     export_pipeline(fitted, place, frame, network="onnx")
     given: dict[str, Any] = {"x": [x for x, _ in rows], "n": [n for _, n in rows]}
-    found = load_pipeline(place).score(given)["prediction"]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    found = load_pipeline(place).score(given)
+    np.testing.assert_allclose(found["prediction"], expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found["p"], shares, rtol=0, atol=4e-3)
+    assert found["kind"].tolist() == kinds
     export_pipeline(fitted, tmp_path / "p.onnx", frame, format="onnx")
     arrays = {"x": np.array(given["x"]), "n": np.array(given["n"], np.int32)}
     made = OnnxSession((tmp_path / "p.onnx").read_bytes())(arrays)
     assert made["row_state"].tolist() == [0] * len(rows)
     np.testing.assert_allclose(made["prediction"], expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(made["p"], shares, rtol=0, atol=4e-3)
+    assert made["kind"].tolist() == kinds

@@ -249,7 +249,7 @@ def test_a_saved_model_takes_no_numbers_beyond_its_inputs_type(tmp_path: Path) -
         dtypes=("int16",),
         shapes=((2,),),
         outputs=("prediction",),
-        added=(("p", 0, "plain", False, False, "float32"),),
+        added=(("p", 0, "plain", False, False, "float32", "float32"),),
         handle_invalid="error",
         batch_size=2,
         format=SAVED_MODEL,

@@ -47,7 +47,7 @@ def pipeline(
         dtypes=(dtype,),
         shapes=((width,),),
         outputs=("output0",),
-        added=(("p", 0, "plain", False, not taken.size, made),),
+        added=(("p", 0, "plain", False, not taken.size, made, made),),
         handle_invalid=handle,
         batch_size=2,
         format=ONNX,

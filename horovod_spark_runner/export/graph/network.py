@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ModelError
-from ...scoring.classes import CLASS, PLAIN, PROBABILITY, VECTOR
+from ...scoring.classes import CLASS, PLAIN, PROBABILITY, TOLERANCE, VECTOR
 from ...scoring.network import INEXACT, MODEL_FILE, Network, beyond
 from ...scoring.onnx_session import BOUNDS, METADATA, NON_FINITE
 from ...scoring.stage import ERROR, SKIP
@@ -31,6 +31,7 @@ class _Output:
         told: what errors call it.
         data: the tensor.
         dtype: NumPy's type of it, or ``"string"``.
+        computed: name of the type that the model computes it in.
         width: elements per row.
         others: which rows it is not asked about, if that is some.
     """
@@ -38,6 +39,7 @@ class _Output:
     told: str
     data: str
     dtype: str
+    computed: str
     width: int
     others: str | None
 
@@ -66,11 +68,11 @@ def network(rows: Rows, stage: Network) -> None:
         for name, dtype, shape in zip(stage.inputs, stage.dtypes, stage.shapes, strict=True)
     ]
     outputs = _merge(rows, stage, whole, given)
-    for name, number, holds, scores, scalar, dtype in stage.added:
+    for name, number, holds, scores, scalar, dtype, computed in stage.added:
         told = f"output {stage.outputs[number]!r} of the model"
         data, kind, width = outputs[number]
         others = graph.add("Not", asked) if valid is not None else None
-        output = _Output(told, data, kind, width, others)
+        output = _Output(told, data, kind, computed, width, others)
         if holds == PLAIN:
             column = _plain(rows, name, output, scalar, dtype)
         else:
@@ -291,8 +293,7 @@ def _of_several(rows: Rows, output: _Output, data: str, scores: bool, probable: 
         count = graph.add("ReduceSum", nan, axis, keepdims=0)
         right = graph.add("Equal", count, graph.constant(0.0))
     else:
-        half = np.dtype(output.dtype).itemsize == 2
-        tolerance = 2e-2 if half else 1e-3
+        tolerance = TOLERANCE[output.computed]
         least = graph.add("ReduceMin", data, axis, keepdims=0)
         low = graph.add("GreaterOrEqual", least, graph.constant(-tolerance))
         total = graph.add("ReduceSum", data, axis, keepdims=0)

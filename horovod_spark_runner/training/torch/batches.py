@@ -61,11 +61,6 @@ class Batches:
         # Stands in where a rank has no row of its own.
         self.blank: Arrays = {name: column.blank() for name, column in known.items()}
 
-    @property
-    def weighted(self) -> bool:
-        """Whether rows of the training have weights."""
-        return self._spec.weight is not None or self._spec.fit.class_weight is not None
-
     def of(self, arrays: Arrays, *, training: bool) -> TorchBatch:
         """Return rows as tensors, in a training with the weights of classes."""
         weights = None
@@ -103,11 +98,16 @@ class Batches:
         held = sorted({dtype_name(p.dtype) for p in module.parameters()})
         wanted = held[0] if held else "float32"
         column = self.feed.slots[0][0]
+        advice = "Convert it in forward"
+        if wanted != "bfloat16":  # which no column is of
+            advice = (
+                "Train the column in another type, "
+                f"data=DataOptions(dtypes={{{column!r}: {wanted!r}}}), or convert it in forward"
+            )
         return ModelError(
             f"{type(module).__name__}.forward computes with types that do not go together: it is "
-            f"fed {fed}, and its weights are {', '.join(held) or 'none'}. Train the column in "
-            f"another type, data=DataOptions(dtypes={{{column!r}: {wanted!r}}}), or convert it in "
-            f"forward (PyTorch says: {on_one_line(error, 200)})"
+            f"fed {fed}, and its weights are {', '.join(held) or 'none'}. "
+            f"{advice} (PyTorch says: {on_one_line(error, 200)})"
         )
 
     def target(self, batch: TorchBatch) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import InvalidInputError, brief
-from ...settings.kinds import check_choice, check_count
+from ...settings.kinds import check_choice, check_count, check_number
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,7 +78,7 @@ class TorchEarlyStopping(TorchCallback):
         monitor: the result to look at (``"val_loss"``).
         patience: epochs in a row without an improvement after which the training ends, as in
             Keras; 0, the default, is as 1. It does not end with the first epoch.
-        min_delta: what counts as one, at least (0).
+        min_delta: the least change that counts as an improvement (0).
         mode: whether a result is better if it is smaller, ``"min"`` (default), or larger,
             ``"max"``.
 
@@ -94,7 +94,13 @@ class TorchEarlyStopping(TorchCallback):
     waited: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.monitor, str):
+            raise InvalidInputError(
+                "monitor must be the name of a result, such as 'val_loss', got "
+                f"{brief(self.monitor)}"
+            )
         check_count("patience", self.patience, 0)
+        check_number("min_delta", self.min_delta)
         check_choice("mode", self.mode, ("min", "max"))
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any]) -> None:

@@ -113,7 +113,7 @@ class TorchEngine:
         from .exported import check_exportable
 
         check_format(format, self.export_formats)
-        check_exportable(format, names, transformed, columns)
+        check_exportable(format, names, transformed)
 
     def export(
         self,

@@ -93,7 +93,7 @@ class TorchEvaluator:
                 "some, metrics=[…]"
             )
         if model.loss is not None:
-            losses = Losses(model.loss, self._binding, weighted=self._weight is not None)
+            losses = Losses(model.loss, self._binding)
             self._losses = losses.to(self._called.device)
         self._metrics.append(Metrics(model.metrics, self._called.device, model.loss))
 

@@ -95,7 +95,7 @@ def export_recipe(
     recipe: Recipe, format: str, columns: Sequence[str], outputs: Sequence[str], target: Location
 ) -> None:
     """Write the model of a recipe; see `Engine.export`."""
-    check_exportable(format, columns, tuple(recipe.transforms), recipe.columns)
+    check_exportable(format, columns, tuple(recipe.transforms))
     if len({*columns, *outputs}) < len(columns) + len(outputs):
         raise ModelError(
             f"an export names inputs and outputs once: inputs {list(columns)}, outputs "

@@ -5,17 +5,11 @@ from __future__ import annotations
 import keyword
 from collections.abc import Collection, Sequence
 
-from ...data.manifest import Column
 from ...errors import ModelError
 from ..engine import TORCH_EXPORT
 
 
-def check_exportable(
-    format: str,
-    names: Sequence[str],
-    transformed: Collection[str],
-    columns: Sequence[Column] = (),
-) -> None:
+def check_exportable(format: str, names: Sequence[str], transformed: Collection[str]) -> None:
     """Check as much of an export as shows without the module; see `Engine.check_export`."""
     for name in names:
         if format == TORCH_EXPORT and (not name.isidentifier() or keyword.iskeyword(name)):

@@ -51,13 +51,12 @@ class Losses:
     Args:
         given: `TorchModel.loss`.
         labels: which label column is compared with which output.
-        weighted: whether rows have weights.
 
     Raises:
         ModelError: the loss cannot be used; the message names it.
     """
 
-    def __init__(self, given: Any, labels: Binding, *, weighted: bool) -> None:
+    def __init__(self, given: Any, labels: Binding) -> None:
         self._labels = labels
         several = isinstance(given, Mapping) or (
             isinstance(given, Sequence) and not isinstance(given, str)
@@ -65,7 +64,7 @@ class Losses:
         if several:
             self._parts = _matched(given, labels)
         else:
-            self._parts = [(LOSS, (), _RankLoss(given, LOSS, weighted))]
+            self._parts = [(LOSS, (), _RankLoss(given, LOSS))]
             alone = self._parts[0][2].of_torch
             if alone and len(labels.slots) > 1:
                 raise ModelError(
@@ -176,7 +175,7 @@ def _matched(given: Any, labels: Binding) -> list[tuple[str, tuple[str, ...], _R
             raise ModelError(f"{len(given)} losses are given, but label_cols gives {slots} labels")
         names = labels.names or tuple(str(index) for index in range(slots))
         return [
-            (f"{name}_loss", (name,) if labels.names else (), _RankLoss(loss, f"{name}_loss", True))
+            (f"{name}_loss", (name,) if labels.names else (), _RankLoss(loss, f"{name}_loss"))
             for name, loss in zip(names, given, strict=True)
         ]
     if labels.names is None or set(labels.names) != set(given):
@@ -186,15 +185,14 @@ def _matched(given: Any, labels: Binding) -> list[tuple[str, tuple[str, ...], _R
             "give label_cols as a dictionary with the same names"
         )
     return [
-        (f"{name}_loss", (name,), _RankLoss(given[name], f"{name}_loss", True))
-        for name in labels.names
+        (f"{name}_loss", (name,), _RankLoss(given[name], f"{name}_loss")) for name in labels.names
     ]
 
 
 class _RankLoss:
     """A loss of one output, as a sum over this rank's rows and what it is divided by."""
 
-    def __init__(self, given: Loss, name: str, weighted: bool) -> None:
+    def __init__(self, given: Loss, name: str) -> None:
         self.name = name
         self.function: Any = loss_named(given) if isinstance(given, str) else given
         if isinstance(self.function, type) or not callable(self.function):

@@ -15,7 +15,7 @@ from ...errors import ModelError, brief
 from .accuracy import Accuracy
 from .losses import LOSS, SUM, Term
 from .metric_states import MetricStates, is_torchmetrics
-from .outputs import leaves
+from .outputs import leaves, one_number
 from .pairing import Pairing
 from .torch_model import MetricLike
 
@@ -227,14 +227,14 @@ def merged(name: str, value: Any, rows: int) -> tuple[Tensor | float, Tensor | f
         ModelError: it is neither a number, nor one for each row, nor such a pair.
     """
     if isinstance(value, (tuple, list)) and len(value) == 2:
-        return value[0], value[1]
-    if isinstance(value, (int, float)):
-        return float(value) * rows, rows
-    if isinstance(value, Tensor):
-        if value.dim() == 0:
-            return value.double() * rows, rows
-        if value.shape[0] == rows:
-            return value.reshape(rows, -1).double().mean(1).sum(), rows
+        total, count = map(one_number, value)
+        if total is not None and count is not None:
+            return total, count
+    mean = one_number(value)
+    if mean is not None:
+        return (mean.double() if isinstance(mean, Tensor) else mean) * rows, rows
+    if isinstance(value, Tensor) and value.shape[0] == rows:
+        return value.reshape(rows, -1).double().mean(1).sum(), rows
     shown = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else brief(value)
     raise ModelError(
         f"metric {name!r} must return one value per row, a mean over the rows, or a pair of a sum "

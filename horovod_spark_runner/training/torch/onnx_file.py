@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch.export import ExportedProgram
 
 from ...data.manifest import Column
-from ...errors import EnvironmentProblem, ModelError, on_one_line
+from ...errors import EnvironmentProblem, HorovodSparkError, ModelError, on_one_line
 from ...quiet import quiet_imports
 from ...scoring.onnx_session import import_onnxruntime
 from ..onnx_facts import MOST_BYTES, name_rows, tell_facts
@@ -80,8 +81,15 @@ def onnx_contents(
         model = made.model_proto
         if recipe.batch_size is None:
             name_rows(model.graph)
-        tell_facts(model, inputs, recipe.outputs, added)
+        # As `Served` gives them.
+        given_as = [
+            replace(one, dtype="float32") if one.dtype == "bfloat16" else one
+            for one in recipe.outputs
+        ]
+        tell_facts(model, inputs, given_as, added)
         return completed(model, inputs, given, predict, rows=recipe.batch_size)
+    except HorovodSparkError:
+        raise  # which say it themselves
     except Exception as error:  # whatever PyTorch's exporter comes across
         told = on_one_line(error)
         raise ModelError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -50,6 +51,16 @@ def pick(value: Any, path: Path) -> Tensor:
     return found
 
 
+def one_number(value: Any) -> Tensor | float | None:
+    """Return a number, however a function gave it: of Python's, NumPy's or a tensor of one element.
+
+    ``None`` for anything else.
+    """
+    if isinstance(value, Tensor):
+        return value.reshape(()) if value.numel() == 1 else None
+    return float(value) if isinstance(value, (bool, int, float, np.number)) else None
+
+
 def output_name(path: Path) -> str:
     """Return what the output at ``path`` is called."""
     if not path:
@@ -93,7 +104,5 @@ def _activation(module: nn.Module) -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return NumPy's name of a tensor's type as it is predicted: bfloat16 becomes float32."""
-    if dtype is torch.bfloat16:
-        return "float32"
+    """Return the name of a tensor's type, NumPy's where that has it."""
     return str(dtype).removeprefix("torch.")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ModelError
-from .outputs import leaves
+from .outputs import leaves, one_number
 
 # Rows that are tried, and calls in which they are: the first ones may tell nothing.
 _ROWS, _CALLS = 8, 3
@@ -87,7 +87,8 @@ def _mean(value: Any) -> float | None:
         return total / count if total is not None and count else None
     if isinstance(value, Tensor):
         return float(value.double().mean())
-    return float(value) if isinstance(value, (int, float)) else None
+    number = one_number(value)
+    return None if number is None else float(number)
 
 
 def _close(one: float, other: float) -> bool:

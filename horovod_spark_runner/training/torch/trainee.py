@@ -106,8 +106,7 @@ class TorchTrainee(Trainee):
         check_lone_rows(self.module, self._batches, spec, world.Get_size(), together=together)
         self._losses = None
         if self._model.loss is not None:
-            losses = Losses(self._model.loss, spec.outputs, weighted=self._batches.weighted)
-            self._losses = losses.to(self._device)
+            self._losses = Losses(self._model.loss, spec.outputs).to(self._device)
         self._metrics = Metrics(self._model.metrics, self._device, self._model.loss)
         own = self._model.train_step is not None
         if own and self._losses is None and not self._metrics and spec.validation is not None:
