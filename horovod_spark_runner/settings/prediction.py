@@ -109,7 +109,7 @@ class PredictionSettings(Settings):
         choice(*get_args(HandleInvalid)),
         "what becomes of rows with a null, or an array that has null elements or another size, in "
         'a feature column: ``"error"`` (default), ``"skip"`` leaves them out, ``"keep"`` gives '
-        "them null as prediction.",
+        "them null as prediction. Bytes that hold no such image or array are an error in any case.",
     )
     predict_batch_size: int = setting(1024, count(), "rows per call of the model (1024).")
 
