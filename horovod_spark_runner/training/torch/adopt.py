@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 # Types that Spark has as well.
 _PLAIN = ("int8", "int16", "int32", "int64", "float32", "float64")
 _ROWS = 3
+# Rows and calls that show whether a program drops some of what it computes.
+_MANY, _CALLS = 8, 6
 
 
 def adopt(directory: RunDirectory, model: Any, inputs: Binding | None, kind: str) -> SavedModule:
@@ -143,7 +145,7 @@ def adopt_program(
     feed = Feed(binding.slots, tuple(names))
     called = Predicting(program, feed, CPU)
     outputs = _try(called, columns, rows or _ROWS)
-    _check_steady(called, columns, "torch.export.export", rows or _ROWS)
+    _check_steady(called, columns, "torch.export.export", rows or _MANY)
     writer = ModelWriter(directory)
     writer.write(PROGRAM_FILE, data)
     facts = TorchFacts(torch=torch.__version__, names=feed.names, program=True)
@@ -246,7 +248,7 @@ def _columns(
 
 
 def _check_steady(
-    called: Predicting, columns: tuple[Column, ...], captured: str, rows: int = _ROWS
+    called: Predicting, columns: tuple[Column, ...], captured: str, rows: int = _MANY
 ) -> None:
     """Check that a program predicts for each row what follows from that row.
 
@@ -255,9 +257,9 @@ def _check_steady(
     """
     plain = some_rows(columns, rows)
     try:
-        why = unsteady(called, various(plain))
+        why = unsteady(called, various(plain), _CALLS)
     except Exception:  # it takes no other whole numbers than 0
-        why = unsteady(called, plain)
+        why = unsteady(called, plain, _CALLS)
     if why:
         raise ModelError(
             f"the program {why}, as a module does in training mode (dropout, batch normalisation "

@@ -22,20 +22,21 @@ BY_CHANCE = "gives other outputs whenever it is called with the same rows"
 BY_OTHERS = "gives other outputs for a row where the rows beside it are others"
 
 
-def unsteady(called: Predicting, arrays: Mapping[str, np.ndarray]) -> str:
+def unsteady(called: Predicting, arrays: Mapping[str, np.ndarray], calls: int = 2) -> str:
     """Return what the outputs of a module depend on besides the row that they are of.
 
     Args:
         called: the module; generators of random numbers stay as they are.
         arrays: some rows, which it can be called with.
+        calls: how often it is called with them: few numbers may all be dropped twice.
 
     Returns:
         `BY_CHANCE`, `BY_OTHERS`, or ``""``; also where it cannot be called with other such rows.
     """
     beside = {name: array[[0] * len(array)] for name, array in arrays.items()}
     with _generator_kept():
-        once, again = _given(called, arrays), _given(called, arrays)
-        if not _same(once, again):
+        once = _given(called, arrays)
+        if not all(_same(once, _given(called, arrays)) for _ in range(calls - 1)):
             return BY_CHANCE
         try:
             other = _given(called, beside)
