@@ -104,7 +104,8 @@ def run_training(
             given. For a model with one output, and not beside ``sample_weight_col``.
         lr_scaling: ``"linear"`` multiplies the learning rate by the number of ranks, ``"sqrt"`` by
             its root; ``"none"`` (default).
-        warmup_epochs: epochs over which the rate rises to its scaled value (0).
+        warmup_epochs: epochs over which the rate rises to its scaled value (0). A callback that
+            sets the rate ends the warm-up.
         seed: seed of the order of rows, the split and the model's initial weights (0).
         shuffle: take the rows in another order every epoch (default).
         callbacks: Keras callbacks (`TorchCallback` for a PyTorch module) that can be pickled, or a

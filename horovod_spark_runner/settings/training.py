@@ -139,7 +139,10 @@ class FitOptions(Settings):
         '``"none"`` (default).',
     )
     warmup_epochs: float = setting(
-        0.0, number(), "epochs over which the rate rises to its scaled value (0)."
+        0.0,
+        number(),
+        "epochs over which the rate rises to its scaled value (0). A callback that sets the rate "
+        "ends the warm-up.",
     )
 
     def __post_init__(self) -> None:

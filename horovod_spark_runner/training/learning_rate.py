@@ -54,8 +54,9 @@ def warmup_factor(options: FitOptions, world: int, progress: float) -> float:
 class LearningRate:
     """Sets the learning rates of a model during the warm-up; leaves them alone after that.
 
-    A callback that sets a rate has the last word: what it sets is neither scaled nor warmed up. One
-    that sets what the rate is anyway is seen in a later epoch, when it sets another; it is told of.
+    Without a warm-up the rate is scaled before any callback is called. A callback that sets a rate
+    has the last word: what it sets is neither scaled nor warmed up. One that sets what the rate is
+    anyway is seen in a later epoch, when it sets another; it is told of.
 
     Args:
         rates: the rates; ``None`` if they are not to be scaled.
@@ -83,9 +84,11 @@ class LearningRate:
         if rates is None:
             return
         now = rates.read()
-        state = state or {"base": now, "last": now, "done": False}
-        self._base, self._last = list(state["base"]), list(state["last"])
-        self._done = bool(state["done"])
+        known = state or {"base": now, "last": now, "done": False}
+        self._base, self._last = list(known["base"]), list(known["last"])
+        self._done = bool(known["done"])
+        if not state and not options.warmup_epochs:
+            self._scale(scale_factor(options.lr_scaling, world))  # callbacks find it so
 
     @property
     def state(self) -> dict[str, Any]:
@@ -111,17 +114,21 @@ class LearningRate:
         if now != self._last:
             logger.warning(
                 "a callback set the learning rate from %s to %s after %.2f epochs; lr_scaling "
-                "leaves it so: what a callback does not compute from the rate before is unscaled",
+                "leaves it so%s: what a callback does not compute from the scaled rate is unscaled",
                 _shown(self._last),
                 _shown(now),
                 progress,
+                "" if progress >= self._options.warmup_epochs else ", and the warm-up ends here",
             )
             self._done, self._last = True, []
             return
         if self._done:
             return
         self._done = progress >= self._options.warmup_epochs
-        factor = warmup_factor(self._options, self._world, progress)
+        self._scale(warmup_factor(self._options, self._world, progress))
+
+    def _scale(self, factor: float) -> None:
+        assert self._rates is not None
         self._rates.write([base * factor for base in self._base])
         self._last = self._rates.read()
 

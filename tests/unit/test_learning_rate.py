@@ -88,16 +88,25 @@ def test_a_callback_that_sets_what_was_there_is_seen_when_it_does_so_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (optimizer,) = sgd(0.1)
-    rate = scaled([optimizer], FitOptions(epochs=4, lr_scaling="linear"), 2)
+    rate = scaled([optimizer], WARMED, 2)
     for epoch in range(4):
         optimizer.learning_rate = 0.1  # LearningRateScheduler(lambda epoch: 0.1)
         rate.before_step(float(epoch))
-        again = scaled([optimizer], FitOptions(epochs=4, lr_scaling="linear"), 2, rate.state)
-        for one in (rate, again):  # a resumed run tells no more
-            one.before_step(epoch + 0.5)
-        assert rates([optimizer]) == pytest.approx([0.2 if epoch == 0 else 0.1])
-    assert caplog.text.count("set the learning rate from 0.2 to 0.1 after 1.00 epochs") == 1
-    assert caplog.text.count("set the learning rate") == 1
+        rate.before_step(epoch + 0.5)
+        scaled([optimizer], WARMED, 2, rate.state).before_step(epoch + 0.5)  # tells no more
+        assert rates([optimizer]) == pytest.approx([0.125 if epoch == 0 else 0.1])
+    told = "set the learning rate from 0.125 to 0.1 after 1.00 epochs"
+    assert caplog.text.count(told) == caplog.text.count("set the learning rate") == 1
+    assert caplog.text.count("and the warm-up ends here") == 1
+
+
+def test_callbacks_find_the_scaled_rate_where_there_is_no_warm_up() -> None:
+    (optimizer,) = sgd(0.1)
+    rate = scaled([optimizer], FitOptions(epochs=4, lr_scaling="linear"), 2)
+    for epoch in range(4):  # LearningRateScheduler(lambda epoch, rate: rate / 2)
+        optimizer.learning_rate = float(optimizer.learning_rate) / 2
+        rate.before_step(float(epoch))
+        assert rates([optimizer]) == pytest.approx([0.2 / 2 ** (epoch + 1)])
 
 
 def test_a_resumed_warm_up_goes_on() -> None:
