@@ -39,6 +39,8 @@ class NetworkPlan:
             exchanges in a twentieth of a step, or, if none up to an epoch's does, the most; 1 where
             it would bring less than a tenth.
         local: the prediction for it; ``None`` where ``every`` is 1.
+        left_out: numbers of ranks that were asked for, and whose step takes more rows than an epoch
+            has.
     """
 
     name: str
@@ -50,6 +52,7 @@ class NetworkPlan:
     break_even_epochs: float | None
     every: int
     local: Prediction | None
+    left_out: tuple[int, ...] = ()
 
     @property
     def pays(self) -> bool:
@@ -134,6 +137,7 @@ def advise(name: str, work: Workload, cluster: Cluster, ranks: Sequence[int]) ->
         break_even_epochs=before / saved if saved > 0 else None,
         every=1 if local is None else local.every,
         local=local,
+        left_out=tuple(sorted(set(ranks) - set(filled))),
     )
 
 

@@ -123,7 +123,18 @@ def _noise(noise_scale: float | None, batch_size: int) -> str:
 
 def notes(network: NetworkPlan, work: Workload) -> list[str]:
     """Return what is to be said besides: of shared cores, and of other ways of synchronising."""
-    return [*_cores(network, work), _rounds(network)]
+    return [*_left_out(network, work), *_cores(network, work), _rounds(network)]
+
+
+def _left_out(network: NetworkPlan, work: Workload) -> list[str]:
+    """Return which numbers of ranks are not there although they were asked for."""
+    if not network.left_out:
+        return []
+    numbers = ", ".join(f"{one:,}" for one in network.left_out)
+    return [
+        f"left out: {numbers} ranks, whose step of {work.batch_size:,} rows each takes more than "
+        f"an epoch has ({work.rows:,})"
+    ]
 
 
 def _cores(network: NetworkPlan, work: Workload) -> list[str]:

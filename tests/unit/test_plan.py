@@ -145,6 +145,9 @@ def test_what_pays_is_distributed_and_a_slow_network_limits_it() -> None:
     assert fast.predictions[-1].ranks == 4096
     few = advise("few", workload(rows=850), Cluster(4, 4, FAST), RANKS)
     assert [one.ranks for one in few.predictions] == [1, 2, 4, 8]
+    assert few.left_out[:2] == (16, 32)
+    assert notes(few, workload(rows=850))[0].startswith("left out: 16, 32, 64, ")
+    assert fast.left_out == ()
 
 
 def test_local_sgd_pays_on_a_slow_network_only() -> None:
