@@ -28,7 +28,7 @@ from report import GOAL_HEAD, goal, present, shown_command, table
 
 from horovod_spark_runner import DataOptions, plan_training, run_training
 from horovod_spark_runner.planning.links import link_of
-from horovod_spark_runner.planning.measure import Measurement
+from horovod_spark_runner.planning.measurement import Measurement
 from horovod_spark_runner.planning.model import Cluster, epoch_steps, predict
 from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import Hosts

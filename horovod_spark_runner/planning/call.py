@@ -24,7 +24,8 @@ from ..spark.session import described
 from .advice import advise
 from .asked import NETWORKS, RANKS, SAMPLE_ROWS, Asked, named_links
 from .links import Link
-from .measure import Measurement, measure
+from .measure import measure
+from .measurement import Measurement
 from .model import Cluster
 from .plan import TrainingPlan
 

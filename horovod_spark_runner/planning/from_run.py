@@ -20,7 +20,7 @@ from ..training.state import Described
 from ..training.sync.buckets import BUCKET_BYTES
 from ..training.sync.synchroniser import bytes_of_sum
 from .links import ETHERNET_LATENCY, Link, ring_seconds
-from .measure import Measurement
+from .measurement import Measurement
 from .model import StepTime, Workload
 
 # Between ranks of a host nothing but the run's own exchange is known, and counts as it is.

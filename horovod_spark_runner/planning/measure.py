@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..data.prepare.checks import NO_ROWS
 from ..data.prepare.datasets import Prepared, session_of
 from ..errors import DataError, NotEnoughSlotsError
-from ..frameworks import TORCH
 from ..launch.driver.console import Console
 from ..launch.driver.launch import RunResult
 from ..launch.driver.launcher import chosen_launcher
@@ -23,78 +21,10 @@ from ..settings.launching import LaunchSettings
 from ..settings.table import derive
 from ..spark.session import described
 from ..training.entry import modules_for
-from ..training.spec import TrainingSpec
-from ..training.sync.buckets import BUCKET_BYTES
-from ..training.sync.noise import noise_scale
 from .asked import Asked
-from .figures import Question, RankFigures, Shared, measure_rank, measure_shared
-from .links import Link, doubling_rounds, fitted_link, ring_seconds, tree_seconds
-from .model import BACKWARD, StepTime, Workload, waiting_seconds
+from .figures import Question, measure_rank, measure_shared
+from .measurement import Launched, Measurement, added_by_sharing, combined
 from .writing import written_rows
-
-# Bytes from which a sum goes around a ring, whatever the ranks.
-_BY_RING = 1 << 20
-
-
-@dataclass(frozen=True)
-class Launched:
-    """What one launch has measured.
-
-    Attributes:
-        ranks: what each rank has.
-        hosts: the host of each.
-        seconds: of the launch, without what the ranks did.
-    """
-
-    ranks: tuple[RankFigures, ...]
-    hosts: tuple[str, ...]
-    seconds: float
-
-    @property
-    def here(self) -> int:
-        """Ranks on the fullest host."""
-        return max(Counter(self.hosts).values())
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What was measured.
-
-    Attributes:
-        workload: the training as the model takes it.
-        cores: of a host.
-        ranks_per_host: ranks that a host held when all were launched.
-        workers: ranks that were launched at once.
-        between: the link between hosts; ``None`` if all ranks were on one.
-        sums: seconds of sums over all ranks, by bytes.
-        measured_rows: rows that were there to be read.
-        seconds: what measuring took.
-        source: the run that told it all; empty where it was measured.
-        noise_asked: whether the gradient noise scale was asked for.
-        noise_scale: the gradient noise scale in rows; ``None`` where it was not asked for, or the
-            mean gradient cannot be told from noise.
-    """
-
-    workload: Workload
-    cores: int
-    ranks_per_host: int
-    workers: int
-    between: Link | None
-    sums: Mapping[int, float]
-    measured_rows: int
-    seconds: float
-    source: str = ""
-    noise_asked: bool = False
-    noise_scale: float | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        found = asdict(self)
-        found["workload"]["steps"] = {
-            str(size): {str(here): time for here, time in by_ranks.items()}
-            for size, by_ranks in found["workload"]["steps"].items()
-        }
-        return found
 
 
 def measure(checked: CheckedRequest, asked: Asked, seconds: float, rows: int) -> Measurement:
@@ -141,7 +71,7 @@ def measure(checked: CheckedRequest, asked: Asked, seconds: float, rows: int) ->
         known=known,
         kept=written.data.size * rows / known <= request.data.window_bytes,
         materialize=written.seconds,
-        began=began,
+        seconds=time.monotonic() - began,
         # An algorithm that is asked for goes over all ranks, as NCCL does.
         by_hosts=not request.gpus_per_worker and checked.launching.mpi.algorithm == "auto",
     )
@@ -203,22 +133,8 @@ def _sharing(
         results = _answers(checked, measure_shared, question, count, modules).results
     except NotEnoughSlotsError:
         return None
-    return added_by_sharing(results, _mean([rank.steps[batch].seconds for rank in every.ranks]))
-
-
-def added_by_sharing(shared: Sequence[Shared], apart: float) -> float | None:
-    """Return what a step takes longer for each further rank on a core.
-
-    Args:
-        shared: steps of ranks that were kept to fewer cores than there were of them; one that came
-            to a host alone had a core to itself, and tells nothing.
-        apart: seconds of a step on cores of their own.
-    """
-    crowded = [rank for rank in shared if rank.per_core > 1]
-    if not crowded:
-        return None
-    longer = max(0.0, _mean([rank.seconds for rank in crowded]) - apart)
-    return longer / (_mean([rank.per_core for rank in crowded]) - 1)
+    apart = statistics.fmean(rank.steps[batch].seconds for rank in every.ranks)
+    return added_by_sharing(results, apart)
 
 
 def _answers(
@@ -237,157 +153,3 @@ def _answers(
         return chosen_launcher().launch(
             spark, launching, measured, (question,), {}, console, modules, count
         )
-
-
-def combined(
-    spec: TrainingSpec,
-    alone: Launched,
-    every: Launched,
-    *,
-    rows: int,
-    known: int,
-    kept: bool,
-    materialize: float,
-    began: float,
-    by_hosts: bool = False,
-    sharing: float | None = None,
-) -> Measurement:
-    """Return what the launches tell together.
-
-    Args:
-        spec: the training.
-        alone: of one rank.
-        every: of all ranks; the same as ``alone`` where one is all.
-        rows: rows of the training.
-        known: rows that were measured with.
-        kept: whether a rank keeps the rows it has read.
-        materialize: seconds of writing all rows.
-        began: when measuring began, on the monotonic clock.
-        by_hosts: whether sums are made within hosts first; see `Workload`.
-        sharing: see `Workload`.
-    """
-    ranks, here, batch = len(every.ranks), every.here, spec.fit.batch_size
-    one, all_of = alone.ranks[0], every.ranks
-    cores = min(rank.cores for rank in all_of)
-    sums = {size: _mean([rank.sums[size] for rank in all_of]) for size in all_of[0].sums}
-    hosts = len(set(every.hosts))
-    # How many a ring goes around.
-    members = hosts if by_hosts and hosts > 1 else ranks
-    link, waiting = (None, 0.0) if ranks == 1 else _link(sums, all_of, members)
-    steps: dict[int, dict[int, StepTime]] = {}
-    for size, figures in one.steps.items():
-        single = StepTime(figures.seconds, figures.cpu_seconds, figures.spread)
-        steps[size] = {1: single}
-        if here > 1 and all(size in rank.steps for rank in all_of):
-            steps[size][here] = _shared(size, one, all_of, sums, cores / here)
-    gradients = one.gradient_bytes
-    overhead, overlap = waiting, 0.0
-    if link is not None:
-        ring = ring_seconds(members, gradients, link) + tree_seconds(ranks, link)
-        told = [rank.steps[batch].exchange for rank in all_of]
-        if None not in told:
-            step = steps[batch].get(here, steps[batch][1])
-            # All that a step takes longer; waiting for slower ranks counts by itself.
-            longer = _mean([rank.steps[batch].seconds for rank in all_of]) - step.seconds
-            exchanged = max(0.0, longer - waiting_seconds(step.spread, ranks))
-            # What fits in one bucket leaves after the backward pass, and all that Keras' ranks sum
-            # within a host.
-            hides = gradients > BUCKET_BYTES and (spec.engine == TORCH or hosts > 1)
-            overhead, overlap = _hidden(exchanged, ring, waiting, step.seconds, hides=hides)
-    on_one_host = hosts == 1
-    steps_per_epoch = spec.fit.steps_per_epoch
-    workload = Workload(
-        rows=rows if steps_per_epoch is None else steps_per_epoch * ranks * batch,
-        epochs=spec.fit.epochs,
-        batch_size=batch,
-        steps=steps,
-        gradient_bytes=gradients,
-        model_bytes=one.model_bytes,
-        reader_rows={1: one.reader_rows, here: _mean([rank.reader_rows for rank in all_of])},
-        reader_cpu_seconds=one.reader_cpu_seconds,
-        overhead=overhead,
-        overlap=overlap,
-        crowding=max(1.0, here / cores),
-        kept=kept,
-        inside=link if on_one_host else None,
-        # The first launch may have imported the framework, as that of a training to come will,
-        # whatever the number of its ranks.
-        launch={1: alone.seconds, here: max(alone.seconds, every.seconds)},
-        materialize=materialize,
-        build=max(rank.build + rank.first_step for rank in all_of),
-        by_hosts=by_hosts,
-        sharing=sharing,
-    )
-    return Measurement(
-        workload=workload,
-        cores=cores,
-        ranks_per_host=here,
-        workers=ranks,
-        between=None if on_one_host else link,
-        sums=sums,
-        measured_rows=known,
-        seconds=time.monotonic() - began,
-        noise_asked=all_of[0].noise is not None,
-        noise_scale=None
-        if all_of[0].noise is None
-        else noise_scale(*all_of[0].noise, batch, ranks),
-    )
-
-
-def _hidden(
-    shown: float, ring: float, waiting: float, computing: float, *, hides: bool
-) -> tuple[float, float]:
-    """Return what an exchange takes besides its messages, and which part of it hides.
-
-    Args:
-        shown: seconds of it that a step was seen to wait for.
-        ring: seconds of its messages.
-        waiting: seconds that a sum takes besides its messages.
-        computing: seconds of the step's computing.
-        hides: whether it can hide at all.
-    """
-    whole = ring + waiting
-    if not hides or whole <= shown:
-        return max(0.0, shown - ring), 0.0
-    # No more than the backward pass can have hidden it.
-    whole = max(ring, min(whole, shown + BACKWARD * computing))
-    return whole - ring, 1 - shown / whole
-
-
-def _link(
-    sums: Mapping[int, float], ranks: Sequence[RankFigures], members: int
-) -> tuple[Link, float]:
-    """Return the link of a ring of so many, and what a sum takes besides its messages."""
-    latency = _mean([rank.latency for rank in ranks])
-    # What a sum of nothing takes through Horovod, and not through MPI alone.
-    waiting = max(0.0, min(sums.values()) - latency)
-    large = {n: max(took - waiting, latency) for n, took in sums.items() if n >= _BY_RING}
-    return fitted_link(large, members, latency / doubling_rounds(len(ranks))), waiting
-
-
-def _shared(
-    size: int,
-    one: RankFigures,
-    ranks: Sequence[RankFigures],
-    sums: Mapping[int, float],
-    cores: float,
-) -> StepTime:
-    """Return what a step computes while all ranks of the host do, who have so many cores each."""
-    alone = one.steps[size]
-    exchanged = sums.get(one.gradient_bytes, 0.0)
-    computing = []
-    for rank in ranks:
-        figures = rank.steps[size]
-        told = figures.exchange
-        computing.append(figures.seconds - (exchanged if told is None else told))
-    seconds = max(_mean(computing), 0.5 * alone.seconds)
-    # Ranks that wait for messages keep their cores busy: that is no computing.
-    threads = min(max(1.0, alone.cpu_seconds / alone.seconds), cores)
-    cpu = min(_mean([rank.steps[size].cpu_seconds for rank in ranks]), threads * seconds)
-    # Computing varies no more than the whole steps did.
-    varied = _mean([rank.steps[size].spread for rank in ranks])
-    return StepTime(seconds, cpu, min(alone.spread * seconds / alone.seconds, varied))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values)

@@ -10,7 +10,7 @@ from ..report.markup import Child
 from ..report.page import Section, facts, figure, grid, page, paragraph, table
 from ..report.stacked import Part, Whole, legend, stacked_rows
 from .advice import NetworkPlan
-from .measure import Measurement
+from .measurement import Measurement
 from .model import Workload
 from .table import measured_lines, network_title, notes, prediction_cells
 

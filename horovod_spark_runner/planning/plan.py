@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import InvalidInputError
 from ..storage.filesystem import Location
 from .advice import NetworkPlan
-from .measure import Measurement
+from .measurement import Measurement
 from .page import plan_page
 from .table import plan_text
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..report.numbers import duration, number, share, size
 from .advice import NetworkPlan
 from .links import link_text
-from .measure import Measurement
+from .measurement import Measurement
 from .model import Prediction, Workload
 
 _HEADER = ("RANKS", "HOSTS", "STEP", "SAMPLES/S", "EFFICIENT", "EPOCH", "IN ALL", "RANK-HOURS", "")

@@ -13,7 +13,7 @@ from horovod_spark_runner import InvalidInputError
 from horovod_spark_runner.frameworks import KERAS
 from horovod_spark_runner.planning.from_run import measured_by_run
 from horovod_spark_runner.planning.links import ETHERNET_LATENCY, Link
-from horovod_spark_runner.planning.measure import Measurement
+from horovod_spark_runner.planning.measurement import Measurement
 from horovod_spark_runner.planning.model import Cluster, predict
 from horovod_spark_runner.planning.table import measured_lines
 from horovod_spark_runner.report.numbers import duration

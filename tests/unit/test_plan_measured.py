@@ -19,7 +19,7 @@ from horovod_spark_runner.planning.asked import Asked
 from horovod_spark_runner.planning.call import plan_of
 from horovod_spark_runner.planning.figures import RankFigures, Shared, StepFigures
 from horovod_spark_runner.planning.links import doubling_rounds, link_of, ring_seconds
-from horovod_spark_runner.planning.measure import (
+from horovod_spark_runner.planning.measurement import (
     Launched,
     Measurement,
     added_by_sharing,
@@ -108,7 +108,7 @@ def told(
         known=100_000,
         kept=False,
         materialize=1.0,
-        began=0.0,
+        seconds=1.0,
         by_hosts=by_hosts,
     )
 
