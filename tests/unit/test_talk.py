@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -186,3 +187,17 @@ def test_a_slot_that_stays_is_waited_for_no_longer_than_asked(server: ControlSer
     began = time.monotonic()
     world.talk.hear_out(0.05)
     assert 0.05 <= time.monotonic() - began < 5
+
+
+def test_a_result_on_its_way_is_progress(
+    server: ControlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(server, 1)
+    (tmp_path / "result").write_bytes(bytes(8 << 20))
+    heard: list[float] = []
+    monkeypatch.setattr(world.talk.watch, "hear_anew", heard.append)
+    assert world.links[0].send_result(0, tmp_path / "result", 8 << 20)
+    deadline = time.monotonic() + 10
+    while not heard and time.monotonic() < deadline:
+        world.talk.go_on()
+    assert heard

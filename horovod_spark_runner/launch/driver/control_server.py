@@ -149,6 +149,11 @@ class ControlServer:
         result.stream.seek(0)
         return result.stream
 
+    @property
+    def bytes_taken(self) -> int:
+        """How much of large results has come."""
+        return sum(result.taken for result in list(self._results.values()))
+
     def _current(self) -> list[Peer]:
         with self._lock:
             return list(self._peers)

@@ -56,6 +56,7 @@ class Talk:
         self._warnings: set[str] = set()
         self.phases = Phases(plan.slots, plan.workers, time.monotonic())
         self._turned = self._looked = time.monotonic()
+        self._taken = 0
 
     def go_on(self) -> Verdict:
         """Wait a moment for messages, and see what is to be done."""
@@ -67,6 +68,9 @@ class Talk:
             self._server.hear_anew()
             self.watch.hear_anew(now)
         self._turned = now
+        if (taken := self._server.bytes_taken) != self._taken:  # who sends results does not stall
+            self._taken = taken
+            self.watch.hear_anew(now)
         if now - self._looked > LOOK_SECONDS:
             self._looked = now
             self._server.tell(self._rendezvous.look(now))

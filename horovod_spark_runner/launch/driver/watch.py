@@ -143,7 +143,7 @@ class RunWatch:
                 self._running |= isinstance(told.message, Started)
 
     def hear_anew(self, now: float) -> None:
-        """Take note that the driver itself was stopped until ``now``: it heard of no progress."""
+        """Take note of progress that no message tells: of results, or missed by the driver."""
         self._active = now
 
     def _fail(self, outcome: RankOutcome, rank: int, now: float) -> None:
