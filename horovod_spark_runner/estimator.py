@@ -1,4 +1,4 @@
-"""`HorovodEstimator`: the training of a Keras model as a stage of Spark ML."""
+"""`HorovodEstimator`: the training of a Keras model or a PyTorch module as a stage of Spark ML."""
 
 from __future__ import annotations
 
@@ -271,8 +271,8 @@ class HorovodEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # t
         given = self.getOrDefault("modelFn")
         if given is None:
             raise InvalidInputError(
-                "modelFn is not set; give a function that returns a compiled keras.Model, or the "
-                "path of a .keras or .json file"
+                "modelFn is not set; give a function that returns a compiled keras.Model or a "
+                "TorchModel, or the path of a .keras or .json file"
             )
         function, arguments = _imported("modelFn", given), self.getOrDefault("modelArgs")
         if not arguments:

@@ -72,7 +72,7 @@ def tune(
     Args:
         df: the rows to train on; see `run_training`.
         model_fn: function that takes the parameters of a trial, a dictionary, and returns a
-            compiled ``keras.Model``; called on every worker.
+            compiled ``keras.Model`` or a `TorchModel`; called on every worker.
         space: what to choose from, by name: ``uniform``, ``loguniform``, ``integer`` and ``choice``
             of `horovod_spark_runner.tune`; or a function that takes an ``optuna.Trial`` and returns
             the parameters, a dictionary. Parameters called as these settings are set, and not
