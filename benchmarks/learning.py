@@ -36,6 +36,8 @@ from tests.digits import load
 RANKS, BATCH = 2, 32
 FRAMEWORKS = ("Keras", "PyTorch")
 PLAIN = "`Allreduce()`"
+# Shown for what it costs: momentum on gradients that come late.
+BESIDE = "`TopK(ratio=0.05)`"
 RATE, MOMENTUM = 0.1, 0.9
 # How far a way may be behind plain allreduce, in points.
 MOST = 0.5
@@ -80,7 +82,7 @@ def ways(warm: int, threshold: Threshold, rounds: DiLoCo) -> dict[str, Any]:
         PLAIN: Allreduce(),
         '`"fp16"`': compressed("fp16"),
         '`"bf16"`': compressed("bf16"),
-        "`TopK(ratio=0.05)`": compressed(TopK(ratio=0.05, warmup_steps=warm)),
+        BESIDE: compressed(TopK(ratio=0.05, warmup_steps=warm)),
         # These have the momentum, in place of the optimizer.
         "`TopK(ratio=0.02, momentum=0.9)`": compressed(
             TopK(ratio=0.02, warmup_steps=warm, momentum=MOMENTUM)
@@ -102,7 +104,7 @@ def digits(spark: Any) -> Data:
     )
     rounds = DiLoCo(every=10, warmup_steps=20, outer_momentum=0.7)
     frames = [_frame(spark, part) for part in (train, held_out)]
-    return Data("digits", *frames, 10, 25, 5, 3, (24,), ways(40, threshold, rounds))
+    return Data("digits", *frames, 10, 25, 5, 2, (24,), ways(40, threshold, rounds))
 
 
 def flights(spark: Any) -> Data:
@@ -118,10 +120,10 @@ def flights(spark: Any) -> Data:
     values = np.hstack([scaled, categories]).astype(np.float32)
     late = (chosen["arr_delay"] > 15).astype(int)
     rows = [(one.tolist(), int(label)) for one, label in zip(values, late, strict=True)]
-    rounds = DiLoCo(every=20, warmup_steps=40)
+    rounds = DiLoCo(every=20, warmup_steps=40, outer_momentum=0.7)
     frames = [_frame(spark, part) for part in (rows[:FLIGHTS], rows[FLIGHTS:])]
     threshold = Threshold(warmup_steps=80, momentum=MOMENTUM)
-    return Data("flights", *frames, 2, 4, 1, 1, (64, 64), ways(80, threshold, rounds))
+    return Data("flights", *frames, 2, 4, 2, 2, (64, 64), ways(80, threshold, rounds))
 
 
 def _frame(spark: Any, rows: list[Any]) -> Any:
@@ -204,17 +206,20 @@ def main() -> None:
     behind = {
         name: max(best - one for best, one in zip(plain, each, strict=True))
         for name, each in found.items()
+        if name != BESIDE
     }
     worst = max(behind, key=lambda name: behind[name])
     head = ["way", *(f"{data.name}, {framework}" for data, framework in every)]
     rows = [[name, *(f"{one:.2f} %" for one in each)] for name, each in found.items()]
+    first, last = every[0][0], every[-1][0]
     text = (
-        f"Accuracy on rows that were held out, after {every[0][0].epochs} epochs of the digits "
-        f"(the mean of the last {every[0][0].last}, and of {every[0][0].seeds} trainings) and "
-        f"{every[-1][0].epochs} of the flights, on two ranks with {BATCH} rows each, SGD with a "
-        f"rate of {RATE} and momentum. On the digits, `Threshold` and `DiLoCo` have the settings "
-        "that [the guide](synchronising.md#which-way-to-choose) names; on the flights their "
-        "defaults, and meetings after 20 steps.\n\n"
+        f"Accuracy on rows that were held out, after {first.epochs} epochs of the digits and "
+        f"{last.epochs} of the flights (the mean of the last {first.last} and {last.last}, and of "
+        f"{last.seeds} trainings), on two ranks with {BATCH} rows each, SGD with a rate of {RATE} "
+        "and momentum, and a warm-up. `Threshold` has the settings that "
+        "[the guide](synchronising.md#which-way-to-choose) names on the digits, and its defaults "
+        f"on the flights; `DiLoCo` meets after 10 and 20 steps, with an outer momentum of 0.7. "
+        f"{BESIDE} leaves the momentum to the optimizer, and is not counted below.\n\n"
         f"{table(head, rows)}\n\n"
         + table(
             GOAL_HEAD,
