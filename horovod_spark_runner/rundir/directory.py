@@ -41,7 +41,9 @@ from ..storage.filesystem import Location
 
 # Where the time of an epoch went, as JSON; ``None`` where that is not known.
 Account: TypeAlias = "Mapping[str, Any] | None"
-_ACCOUNT = "accounting"
+# What the line of an epoch tells besides its metrics, and where metrics lie that are called so.
+_NUMBER, _ACCOUNT, _NAMESAKES = "epoch", "accounting", "metrics"
+_OWN = frozenset((_NUMBER, _ACCOUNT, _NAMESAKES))
 _STEP = re.compile(r"step-(\d{8,})")
 # What `Location.write_bytes` and `replace_folder` have aside. The lock is left out: its holder
 # writes it all the time.
@@ -211,12 +213,18 @@ class RunDirectory:
         Args:
             epochs: the metrics of each.
             accounts: where the time of each went: ``accounting`` of its line, as its number is
-                ``epoch``, unless a metric is called that.
+                ``epoch``. Metrics that are called like these, or ``metrics``, are within
+                ``metrics``, which is there for them alone.
         """
         lines = []
         for number, (logs, account) in enumerate(zip_longest(epochs, accounts[: len(epochs)])):
-            told = {} if account is None else {_ACCOUNT: account}
-            lines.append(json.dumps({"epoch": number, **told, **logs}))
+            line: dict[str, object] = {_NUMBER: number}
+            if account is not None:
+                line[_ACCOUNT] = account
+            if namesakes := {name: value for name, value in logs.items() if name in _OWN}:
+                line[_NAMESAKES] = namesakes
+            line |= {name: value for name, value in logs.items() if name not in _OWN}
+            lines.append(json.dumps(line))
         self.metrics.write_text("".join(f"{line}\n" for line in lines))
 
     def read_metrics(self) -> list[dict[str, float]]:
@@ -234,10 +242,9 @@ class RunDirectory:
         for number, line in enumerate(lines, 1):
             try:
                 epoch = json.loads(line)
-                epochs.append(
-                    {k: v for k, v in epoch.items() if not (_is_number(k, v) or _is_account(k, v))}
-                )
-            except (ValueError, AttributeError) as error:
+                told = {name: value for name, value in epoch.items() if name not in _OWN}
+                epochs.append(told | epoch.get(_NAMESAKES, {}))
+            except (ValueError, AttributeError, TypeError) as error:
                 if number == len(lines) and not text.endswith("\n"):
                     break
                 raise RunDirectoryError(
@@ -251,7 +258,7 @@ class RunDirectory:
         try:
             for line in self.metrics.read_text().splitlines()[:epochs]:
                 account = json.loads(line).get(_ACCOUNT)
-                found.append(account if _is_account(_ACCOUNT, account) else None)
+                found.append(account if isinstance(account, dict) else None)
         except (OSError, ValueError, AttributeError):  # a record for people
             pass
         return found + [None] * (epochs - len(found))
@@ -308,11 +315,3 @@ def _readable(file: Location) -> list[dict[str, Any]]:
         return _lines(file)
     except (OSError, ValueError):
         return []
-
-
-def _is_number(name: str, value: object) -> bool:
-    return name == "epoch" and isinstance(value, int)  # metrics are floats
-
-
-def _is_account(name: str, value: object) -> bool:
-    return name == _ACCOUNT and isinstance(value, dict)  # no metric is one
