@@ -55,6 +55,7 @@ def test_a_report_tells_what_there_is_to_know(tmp_path: Path, browser: Browser) 
         "40 of 40",
         "3.15.1",
         "spark://master:7077",
+        "last call ended",
     ):
         assert told in light.text, told
     assert "secret" not in page
@@ -233,5 +234,23 @@ def test_a_run_that_goes_on_says_so_unless_its_own_report_is_written(tmp_path: P
 
 
 def test_which_way_is_better_follows_from_the_name() -> None:
-    assert all(map(best_is_high, ("accuracy", "val_auc", "top_k_categorical_accuracy")))
-    assert not any(map(best_is_high, ("loss", "val_loss", "mse", "accuracy_loss")))
+    high = (
+        "accuracy val_auc top_k_categorical_accuracy acc5 auc_1 R2Score mean_io_u MeanIoU head/acc "
+        "MulticlassF1Score BinaryAUROC precision_at_recall val_AUC cosine_similarity"
+    )
+    assert [name for name in high.split() if not best_is_high(name)] == []
+    low = (
+        "loss val_loss mse accuracy_loss accounting negative_accuracy_error cosine_distance pacc "
+        "hitchhikers ratio_u AccuracyError CosineSimilarityLoss"
+    )
+    assert [name for name in low.split() if best_is_high(name)] == []
+
+
+def test_a_metric_called_like_a_validation_is_drawn_once(tmp_path: Path) -> None:
+    """Keras, too, gives the validation's loss the place of a training metric ``val_loss``."""
+    directory = leave_run(tmp_path / "run", 3)
+    epoch: dict[str, object] = {"loss": 1.0, "val_loss": 0.5, "val_val_loss": 0.25}
+    directory.write_metrics([epoch] * 3)
+    page = run_page(read_facts(directory, time.time()))
+    assert page.count("val_loss: last 0.5") == 1
+    assert page.count("val_val_loss: last 0.25") == 1

@@ -108,7 +108,7 @@ def _facts(run: RunFacts) -> dict[str, Child]:
     if tried > 1:
         found["attempts"] = f"{tried}, {steps_lost(state.attempts):,} steps trained again"
     if run.calls:
-        found["written"] = moment(float(run.last_call.get("ended", 0.0)))
+        found["last call ended"] = moment(float(run.last_call.get("ended", 0.0)))
     return found
 
 
