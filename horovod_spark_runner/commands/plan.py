@@ -15,10 +15,11 @@ from ..errors import InvalidInputError
 from ..planning.asked import Asked
 from ..planning.call import plan_of
 from ..planning.from_run import measured_by_run
-from ..planning.plan import TrainingPlan
+from ..planning.plan import TrainingPlan, plan_file
 from ..planning.script import plan_script
 from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
+from .output import output_file
 
 # Of measuring, and so for scripts only: the options, and what they are called in `Asked`.
 _MEASURING = {"sample_rows": "--sample-rows", "noise_scale": "--noise-scale"}
@@ -29,7 +30,7 @@ def command(arguments: argparse.Namespace) -> int:
     script = script_of(arguments.target)
     asked = Asked(**_asked(arguments))
     # Where it is must not change with the working directory of a script.
-    output = None if arguments.output is None else str(Location(arguments.output))
+    output = None if arguments.output is None else str(_output(arguments.output))
     shown = sys.stdout if script is None else _taken_output()
     plan = _of_run(arguments, asked) if script is None else _of_script(script, arguments, asked)
     if output is not None:
@@ -39,6 +40,12 @@ def command(arguments: argparse.Namespace) -> int:
         told = json.dumps(plan.as_json(), indent=1) if arguments.json else plan
         print(told, file=shown, flush=True)
     return 0
+
+
+def _output(given: str) -> Location:
+    """Return the file to write, which is looked at before minutes of measuring."""
+    plan_file(given)
+    return output_file(given)
 
 
 def _taken_output() -> TextIO:

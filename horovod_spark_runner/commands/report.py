@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import time
 
-from ..errors import InvalidInputError, RunDirectoryError
+from ..errors import RunDirectoryError
 from ..report.runs.facts import read_facts
 from ..report.runs.page import comparison_page, run_page
 from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
+from ..storage.folders import make_parent
 from ..tune.directory import StudyDirectory
+from .output import output_file
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -20,6 +22,10 @@ def command(arguments: argparse.Namespace) -> int:
         RunDirectoryError: a folder holds no run; a study is told with its own page.
         InvalidInputError: the report would take the place of a folder.
     """
+    output = arguments.output
+    if output is None and len(arguments.run_dir) > 1:
+        output = "report.html"
+    file = None if output is None else output_file(output)
     for given in arguments.run_dir:
         study = StudyDirectory(Location(given)) if Location(given).is_local else None
         if study is not None and study.record.exists():
@@ -30,11 +36,8 @@ def command(arguments: argparse.Namespace) -> int:
     places = [RunDirectory(place) for place in arguments.run_dir]
     runs = [read_facts(directory, time.time()) for directory in places]
     text = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
-    output = arguments.output
-    if output is None:
-        output = str(places[0].report) if len(places) == 1 else "report.html"
-    if Location(output).is_folder:
-        raise InvalidInputError(f"--output {output} is a folder; name the file to write in it")
-    Location(output).write_text(text)
-    print(output)
+    file = file or places[0].report
+    make_parent(file)
+    file.write_text(text)
+    print(output or file)
     return 0

@@ -32,6 +32,7 @@ def describe_run(run: RunSummary) -> str:
         within = f" + {line.epoch_step} steps" if line.epoch_step else ""
         best = "  best" if line.best else ""
         lines.append(f"  {line.name}  epoch {line.epoch}{within}  {_metrics(line.metrics)}{best}")
+    lines += [f"missing     {note}" for note in run.notes]
     if run.events:
         lines.append(f"curves      tensorboard --logdir {shlex.quote(run.events)}")
     if run.model:

@@ -62,7 +62,8 @@ def measured_by_run(directory: RunDirectory, now: float) -> Measurement:
             f"{directory.location} does not tell enough for a plan, which takes a run that has "
             "finished, of two epochs or more. Not recorded: "
             f"{', '.join(what for what, is_missing in missing.items() if is_missing)}. "
-            "plan_training measures instead"
+            + "".join(f"{note} " for note in facts.notes)
+            + "plan_training measures instead"
         )
     ranks = len(call["placement"])
     accounts = [account for account in accounts if account.get("workers") == ranks]

@@ -12,7 +12,7 @@ from ..report.stacked import Part, Whole, legend, stacked_rows
 from .advice import NetworkPlan
 from .measurement import Measurement
 from .model import Workload
-from .table import measured_lines, network_title, notes, prediction_cells
+from .table import count, measured_lines, network_title, notes, prediction_cells
 
 _PARTS = {
     "computing": Part("computing", 2, "on cores that nobody else wants"),
@@ -39,7 +39,8 @@ def plan_page(
         Section(
             "More ranks",
             [grid(_rates(networks), _times(networks))],
-            "Both axes are logarithmic: of the ranks, the exponent of two is shown.",
+            "Both axes are logarithmic: of the ranks, the exponent of two is shown. Samples per "
+            "second are of full steps; the last step of an epoch may have fewer rows.",
         ),
         *(
             Section(one.name, _network(one, measured.workload), network_title(one))
@@ -93,7 +94,7 @@ def _exponent(ranks: int) -> float:
 def _network(network: NetworkPlan, work: Workload) -> list[Child]:
     wholes = [
         Whole(
-            f"{one.ranks:,} ranks",
+            count(one.ranks, "rank"),
             {
                 "computing": one.compute,
                 "sharing cores": one.cores,

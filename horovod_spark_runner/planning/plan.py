@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import InvalidInputError
 from ..storage.filesystem import Location
+from ..storage.folders import make_parent
 from .advice import NetworkPlan
 from .measurement import Measurement
 from .page import plan_page
@@ -56,18 +57,30 @@ class TrainingPlan:
         """Write the plan as a file.
 
         Args:
-            place: path or URL: ``.json`` for JSON, ``.html`` for a page with charts.
+            place: path or URL: ``.json`` for JSON, ``.html`` for a page with charts. A local
+                folder that is not there is made.
 
         Raises:
             InvalidInputError: it ends otherwise.
             OSError: storage fails.
         """
-        file = Location(place)
+        file = plan_file(place)
+        make_parent(file)
         if file.name.endswith(".json"):
             file.write_text(json.dumps(self.as_json(), indent=1) + "\n")
-        elif file.name.endswith(".html"):
-            file.write_text(plan_page(self.name, self.measurement, self.networks))
         else:
-            raise InvalidInputError(
-                f"a plan is written as a file that ends in .json or .html, got {file.name!r}"
-            )
+            file.write_text(plan_page(self.name, self.measurement, self.networks))
+
+
+def plan_file(place: str | os.PathLike[str]) -> Location:
+    """Return the file that a plan is to be written to.
+
+    Raises:
+        InvalidInputError: its name does not tell as what.
+    """
+    file = Location(place)
+    if not file.name.endswith((".json", ".html")):
+        raise InvalidInputError(
+            f"a plan is written as a file that ends in .json or .html, got {file.name!r}"
+        )
+    return file

@@ -42,7 +42,7 @@ def measured_lines(measured: Measurement) -> list[str]:
         + (f" and {measured.workers:,}" if measured.workers > 1 else "")
     )
     lines = [
-        f"told by {measured.source}, with {_count(measured.workers, 'rank')}"
+        f"told by {measured.source}, with {count(measured.workers, 'rank')}"
         if measured.source
         else how,
         f"step of {work.batch_size:,} rows: "
@@ -51,13 +51,11 @@ def measured_lines(measured: Measurement) -> list[str]:
         )
         + ("" if measured.source else _processor(steps[min(steps)].cpu_seconds, measured.cores)),
     ]
-    others = [count for count in sorted(work.steps) if count != work.batch_size]
+    others = [rows for rows in sorted(work.steps) if rows != work.batch_size]
     if others:
         lines.append(
             "other batches: "
-            + ", ".join(
-                f"{count:,} rows {duration(work.steps[count][1].seconds)}" for count in others
-            )
+            + ", ".join(f"{rows:,} rows {duration(work.steps[rows][1].seconds)}" for rows in others)
         )
     lines.append(f"exchanged: {size(work.gradient_bytes)} of gradients")
     link = work.inside or measured.between
@@ -90,10 +88,11 @@ def measured_lines(measured: Measurement) -> list[str]:
 
 
 def _processor(seconds: float, cores: int) -> str:
-    return f"; {duration(seconds)} of processor time, on {_count(cores, 'core')}"
+    return f"; {duration(seconds)} of processor time, on {count(cores, 'core')}"
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
+    """Return so many of what is counted: ``"1 rank"``, ``"1,024 ranks"``."""
     return f"{number:,} {what}" + "s" * (number != 1)
 
 
@@ -102,8 +101,8 @@ def network_title(network: NetworkPlan) -> str:
     cluster = network.cluster
     return (
         f"{network.name} between hosts ({link_text(cluster.between)}), "
-        f"{_count(cluster.ranks_per_host, 'rank')} on each with "
-        f"{_count(cluster.cores_per_host, 'core')}"
+        f"{count(cluster.ranks_per_host, 'rank')} on each with "
+        f"{count(cluster.cores_per_host, 'core')}"
     )
 
 

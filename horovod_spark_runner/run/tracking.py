@@ -15,11 +15,13 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
+from zlib import crc32
 
 from ..errors import (
     EnvironmentProblem,
@@ -33,7 +35,7 @@ from ..rundir.directory import RunDirectory
 from ..settings.tracking import MlflowOptions
 from ..storage.filesystem import Location
 from ..storage.urls import without_secrets
-from ..training.logs import numbers
+from ..training.logs import beside, numbers
 
 T = TypeVar("T")
 
@@ -226,7 +228,7 @@ class Tracking:
         """Log the metrics of an epoch that has ended; returns at once."""
         values = dict(progress.metrics)
         if progress.samples_per_second is not None:
-            values["samples_per_second"] = progress.samples_per_second
+            values |= beside(values, {"samples_per_second": progress.samples_per_second})
         self._work.put(functools.partial(self._log_epoch, progress.epoch, values))
 
     def look(self) -> None:
@@ -235,11 +237,11 @@ class Tracking:
     def _log_epoch(self, epoch: int, values: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
+        now, names = int(time.time() * 1000), _names(values)
         new = {
             name: value
             for key, value in values.items()
-            if not _same(self._logged.get((name := _name(key), epoch)), value)
+            if not _same(self._logged.get((name := names[key], epoch)), value)
         }
         if new:
             metrics = [Metric(name, value, now, epoch) for name, value in new.items()]
@@ -312,6 +314,16 @@ def _told(error: Exception, options: MlflowOptions) -> str:
 def _name(key: str) -> str:
     """Return the name MLflow takes for ``key``: other characters become ``_``."""
     return "".join(c if c in _SAFE or (c.isascii() and c.isalnum()) else "_" for c in key)[:250]
+
+
+def _names(keys: Iterable[str]) -> dict[str, str]:
+    """Return the name MLflow takes for each key; those of one name end with a sum of the key."""
+    names = {key: _name(key) for key in keys}
+    times = Counter(names.values())
+    return {
+        key: name if key == name or times[name] == 1 else f"{name[:241]}_{crc32(key.encode()):08x}"
+        for key, name in names.items()
+    }
 
 
 def _same(one: float | None, other: float) -> bool:

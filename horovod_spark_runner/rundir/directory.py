@@ -32,21 +32,30 @@ import contextlib
 import json
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from ..errors import RunDirectoryError
 from ..storage.filesystem import Location
+from .records import Check, is_account, is_attempt, is_call, is_object, is_settings
 
 # Where the time of an epoch went, as JSON; ``None`` where that is not known.
 Account: TypeAlias = "Mapping[str, Any] | None"
-_ACCOUNT = "accounting"
+# Is told in a sentence what of a record cannot be read.
+Say: TypeAlias = Callable[[str], object]
+# What the line of an epoch tells besides its metrics, and where metrics lie that are called so.
+_NUMBER, _ACCOUNT, _NAMESAKES = "epoch", "accounting", "metrics"
+_OWN = frozenset((_NUMBER, _ACCOUNT, _NAMESAKES))
 _STEP = re.compile(r"step-(\d{8,})")
 # What `Location.write_bytes` and `replace_folder` have aside. The lock is left out: its holder
 # writes it all the time.
 _ASIDE = re.compile(r"\.(?!lock\.).+\.[0-9a-f]{8}(\.old)?")
 _LOCK_ASIDE = re.compile(r"\.lock\.json\.[0-9a-f]{8}")
+
+
+def _nobody(what: str) -> None:
+    """Take note of nothing."""
 
 
 class RunDirectory:
@@ -211,58 +220,78 @@ class RunDirectory:
         Args:
             epochs: the metrics of each.
             accounts: where the time of each went: ``accounting`` of its line, as its number is
-                ``epoch``, unless a metric is called that.
+                ``epoch``. Metrics that are called like these, or ``metrics``, are within
+                ``metrics``, which is there for them alone.
         """
         lines = []
         for number, (logs, account) in enumerate(zip_longest(epochs, accounts[: len(epochs)])):
-            told = {} if account is None else {_ACCOUNT: account}
-            lines.append(json.dumps({"epoch": number, **told, **logs}))
+            line: dict[str, object] = {_NUMBER: number}
+            if account is not None:
+                line[_ACCOUNT] = account
+            if namesakes := {name: value for name, value in logs.items() if name in _OWN}:
+                line[_NAMESAKES] = namesakes
+            line |= {name: value for name, value in logs.items() if name not in _OWN}
+            lines.append(json.dumps(line))
         self.metrics.write_text("".join(f"{line}\n" for line in lines))
 
-    def read_metrics(self) -> list[dict[str, float]]:
+    def read_metrics(self, say: Say = _nobody) -> list[dict[str, float]]:
         """Return the metrics of each epoch; none if there is no file of them.
 
+        Args:
+            say: is told of a last line that was cut short.
+
         Raises:
-            RunDirectoryError: it is damaged, elsewhere than in a last line that was cut short.
+            RunDirectoryError: it is damaged elsewhere.
         """
         try:
             text = self.metrics.read_text()
         except FileNotFoundError:
             return []
+        except UnicodeDecodeError as error:
+            raise RunDirectoryError(f"{self.metrics} is damaged: {error}") from error
         lines = text.splitlines()
         epochs = []
         for number, line in enumerate(lines, 1):
             try:
                 epoch = json.loads(line)
-                epochs.append(
-                    {k: v for k, v in epoch.items() if not (_is_number(k, v) or _is_account(k, v))}
-                )
-            except (ValueError, AttributeError) as error:
+                told = {name: value for name, value in epoch.items() if name not in _OWN}
+                epochs.append(told | epoch.get(_NAMESAKES, {}))
+            except (ValueError, AttributeError, TypeError) as error:
                 if number == len(lines) and not text.endswith("\n"):
+                    say(f"metrics.jsonl is cut short in line {number}, which is left out.")
                     break
                 raise RunDirectoryError(
                     f"{self.metrics} is damaged: line {number} is no epoch ({error})"
                 ) from error
         return epochs
 
-    def read_accounts(self, epochs: int) -> list[Account]:
+    def read_accounts(self, epochs: int, say: Say = _nobody) -> list[Account]:
         """Return where the time of each of the first so many epochs went, where that is known."""
         found: list[Account] = []
+        damaged = []
         try:
-            for line in self.metrics.read_text().splitlines()[:epochs]:
+            for number, line in enumerate(self.metrics.read_text().splitlines()[:epochs], 1):
                 account = json.loads(line).get(_ACCOUNT)
-                found.append(account if _is_account(_ACCOUNT, account) else None)
+                if account is not None and not is_account(account):
+                    damaged.append(str(number))
+                    account = None
+                found.append(account)
         except (OSError, ValueError, AttributeError):  # a record for people
             pass
+        if damaged:
+            lines = ", ".join(damaged[:5]) + (", …" if len(damaged) > 5 else "")
+            say(f"metrics.jsonl is damaged: where the time went is left out of line {lines}.")
         return found + [None] * (epochs - len(found))
 
-    def read_plan(self) -> dict[str, Any] | None:
+    def read_plan(self, say: Say = _nobody) -> dict[str, Any] | None:
         """Return the plan that was made in this directory; ``None`` if there is none to read."""
-        try:
-            plan = json.loads(self.plan.read_text())
-        except (OSError, ValueError):  # a record for people
-            return None
+        plan = _parsed(self.plan, say)
         return plan if isinstance(plan, dict) else None
+
+    def read_config(self, say: Say = _nobody) -> dict[str, Any]:
+        """Return the settings of the newest call; none if they cannot be read."""
+        settings = _parsed(self.config, say, is_settings)
+        return settings if isinstance(settings, dict) else {}
 
     def write_attempts(self, attempts: Sequence[Mapping[str, Any]]) -> None:
         """Write what is known of all attempts of the run, one JSON object per line."""
@@ -277,9 +306,9 @@ class RunDirectory:
         """
         return _lines(self.attempts)
 
-    def read_attempts(self) -> list[dict[str, Any]]:
+    def read_attempts(self, say: Say = _nobody) -> list[dict[str, Any]]:
         """Return what `write_attempts` wrote; nothing if it is not there or cannot be read."""
-        return _readable(self.attempts)
+        return _readable(self.attempts, is_attempt, say)
 
     def add_call(self, call: Mapping[str, Any]) -> None:
         """Add what is known of a call that has ended.
@@ -291,9 +320,9 @@ class RunDirectory:
         lines = [json.dumps(one) for one in (*_lines(self.calls), call)]
         self.calls.write_text("".join(f"{line}\n" for line in lines))
 
-    def read_calls(self) -> list[dict[str, Any]]:
+    def read_calls(self, say: Say = _nobody) -> list[dict[str, Any]]:
         """Return what `add_call` has added; nothing if it is not there or cannot be read."""
-        return _readable(self.calls)
+        return _readable(self.calls, is_call, say)
 
 
 def _lines(file: Location) -> list[dict[str, Any]]:
@@ -303,16 +332,27 @@ def _lines(file: Location) -> list[dict[str, Any]]:
         return []
 
 
-def _readable(file: Location) -> list[dict[str, Any]]:
+def _readable(file: Location, is_whole: Check, say: Say) -> list[dict[str, Any]]:
     try:
-        return _lines(file)
-    except (OSError, ValueError):
+        found = _lines(file)
+    except (OSError, ValueError) as error:
+        say(f"{file.name} cannot be read, and is left out: {error}.")
         return []
+    damaged = [number for number, each in enumerate(found, 1) if not is_whole(each)]
+    if damaged:
+        say(f"{file.name} is damaged in line {damaged[0]}, and is left out.")
+    return [] if damaged else found
 
 
-def _is_number(name: str, value: object) -> bool:
-    return name == "epoch" and isinstance(value, int)  # metrics are floats
-
-
-def _is_account(name: str, value: object) -> bool:
-    return name == _ACCOUNT and isinstance(value, dict)  # no metric is one
+def _parsed(file: Location, say: Say, is_whole: Check = is_object) -> object:
+    try:
+        found = json.loads(file.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        say(f"{file.name} cannot be read, and is left out: {error}.")
+        return None
+    if is_whole(found):
+        return found
+    say(f"{file.name} is damaged, and is left out.")
+    return None

@@ -136,3 +136,9 @@ def delete_quietly(folder: Location) -> None:
         folder.delete_folder()
     except OSError as error:
         logger.warning("%s could not be deleted: %s", folder, error)
+
+
+def make_parent(file: Location) -> None:
+    """Make the folder that a local file is to lie in; elsewhere folders come with their files."""
+    if file.is_local:
+        file.parent.make_folder()

@@ -21,6 +21,7 @@ from ..rundir.directory import RunDirectory
 from ..rundir.lock import holds
 from ..storage.filesystem import Location
 from ..storage.patience import HungError
+from .logs import beside
 
 TRAIN, VALIDATION = "train", "validation"
 _PREFIX = "events.out.tfevents."
@@ -62,10 +63,10 @@ class EventFiles:
         Args:
             number: the epoch, counted from 0: the step of its points.
             logs: its metrics, those of the validation with ``val_`` before their names.
-            facts: what else there is to know of its training.
+            facts: what else there is to know of its training; `beside` its metrics.
         """
         points: dict[str, dict[str, float]] = {TRAIN: {}, VALIDATION: {}}
-        for name, value in {**logs, **facts}.items():
+        for name, value in {**logs, **beside(logs, facts)}.items():
             part = VALIDATION if name.startswith(_VALIDATED) else TRAIN
             points[part].update(_scalars(name.removeprefix(_VALIDATED), value))
         self._try(lambda: self._add(number, points))

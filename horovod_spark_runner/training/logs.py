@@ -40,6 +40,19 @@ def _plain_value(value: object) -> LogValue:
     return array.item() if array.size == 1 and array.ndim <= 1 else array.tolist()
 
 
+def beside(logs: Logs, facts: Mapping[str, float]) -> dict[str, float]:
+    """Return what a run tells of an epoch, under names that none of its ``logs`` has.
+
+    ``run/`` goes before the name of a fact that a log is called like.
+    """
+    found = {}
+    for name, value in facts.items():
+        while name in logs:
+            name = f"run/{name}"
+        found[name] = value
+    return found
+
+
 def numbers(logs: Logs) -> dict[str, float]:
     """Return the entries of plain ``logs`` that are one number."""
     return {name: value for name, value in logs.items() if isinstance(value, float)}

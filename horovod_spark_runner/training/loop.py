@@ -59,16 +59,16 @@ def train(spec: TrainingSpec, way: Way | None = None, began: float | None = None
     engine.begin(spec.fit.seed, os.environ)
     synchroniser = (way or SYNCHRONISERS[type(spec.sync)])(spec.sync, engine.collectives())
     with PreemptionWatch() as watch:
-        world = MPI.COMM_WORLD
-        trainee = engine.trainee(spec, world, synchroniser)
+        trainee = engine.trainee(spec, MPI.COMM_WORLD, synchroniser)
         if spec.check_outputs is not None and (outputs := trainee.outputs()) is not None:
             spec.check_outputs(outputs)
-        training = Training(spec, world, trainee, synchroniser, watch, clock)
+        training = Training(spec, MPI.COMM_WORLD, trainee, synchroniser, watch, clock)
         training.prepare()
         try:
-            return training.run()
+            ended = training.run()
         finally:
             training.close()
+        return training.report(ended)
 
 
 class Training:
@@ -161,6 +161,7 @@ class Training:
         self._trainee.variables_were_set()
 
     def close(self) -> None:
+        self._clock.to(Kind.SAVE)
         self._traces.close()
         self._keeper.close()
         if self._events is not None:
@@ -170,8 +171,8 @@ class Training:
 
     # -- the epochs ----------------------------------------------------------------------------
 
-    def run(self) -> TrainingReport:
-        """Train the epochs that are left and save the model."""
+    def run(self) -> dict[str, Any]:
+        """Train the epochs that are left and save the model; return what is reported of it."""
         self._clock.to(Kind.CALLBACKS)
         self._hooks.stop_training = False
         resumed_in_epoch = self._begin()
@@ -182,7 +183,7 @@ class Training:
             resumed_in_epoch = False
             if self._preempted:
                 self._keeper.finish()
-                return self._report()
+                return {}
         self._clock.to(Kind.SAVE)
         before = checksums(self._variables) if self._spec.final_metrics else None
         self._trainee.finish()
@@ -193,7 +194,7 @@ class Training:
         if before is not None and changed_since(before, self._variables, self._world):
             final = plain(self._evaluate())
         saved = self._trainee.save(RunDirectory(self._spec.run_dir)) if self._rank == 0 else None
-        return replace(self._report(), saved=saved, final=final)
+        return {"saved": saved, "final": final}
 
     def _begin(self) -> bool:
         """Begin the training, or go on with it; return whether within an epoch."""
@@ -207,8 +208,7 @@ class Training:
             self._share_variables()
             self._hooks.remember()
             return False
-        info, own = self._restored
-        self._restored = None
+        (info, own), self._restored = self._restored, None
         # The hooks set up what callbacks do not keep; what they change is put back.
         values = self._variables.capture()
         self._hooks.train_begin()
@@ -224,9 +224,9 @@ class Training:
             self._rate.share(self._world)
         return info.epoch_step > 0
 
-    def _report(self) -> TrainingReport:
-        rows = self._world.allreduce(self._progress.rows)
-        seconds = self._progress.seconds
+    def report(self, ended: dict[str, Any]) -> TrainingReport:
+        """Return what there is to tell, with what `run` has returned, once all is closed."""
+        rows, seconds = self._world.allreduce(self._progress.rows), self._progress.seconds
         return TrainingReport(
             history=self._progress.history,
             samples_per_second=rows / seconds if seconds else 0.0,
@@ -235,6 +235,7 @@ class Training:
             timings=phases(self._accounts.seconds()),
             accounts=self._accounts.totals(),
             staleness=self._shares.lateness(),
+            **ended,
         )
 
     def _begin_epoch(self) -> None:
@@ -382,8 +383,7 @@ class Training:
     def _agree(self) -> None:
         """Agree with all ranks whether to stop, and whether one was asked to end soon."""
         # A callback that counts its own time or batches may stop one rank and not another.
-        asked = self._hooks.stop_training, self._watch.requested
-        stop, end = self._agreement.at_epoch_end(*asked)
+        stop, end = self._agreement.at_epoch_end(self._hooks.stop_training, self._watch.requested)
         self._hooks.stop_training = stop
         more = self._progress.epoch + 1 < self._spec.fit.epochs
         self._preempted = end and more and not stop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from horovod_spark_runner import (
     RestartOptions,
     report_progress,
 )
+from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.testing import Fault, one_rank_here, with_faults
+from horovod_spark_runner.training.traces import Traces
 from tests.numpy_engine import Line
 from tests.runs import assert_same_weights
 from tests.trainings import train
@@ -102,14 +105,23 @@ def points(spark: Any) -> Any:
 XY: dict[str, Any] = {"feature_cols": ["x"], "label_cols": ["y"], "batch_size": 8}
 
 
-def test_a_training_here_is_the_training_there(points: Any, tmp_path: Path) -> None:
+def test_a_training_here_is_the_training_there(
+    points: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(run_dir: Path, **more: Any) -> Any:
         return train(points, run_dir, model_fn=Line(noise=0.0), num_workers=1, **XY, **more)
 
     there = run(tmp_path / "there")
     with one_rank_here():
         here = run(tmp_path / "here")
-        longer = run(tmp_path / "here", epochs=3)
+        # A timeline that takes its time to be whole is time of the rank, too.
+        with monkeypatch.context() as patch:
+            patch.setattr(Traces, "close", lambda self: time.sleep(1.0))
+            longer = run(tmp_path / "here", epochs=3)
+    timings = longer.summary.timings
+    assert timings["save"] > 1.0
+    (call,) = RunDirectory(str(tmp_path / "here")).read_calls()[1:]
+    assert call["accounts"]["seconds"]["save"][0] > 1.0
     assert here.summary.history == there.summary.history == longer.summary.history[:2]
     assert len(longer.summary.history) == 3
     run(tmp_path / "there", epochs=3)

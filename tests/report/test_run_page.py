@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from horovod_spark_runner.commands.cli import main
 from horovod_spark_runner.errors import InvalidInputError
 from horovod_spark_runner.report.runs.curves import best_is_high
 from horovod_spark_runner.report.runs.facts import read_facts
-from horovod_spark_runner.report.runs.page import run_page, write_report
+from horovod_spark_runner.report.runs.page import comparison_page, run_page, write_report
 from horovod_spark_runner.rundir.directory import RunDirectory
 from horovod_spark_runner.rundir.lock import RunLock
 
@@ -36,6 +37,7 @@ def test_a_report_tells_what_there_is_to_know(tmp_path: Path, browser: Browser) 
     directory = leave_run(tmp_path / "run <b>1", 40)
     write_report(directory)
     page = directory.report.read_text()
+    assert "What is missing here" not in page
     held = [logs["val_accuracy"] for logs in directory.read_metrics()]
     light = browser.look(page)
     light.check()
@@ -53,6 +55,7 @@ def test_a_report_tells_what_there_is_to_know(tmp_path: Path, browser: Browser) 
         "40 of 40",
         "3.15.1",
         "spark://master:7077",
+        "last call ended",
     ):
         assert told in light.text, told
     assert "secret" not in page
@@ -101,6 +104,13 @@ def test_the_report_of_a_run_is_written_anew(
     directory.metrics.write_text(lines + "junk\n")
     assert main(["report", str(tmp_path / "run")]) == 1
     assert "metrics.jsonl is damaged: line 4 is no epoch" in capsys.readouterr().err
+    directory.metrics.write_bytes(lines.encode() + b"\xff\n")
+    assert main(["report", str(tmp_path / "run")]) == 1
+    assert "metrics.jsonl is damaged: 'utf-8' codec" in capsys.readouterr().err
+    directory.metrics.write_text(lines)
+    new = tmp_path / "new" / "it.html"
+    assert main(["report", str(tmp_path / "run"), "--output", str(new)]) == 0
+    assert new.exists()
     (tmp_path / "study.json").write_text("{}")
     assert main(["report", str(tmp_path)]) == 1
     assert "holds a study, whose page is" in capsys.readouterr().err
@@ -166,6 +176,56 @@ def test_what_a_run_lacks_is_left_out(tmp_path: Path) -> None:
     assert "Attempts" in page
 
 
+@pytest.mark.parametrize(
+    ("file", "damage", "told"),
+    [
+        ("metrics.jsonl", lambda text: text[:-9], "metrics.jsonl is cut short in line 3"),
+        (
+            "metrics.jsonl",
+            lambda text: text.replace('"data": [', '"data": ["x", '),
+            "metrics.jsonl is damaged: where the time went is left out of line 1, 2, 3.",
+        ),
+        ("metrics.jsonl", lambda text: text.replace('"ranks": [0, ', '"ranks": ['), "of line 1"),
+        ("attempts.jsonl", lambda text: text[:-9], "attempts.jsonl cannot be read"),
+        (
+            "attempts.jsonl",
+            lambda text: text.replace('"ended": ', '"ended": "then", "was": '),
+            "attempts.jsonl is damaged in line 1, and is left out.",
+        ),
+        ("attempts.jsonl", lambda text: text + "7\n", "attempts.jsonl is damaged in line 3"),
+        ("calls.jsonl", lambda text: text[:-9], "calls.jsonl cannot be read"),
+        ("calls.jsonl", lambda text: "[]\n" + text, "calls.jsonl is damaged in line 1"),
+        ("calls.jsonl", lambda text: text.replace('"gpus": []', '"gpus": 1'), "calls.jsonl"),
+        ("calls.jsonl", lambda text: text.replace('"check": 0.2', '"check": "x"'), "calls.jsonl"),
+        ("config.json", lambda text: text[:-9], "config.json cannot be read"),
+        (
+            "config.json",
+            lambda text: text.replace('"fit": {', '"fit": 1, "was": {'),
+            "config.json is d",
+        ),
+        ("config.json", None, "config.json is not there"),
+        ("plan.json", lambda _: "{", "plan.json cannot be read"),
+        ("plan.json", lambda _: "[]", "plan.json is damaged"),
+    ],
+)
+def test_what_of_a_run_cannot_be_read_is_told(
+    tmp_path: Path, file: str, damage: Callable[[str], str] | None, told: str
+) -> None:
+    """A report of what is left, which says that something is not."""
+    directory = leave_run(tmp_path / "run", 3)
+    place = tmp_path / "run" / file
+    if damage is None:
+        place.unlink()
+    else:
+        text = place.read_text() if place.exists() else ""
+        place.write_text(damage(text))
+        assert place.read_text() != text
+    facts = read_facts(directory, time.time())
+    for page in (run_page(facts), comparison_page([facts, facts])):
+        assert "What is missing here" in page
+        assert told in page
+
+
 def test_a_run_that_goes_on_says_so_unless_its_own_report_is_written(tmp_path: Path) -> None:
     directory = leave_run(tmp_path / "run", 2)
     with RunLock(directory):
@@ -174,5 +234,23 @@ def test_a_run_that_goes_on_says_so_unless_its_own_report_is_written(tmp_path: P
 
 
 def test_which_way_is_better_follows_from_the_name() -> None:
-    assert all(map(best_is_high, ("accuracy", "val_auc", "top_k_categorical_accuracy")))
-    assert not any(map(best_is_high, ("loss", "val_loss", "mse", "accuracy_loss")))
+    high = (
+        "accuracy val_auc top_k_categorical_accuracy acc5 auc_1 R2Score mean_io_u MeanIoU head/acc "
+        "MulticlassF1Score BinaryAUROC precision_at_recall val_AUC cosine_similarity"
+    )
+    assert [name for name in high.split() if not best_is_high(name)] == []
+    low = (
+        "loss val_loss mse accuracy_loss accounting negative_accuracy_error cosine_distance pacc "
+        "hitchhikers ratio_u AccuracyError CosineSimilarityLoss"
+    )
+    assert [name for name in low.split() if best_is_high(name)] == []
+
+
+def test_a_metric_called_like_a_validation_is_drawn_once(tmp_path: Path) -> None:
+    """Keras, too, gives the validation's loss the place of a training metric ``val_loss``."""
+    directory = leave_run(tmp_path / "run", 3)
+    epoch: dict[str, object] = {"loss": 1.0, "val_loss": 0.5, "val_val_loss": 0.25}
+    directory.write_metrics([epoch] * 3)
+    page = run_page(read_facts(directory, time.time()))
+    assert page.count("val_loss: last 0.5") == 1
+    assert page.count("val_val_loss: last 0.25") == 1

@@ -113,18 +113,30 @@ def test_what_slow_ranks_cost() -> None:
 def test_accounts_lie_beside_metrics_and_are_none(tmp_path: Path) -> None:
     directory = RunDirectory(str(tmp_path))
     account = record(table(1, data=[1.0]))
-    directory.write_metrics([{"loss": 1.0}, {"loss": 0.5}, {"accounting": 7.0}], [account, None])
-    assert directory.read_metrics() == [{"loss": 1.0}, {"loss": 0.5}, {"accounting": 7.0}]
+    directory.write_metrics([{"loss": 1.0}, {"loss": 0.5}, {"loss": 0.1}], [account, None])
+    assert directory.read_metrics() == [{"loss": 1.0}, {"loss": 0.5}, {"loss": 0.1}]
     assert directory.read_accounts(3) == [account, None, None]
-    # A metric that is called so has its place.
-    directory.write_metrics([{"accounting": 7.0}], [account])
-    assert directory.read_metrics() == [{"accounting": 7.0}]
-    # As users of Lightning log.
-    directory.write_metrics([{"epoch": 0.0, "loss": 1.0}, {"epoch": 1.0}])
-    assert directory.read_metrics() == [{"epoch": 0.0, "loss": 1.0}, {"epoch": 1.0}]
-    assert directory.read_accounts(2) == [None, None]
     directory.metrics.write_text("{")
     assert directory.read_accounts(1) == [None]
+
+
+def test_metrics_called_like_the_record_of_an_epoch_are_kept_beside_it(tmp_path: Path) -> None:
+    """Users of Lightning log ``epoch``; a log may be text, or the whole number of an epoch."""
+    directory = RunDirectory(str(tmp_path))
+    account = record(table(1, data=[1.0]))
+    epochs: list[dict[str, object]] = [
+        {"epoch": 1.5, "accounting": 7.0, "metrics": 2.0, "loss": 1.0},
+        {"epoch": 77, "accounting": "mine", "metrics": [1.0, 2.0]},
+        {"epoch": None},
+    ]
+    directory.write_metrics(epochs, [account] * 3)
+    lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [0, 1, 2]
+    assert [line["accounting"] for line in lines] == [account] * 3
+    assert lines[0]["metrics"] == {"epoch": 1.5, "accounting": 7.0, "metrics": 2.0}
+    assert lines[0]["loss"] == 1.0
+    assert directory.read_metrics() == epochs
+    assert directory.read_accounts(3) == [account] * 3
 
 
 def test_a_run_is_over_after_its_epochs_or_where_it_was_stopped() -> None:

@@ -51,6 +51,16 @@ def test_a_later_attempt_goes_on_in_the_same_curves(tmp_path: Path) -> None:
     assert curves_in(train)["loss"] == loss(1)
 
 
+def test_logs_called_like_what_the_run_tells_have_curves_of_their_own(tmp_path: Path) -> None:
+    directory = RunDirectory(str(tmp_path))
+    with RunLock(directory) as lock:
+        files = EventFiles(directory, lock.token)
+        files.epoch(0, {"samples_per_second": 7.0, "loss": 1.0}, {"samples_per_second": 90.0})
+    curves = curves_in(tmp_path / "events" / "train")
+    assert curves["samples_per_second"] == loss(7)
+    assert curves["run/samples_per_second"] == loss(90)
+
+
 def test_files_of_others_stay(tmp_path: Path) -> None:
     attempt(tmp_path, range(2))
     train = tmp_path / "events" / "train"

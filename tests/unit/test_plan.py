@@ -199,6 +199,8 @@ def test_a_plan_is_a_table_json_and_a_page(tmp_path: Path) -> None:
     page = (tmp_path / "plan.html").read_text()
     assert plan.networks[0].verdict in page
     assert page.count("<svg") == 4
+    assert "1 rank" in page
+    assert "1 ranks" not in page
     with pytest.raises(InvalidInputError, match=r"ends in \.json or \.html, got 'plan\.txt'"):
         plan.write(tmp_path / "plan.txt")
 

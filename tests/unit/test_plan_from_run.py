@@ -55,7 +55,9 @@ def told_by(
     sync = {"sync": "allreduce", "compression": compression}
     directory = leave_run(place, len(accounts), sync=sync)
     directory.write_metrics([{"loss": 1.0}] * len(accounts), accounts)
-    placement = [{"rank": i, "host": f"node-{i % hosts}"} for i in range(RANKS)]
+    placement = [
+        {"rank": i, "host": f"node-{i % hosts}", "slot": i, "gpus": []} for i in range(RANKS)
+    ]
     directory.add_call({**directory.read_calls()[-1], "placement": placement})
     weights = np.zeros(WHOLE_MODEL // 4, np.float32)
     shown = ("model/0", "kernel", list(weights.shape), "float32")

@@ -236,10 +236,13 @@ def test_places_are_those_of_the_command(
     (tmp_path / "elsewhere").mkdir()
     script = tmp_path / "train.py"
     script.write_text(f"{BESIDE}\nos.chdir('elsewhere')\ntrain()\n")
-    assert main(["plan", str(script), "--plan-dir", "here", "--output", "it.json"]) == 0
-    assert json.loads((tmp_path / "it.json").read_text())["name"] == "it"
+    assert main(["plan", str(script), "--plan-dir", "here", "--output", "new/it.json"]) == 0
+    assert json.loads((tmp_path / "new" / "it.json").read_text())["name"] == "it"
     monkeypatch.chdir(tmp_path)
     assert main(["plan", str(script)]) == 0
+    for wrong in ("it.txt", "it", "elsewhere"):  # told before minutes of measuring
+        monkeypatch.chdir(tmp_path)
+        assert main(["plan", str(script), "--output", wrong]) == 1
     named, new = measuring.places
     assert named == str(tmp_path / "here")
     assert Path(new).parent == tmp_path / "plans"

@@ -7,6 +7,7 @@ import logging
 import threading
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -68,9 +69,16 @@ def test_what_is_logged(tmp_path: Path) -> None:
     (model / "model.keras").write_bytes(b"weights")
     training = begin(tmp_path, run_name="first", tags={"team": "a"})
     training.epoch(epoch(0, loss=2.0, val_loss=3.0))
-    # The report of the second epoch is lost; the third has a value that is no number.
+    # The report of the second epoch is lost; the third has a value that is no number. A metric of
+    # the fourth is called like what the run itself tells.
+    training.epoch(epoch(3, samples_per_second=7.0))
     training.finish(
-        [{"loss": 2.0, "val_loss": 3.0}, {"loss": 1.0, "f1[0]": 0.5}, {"loss": float("nan")}]
+        [
+            {"loss": 2.0, "val_loss": 3.0},
+            {"loss": 1.0, "f1[0]": 0.5},
+            {"loss": float("nan")},
+            {"samples_per_second": 7.0, "f(1)": 1.0, "f[1]": 2.0, "f_1_": 3.0},
+        ]
     )
     client, run = read(tmp_path)
     assert run.info.run_name == "first"
@@ -88,7 +96,14 @@ def test_what_is_logged(tmp_path: Path) -> None:
     assert len(points(tmp_path, "loss")) == 3
     assert points(tmp_path, "val_loss") == [(0, 3.0)]
     assert points(tmp_path, "f1_0_") == [(1, 0.5)]
-    assert points(tmp_path, "samples_per_second") == [(0, 100.0)]
+    assert points(tmp_path, "samples_per_second") == [(0, 100.0), (3, 7.0)]
+    # Two that MLflow would take for a third have names of their own.
+    assert {key: run.data.metrics[key] for key in run.data.metrics if key.startswith("f_")} == {
+        "f_1_": 3.0,
+        "f_1__" + f"{crc32(b'f(1)'):08x}": 1.0,
+        "f_1__" + f"{crc32(b'f[1]'):08x}": 2.0,
+    }
+    assert points(tmp_path, "run/samples_per_second") == [(3, 100.0)]
     files = client.list_artifacts(run.info.run_id, "model")
     assert [file.path for file in files] == ["model/model.keras"]
     stored = [path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()]

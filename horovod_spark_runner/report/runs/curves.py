@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from ..axes import spans_decades
@@ -14,15 +15,23 @@ from .facts import RunFacts
 
 # Points of all curves together: what keeps the page small.
 _POINTS = 24_000
-# Parts of names of metrics that are better high.
-_HIGH = ("acc", "auc", "precision", "recall", "f1", "iou", "r2", "cosine", "hit", "top_k")
+# Words in names of metrics that are better high, and in those that are not, whatever else is there.
+_HIGH = frozenset(
+    {"acc", "accuracy", "auc", "auroc", "precision", "recall", "f1", "iou", "r2", "cosine", "hit"}
+)
+_LOW = frozenset({"loss", "error", "distance", "negative"})
+# A name's words: acc_5 and acc5 have one, with its number, and MulticlassF1Score has three.
+_IOU = re.compile(r"(?<![a-z])io_u(?![a-z])|IoU")
+_WORD = re.compile(r"[A-Z]?[a-z]+\d*|[A-Z]+(?![a-z])\d*")
 # More metrics are left to the table of the last epoch.
 MOST_METRICS = 60
 
 
 def best_is_high(name: str) -> bool:
     """Tell whether a metric is better the higher it is, as far as its name tells."""
-    return any(part in name.lower() for part in _HIGH) and "loss" not in name.lower()
+    found = [word.lower() for word in _WORD.findall(_IOU.sub("_iou_", name))]
+    words = {*found, *(word.rstrip("0123456789") for word in found)}
+    return bool(words & _HIGH) and not words & _LOW
 
 
 def metric_figures(runs: Sequence[RunFacts]) -> list[Markup]:
@@ -71,6 +80,8 @@ def _metric(runs: Sequence[RunFacts], name: str, points: int) -> Markup:
     for i, run in enumerate(runs):
         for validation in (False, True):
             full = f"val_{name}" if validation else name
+            if not validation and name.startswith("val_"):  # it is beside the one of the training
+                continue
             x, y = run.curve(full)
             if not x:
                 continue

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...rundir.attempt import RUNNING
 from ...rundir.directory import Account, RunDirectory
 from ...storage.urls import without_secrets
 from ...training.accounting import mean_seconds
-from .state import RunSummary, read_run, read_settings
+from .state import RunSummary, read_run
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class RunFacts:
         accounts: where the time of each of these went, as far as that is known.
         calls: what each call of `run_training` has recorded at its end, oldest first.
         plan: what was predicted of the run, as its run directory keeps it.
+        notes: what of all this cannot be read, or is missing, a sentence each.
     """
 
     name: str
@@ -35,6 +37,7 @@ class RunFacts:
     accounts: Sequence[Account]
     calls: Sequence[Mapping[str, Any]]
     plan: Mapping[str, Any] | None
+    notes: Sequence[str] = ()
 
     def metric_names(self) -> list[str]:
         """Return the names of metrics that are numbers, without ``val_``, in order."""
@@ -96,14 +99,22 @@ def read_facts(directory: RunDirectory, now: float, *, ended: bool = False) -> R
         RunDirectoryError: its metrics are damaged.
     """
     state = read_run(directory, now, verify=False, ended=ended)
-    epochs = directory.read_metrics()
+    notes = list(state.notes)
+    epochs = directory.read_metrics(notes.append)
+    known = max((line.epoch for line in state.checkpoints), default=0)
+    if known > len(epochs) and state.state != RUNNING:
+        notes.append(
+            f"metrics.jsonl tells of {len(epochs):,} whole epochs, checkpoints of {known:,}: the "
+            "last ones are missing here."
+        )
     return RunFacts(
         name=directory.location.name,
         place=without_secrets(str(directory.location)),
         state=state,
-        settings=read_settings(directory),
+        settings=directory.read_config(),
         epochs=epochs,
-        accounts=directory.read_accounts(len(epochs)),
-        calls=directory.read_calls(),
-        plan=directory.read_plan(),
+        accounts=directory.read_accounts(len(epochs), notes.append),
+        calls=directory.read_calls(notes.append),
+        plan=directory.read_plan(notes.append),
+        notes=notes,
     )

@@ -13,7 +13,7 @@ from ...storage.urls import without_secrets
 from ...training.accounting import SENT, WHOLE
 from ..markup import Child
 from ..numbers import duration, moment, number, share, shortened, size
-from ..page import Section, facts, folded, page, preformatted, table
+from ..page import Section, facts, folded, page, paragraph, preformatted, table
 from .curves import MOST_METRICS, metric_figures, pace_figures
 from .facts import RunFacts, read_facts
 from .predicted import predicted_contents, prediction_of
@@ -39,6 +39,7 @@ def run_page(run: RunFacts) -> str:
     """Return the report of a run as an HTML page."""
     state = run.state
     sections = [
+        Section("What is missing here", _notes([run])),
         Section("Metrics", metric_figures([run]), _left_out(run)),
         Section("Pace", pace_figures([run])),
         Section("Predicted and measured", predicted_contents(run)),
@@ -69,6 +70,7 @@ def comparison_page(runs: Sequence[RunFacts]) -> str:
     header = ["", *(run.name for run in runs)]
     sections = [
         Section("In short", [table(header, rows)]),
+        Section("What is missing here", _notes(runs)),
         Section("Metrics", metric_figures(runs), "Training is dashed, validation is not."),
         Section("Pace", pace_figures(runs)),
         *(Section(f"Where the time went: {run.name}", time_contents(run)) for run in runs),
@@ -106,8 +108,17 @@ def _facts(run: RunFacts) -> dict[str, Child]:
     if tried > 1:
         found["attempts"] = f"{tried}, {steps_lost(state.attempts):,} steps trained again"
     if run.calls:
-        found["written"] = moment(float(run.last_call.get("ended", 0.0)))
+        found["last call ended"] = moment(float(run.last_call.get("ended", 0.0)))
     return found
+
+
+def _notes(runs: Sequence[RunFacts]) -> list[Child]:
+    """Return what cannot be read of runs; of several, with their names."""
+    return [
+        paragraph(note if len(runs) == 1 else f"{run.name}: {note}")
+        for run in runs
+        for note in run.notes
+    ]
 
 
 def _left_out(run: RunFacts) -> str:

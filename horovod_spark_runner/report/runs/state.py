@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +65,7 @@ class RunSummary:
         model: `WHOLE`, as far as it was read, or why the trained model cannot be used; empty if
             there is none yet.
         events: where its event files are; empty if there are none.
+        notes: what of its settings and attempts cannot be read, a sentence each.
     """
 
     place: str
@@ -78,6 +78,7 @@ class RunSummary:
     program: str
     model: str
     events: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def newest(self) -> CheckpointLine | None:
@@ -108,10 +109,12 @@ def read_run(
     Raises:
         InvalidInputError: it holds no run.
     """
-    if not (directory.config.exists() or directory.attempts.exists()):
+    configured = directory.config.exists()
+    if not (configured or directory.attempts.exists()):
         raise InvalidInputError(f"{directory.location} is no run directory: it has no config.json")
-    settings = read_settings(directory)
-    attempts = _read_attempts(directory)
+    notes = [] if configured else ["config.json is not there: the settings are not known."]
+    settings = directory.read_config(notes.append)
+    attempts = [Attempt(**fields) for fields in directory.read_attempts(notes.append)]
     lock = read_lock(directory.lock)
     alive = not ended and lock is not None and seems_held(lock, now)
     holder = f"process {lock.get('pid')} on {lock.get('host')}" if alive and lock else ""
@@ -127,6 +130,7 @@ def read_run(
         program=str(settings.get("program", "")),
         model=_model_state(directory, verify),
         events=str(directory.events) if directory.events.exists() else "",
+        notes=tuple(notes),
     )
 
 
@@ -147,22 +151,6 @@ def _ended_state(directory: RunDirectory, attempts: Sequence[Attempt]) -> str:
         # An attempt that nobody could close any more: the driver was killed.
         return INTERRUPTED if attempts[-1].ending == RUNNING else attempts[-1].ending
     return FINISHED if directory.signature.exists() else UNFINISHED
-
-
-def read_settings(directory: RunDirectory) -> dict[str, Any]:
-    """Return the settings of the newest call; none if they cannot be read."""
-    try:
-        settings = json.loads(directory.config.read_text())
-    except (OSError, ValueError):
-        return {}
-    return settings if isinstance(settings, dict) else {}
-
-
-def _read_attempts(directory: RunDirectory) -> list[Attempt]:
-    try:
-        return [Attempt(**fields) for fields in directory.read_attempts()]
-    except TypeError:  # of another version
-        return []
 
 
 def _options(settings: dict[str, Any]) -> CheckpointOptions:

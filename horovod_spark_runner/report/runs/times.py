@@ -23,7 +23,7 @@ _PHASES: tuple[tuple[Part, tuple[str, ...]], ...] = (
     (Part("waiting for slots", 1, "other runs of this process held them"), ("slots",)),
     (Part("launch", 6, "Spark's tasks, and starting the ranks"), ("tasks", "rendezvous", "start")),
     (Part("training", 2, "building, epochs and saving, on the ranks"), ("function",)),
-    (Part("restarts", 3, "attempts that failed, and the pauses after them"), ("attempts",)),
+    (Part("attempts", 3, "those that failed, pauses after them, what is around"), ("attempts",)),
     (Part("results", 4, "their way back to the driver"), ("results",)),
 )
 # What ranks do, with the kinds of their accounts.
