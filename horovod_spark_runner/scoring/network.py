@@ -7,7 +7,7 @@ import math
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -70,6 +70,10 @@ class Network:
     @property
     def adds(self) -> tuple[str, ...]:
         return tuple(name for name, *_ in self.added)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what has been loaded, which can be neither pickled nor copied."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @cached_property
     def _call(self) -> Call:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
+import pickle
 import zipfile
 from typing import Any
 
@@ -71,6 +73,8 @@ def test_arrays_of_whole_numbers_that_the_network_does_not_hold_are_null(handle:
     """As Spark's cast of them is; NumPy's would wrap them around."""
     bundle = pipeline(Input("x", "array", 2), "int8", "float32", handle)
     scorer = Scorer(bundle)
+    assert np.stack(scorer.score({"x": ARRAYS[:2]})["p"]).tolist() == ARRAYS[:2]
+    scorer = copy.deepcopy(pickle.loads(pickle.dumps(scorer)))  # also one that has scored
     made, states = in_one_file(bundle, ARRAYS)
     assert made[:2] == ARRAYS[:2]
     assert np.isnan(made[2:]).all()
