@@ -152,12 +152,14 @@ class Network:
             whole = Batch(batch.columns, len(batch))
             whole.keep(valid)
         values = self._predict(whole)
+        numbers = np.arange(len(batch)) if batch.rows is None else np.asarray(batch.rows)
+        numbers = numbers if valid is None else numbers[valid]
         for name, number, holds, scores, scalar, dtype, computed in self.added:
-            output = Output(self.outputs[number], dtype, scalar, scores, holds, computed)
+            output = Output(self.outputs[number], dtype, scalar, scores, holds, computed, name)
             column = (
                 column_of_plain(values[number], output)
                 if holds == PLAIN
-                else column_of_scores(values[number], output)
+                else column_of_scores(values[number], output, numbers)
             )
             batch.columns[name] = column if valid is None else _spread(column, valid)
 
