@@ -249,9 +249,8 @@ class FeatureHasher:
     def __call__(self, batch: Batch) -> None:
         counted: list[dict[int, float]] = [{} for _ in range(len(batch))]
         numbers = {name: self._is_number(name, batch.column(name)) for name in self.inputs}
-        for name in sorted(
-            self.inputs, key=lambda name: not numbers[name]
-        ):  # as Spark adds them up
+        # In the order that Spark adds them up: numbers first.
+        for name in sorted(self.inputs, key=lambda name: not numbers[name]):
             column = batch.column(name)
             if numbers[name]:
                 place, (data, valid) = place_of(name, self.size), batch.numbers(name)
