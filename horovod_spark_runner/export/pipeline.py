@@ -64,7 +64,7 @@ def export_pipeline(
         columns: the columns that an ONNX file gives; by default those that the last stage adds. A
             scorer of a bundle gives any.
         mode: ``"error"`` (default) refuses a path that holds something, ``"overwrite"`` replaces
-            an earlier export.
+            an earlier export; the file of an ONNX export is replaced, whatever it holds.
 
     Raises:
         ModelError: a stage cannot be exported; the message names it and says why.

@@ -218,7 +218,7 @@ class PredictionModel(Model, PredictionParams):  # type: ignore[misc]
                 its URL.
             format: ``"saved_model"`` (default), ``"onnx"`` or ``"keras"``.
             mode: ``"error"`` (default) refuses a path that holds something, ``"overwrite"``
-                replaces an earlier export.
+                replaces an earlier export; a file of this name is replaced, whatever it holds.
 
         Raises:
             ModelError: the format cannot hold the model, or a column's transform; it says why.

@@ -193,7 +193,7 @@ class TorchTransformer(TrainedTransformer):
             path: the file to write, or its URL; its name ends in ``.pt2`` or ``.onnx``.
             format: ``"torch_export"`` (default) or ``"onnx"``.
             mode: ``"error"`` (default) refuses a path that holds something, ``"overwrite"``
-                replaces an earlier export.
+                replaces a file of this name, whatever it holds.
 
         Raises:
             ModelError: the format cannot hold the module, or a column's transform; it says why.

@@ -7,7 +7,7 @@ import math
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -70,6 +70,10 @@ class Network:
     @property
     def adds(self) -> tuple[str, ...]:
         return tuple(name for name, *_ in self.added)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what has been loaded, which can be neither pickled nor copied."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @cached_property
     def _call(self) -> Call:
@@ -148,12 +152,14 @@ class Network:
             whole = Batch(batch.columns, len(batch))
             whole.keep(valid)
         values = self._predict(whole)
+        numbers = np.arange(len(batch)) if batch.rows is None else np.asarray(batch.rows)
+        numbers = numbers if valid is None else numbers[valid]
         for name, number, holds, scores, scalar, dtype, computed in self.added:
-            output = Output(self.outputs[number], dtype, scalar, scores, holds, computed)
+            output = Output(self.outputs[number], dtype, scalar, scores, holds, computed, name)
             column = (
                 column_of_plain(values[number], output)
                 if holds == PLAIN
-                else column_of_scores(values[number], output)
+                else column_of_scores(values[number], output, numbers)
             )
             batch.columns[name] = column if valid is None else _spread(column, valid)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import EnvironmentProblem, ModelError
+from ..errors import DataError, EnvironmentProblem, ModelError
 
 # Where this package tells what it knows of a file, among the file's own metadata.
 METADATA = "horovod_spark_runner"
@@ -19,6 +19,8 @@ NON_FINITE = "non_finite"
 # And the least and largest whole number of each input that takes fewer than its column's type has.
 BOUNDS = "bounds"
 _ERRORS_ONLY = 3
+# What it says of an index that is not in a table, by the kind of lookup.
+_NO_INDEX = ("out of data bounds", "must be within bounds", "invalid index found")
 # onnxruntime's builds from PyPI report to their makers from their import on, unless this is set.
 _NO_REPORTS = "ORT_DISABLE_TELEMETRY"
 
@@ -99,10 +101,16 @@ class OnnxSession:
         """Return the outputs by name.
 
         Raises:
+            DataError: an index that the model looks up is not in its table.
             ModelError: onnxruntime cannot compute them.
         """
         try:
             found = self._session.run(self.outputs, dict(given))
         except Exception as error:  # as above
+            if any(said in str(error) for said in _NO_INDEX):
+                raise DataError(
+                    "a row holds an index, as of an embedding, that is below 0 or beyond the "
+                    f"model's table: {error!s:.500}"
+                ) from error
             raise ModelError(f"onnxruntime cannot run it: {error!s:.500}") from error
         return dict(zip(self.outputs, found, strict=True))

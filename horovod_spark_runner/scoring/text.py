@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .columns import Batch, Numbers, Vectors, Words, vectors_of
+from .columns import Batch, Column, Numbers, Vectors, Words, vectors_of
 from .murmur import place_of
 
 _SPACE = re.compile(r"\s", re.ASCII)
@@ -248,9 +248,11 @@ class FeatureHasher:
 
     def __call__(self, batch: Batch) -> None:
         counted: list[dict[int, float]] = [{} for _ in range(len(batch))]
-        for name in self.inputs:
+        numbers = {name: self._is_number(name, batch.column(name)) for name in self.inputs}
+        # In the order that Spark adds them up: numbers first.
+        for name in sorted(self.inputs, key=lambda name: not numbers[name]):
             column = batch.column(name)
-            if isinstance(column, Numbers) and self._is_number(name, column):
+            if numbers[name]:
                 place, (data, valid) = place_of(name, self.size), batch.numbers(name)
                 shown = valid if valid is not None else np.ones(len(data), bool)
                 for counts, value, there in zip(counted, data.tolist(), shown, strict=True):
@@ -266,8 +268,9 @@ class FeatureHasher:
                 counts[place] = counts.get(place, 0.0) + 1.0
         batch.columns[self.output] = _of_counts(self.size, counted)
 
-    def _is_number(self, name: str, column: Numbers) -> bool:
-        return column.data.dtype.kind != "b" and name not in self.categorical
+    def _is_number(self, name: str, column: Column) -> bool:
+        whole = isinstance(column, Numbers) and column.data.dtype.kind != "b"
+        return whole and name not in self.categorical
 
 
 def _lists_of(batch: Batch, name: str) -> Words:

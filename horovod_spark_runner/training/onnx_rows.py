@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..data.manifest import Column
-from ..errors import ModelError
+from ..errors import DataError, ModelError
 from ..scoring.onnx_session import NON_FINITE, OnnxSession
 from .likeness import check_close
 from .onnx_facts import add_facts
@@ -129,7 +129,7 @@ def _agree(model: Any, given: Arrays, predict: Callable[[Arrays], Arrays]) -> bo
         found = session(given)
         for name, value in expected.items():
             check_close(value, found[name])
-    except (AssertionError, ModelError):
+    except (AssertionError, DataError, ModelError):
         return False
     return True
 

@@ -490,16 +490,19 @@ def test_feature_hasher_and_what_is_large(compared: Compared) -> None:
         "whole": [1, 2, None, -4] * 3,
         "kind": [1, 2, None, -4] * 3,
     }
+    names = list(columns)
+    columns["large"] = [2.0**53, 0.1, 2.001, 1e-3] * 3  # numbers are added up before categories
     stages = [
-        FeatureHasher(inputCols=list(columns), outputCol="few", numFeatures=3),
-        FeatureHasher(inputCols=list(columns), outputCol="many", categoricalCols=["kind"]),
+        FeatureHasher(inputCols=["text", "flag", "large"], outputCol="one", numFeatures=1),
+        FeatureHasher(inputCols=names, outputCol="few", numFeatures=3),
+        FeatureHasher(inputCols=names, outputCol="many", categoricalCols=["kind"]),
         VectorAssembler(inputCols=["whole", "many", "few"], outputCol="v", handleInvalid="keep"),
         Normalizer(inputCol="v", outputCol="n"),
         VectorSlicer(inputCol="v", outputCol="s", indices=[0, 262144 + 1, 262144 + 2, 7]),
     ]
-    schema = "double string boolean int bigint"
+    schema = "double string boolean int bigint double"
     refused = "FeatureHasher.*Murmur"
-    compared.check(stages, columns, schema, ["few", "s"], no_onnx=refused)
+    compared.check(stages, columns, schema, ["one", "few", "s"], no_onnx=refused)
     few = {name: [values[n] for n in (1, 3, 4, 7)] for name, values in columns.items()}
     stages += [
         MaxAbsScaler(inputCol="v", outputCol="m"),

@@ -139,9 +139,11 @@ def test_accuracy_is_told_by_the_loss() -> None:
     [
         (Column("x", "int32", (3,)), nn.Linear(3, 1), r"fed x \(int32\), .* weights are float32"),
         (Column("x", "float32", (3,)), nn.Linear(3, 1).double(), r"dtypes=\{'x': 'float64'\}"),
+        (Column("x", "float32"), nn.Linear(1, 4), r"fed x \(2,\)\. .*one dimension: x\[:, None\]"),
+        (Column("x", "float32", (3,)), nn.Linear(2, 4), r"fed x \(2, 3\) \(PyTorch says"),
     ],
 )
-def test_columns_of_another_type_than_the_weights(
+def test_columns_of_another_type_or_shape_than_the_weights(
     column: Column, module: nn.Module, message: str
 ) -> None:
     batches = Batches(module, spec_of([column]), CPU)

@@ -16,6 +16,7 @@ from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuil
 from torch import nn
 
 from horovod_spark_runner import (
+    DataError,
     HorovodEstimator,
     ModelError,
     TorchModel,
@@ -69,17 +70,22 @@ class Heads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 3))
+        self.of_n, self.of_pair = nn.Embedding(3, 2), nn.Embedding(4, 2)
 
-    def forward(self, v: torch.Tensor) -> dict[str, torch.Tensor]:
-        scores = self.net(v)
+    def forward(
+        self, v: torch.Tensor, n: torch.Tensor, pair: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        scores = self.net(v + self.of_n(n) + self.of_pair(pair[:, 1]))
         return {"scores": scores, "shares": scores.softmax(1).bfloat16()}
 
 
 def test_a_module_in_a_pipeline_is_scored_by_onnxruntime(spark: Any, tmp_path: Path) -> None:
-    rows = [(n * 0.05, n % 3) for n in range(24)]
-    frame = spark.createDataFrame(rows, "x double, n int").coalesce(1)
+    rows = [(n * 0.05, n % 3, [-5, n % 4]) for n in range(24)]
+    schema = "x double, n int, pair array<int>"
+    frame = spark.createDataFrame(rows, schema).coalesce(1)
     torch.manual_seed(0)
-    transformer = TorchTransformer.from_module(Heads(), ["v"], example=torch.zeros(1, 2))
+    example = (torch.zeros(1, 2), torch.zeros(1, dtype=torch.int32), torch.zeros(1, 2).int())
+    transformer = TorchTransformer.from_module(Heads(), ["v", "n", "pair"], example=example)
     transformer.setPredictionCol({"scores": "prediction", "shares": "kind"})
     transformer.setProbabilityCol({"shares": "p"})
     assembler = VectorAssembler(inputCols=["x", "n"], outputCol="v")
@@ -93,15 +99,37 @@ def test_a_module_in_a_pipeline_is_scored_by_onnxruntime(spark: Any, tmp_path: P
     with pytest.raises(ModelError, match="'saved_model' can be made .*network='onnx'"):
         export_pipeline(fitted, place, frame)
     export_pipeline(fitted, place, frame, network="onnx")
-    given: dict[str, Any] = {"x": [x for x, _ in rows], "n": [n for _, n in rows]}
+    given: dict[str, Any] = dict(zip(("x", "n", "pair"), zip(*rows, strict=True), strict=True))
     found = load_pipeline(place).score(given)
     np.testing.assert_allclose(found["prediction"], expected, rtol=0, atol=1e-6)
     np.testing.assert_allclose(found["p"], shares, rtol=0, atol=4e-3)
     assert found["kind"].tolist() == kinds
     export_pipeline(fitted, tmp_path / "p.onnx", frame, format="onnx")
-    arrays = {"x": np.array(given["x"]), "n": np.array(given["n"], np.int32)}
+    arrays = {
+        "x": np.array(given["x"]),
+        "n": np.array(given["n"], np.int32),
+        "pair": np.array(given["pair"], float),
+    }
     made = OnnxSession((tmp_path / "p.onnx").read_bytes())(arrays)
     assert made["row_state"].tolist() == [0] * len(rows)
     np.testing.assert_allclose(made["prediction"], expected, rtol=0, atol=1e-6)
     np.testing.assert_allclose(made["p"], shares, rtol=0, atol=4e-3)
     assert made["kind"].tolist() == kinds
+    # What an embedding does not have: an error, as in PyTorch, and never a prediction.
+    beyond = spark.createDataFrame([*rows, (0.0, 0, [0, -1]), (0.0, 3, [0, 0])], schema).coalesce(1)
+    export_pipeline(fitted, tmp_path / "p.onnx", beyond, format="onnx", mode="overwrite")
+    one_file, scorer = OnnxSession((tmp_path / "p.onnx").read_bytes()), load_pipeline(place)
+    for n in (-1, 3):
+        with pytest.raises(DataError, match=f"column 'n' is {n}.* in row 1.*holds 0 to 2"):
+            scorer.score({"x": [0.0, 0.0], "n": [0, n], "pair": [[0, 0], [0, 0]]})
+        arrays["n"][1] = n
+        made = one_file(arrays)
+        assert (made["row_state"] > 0).tolist() == [row == 1 for row in range(len(rows))]
+        assert np.isnan(made["prediction"][1]).all()
+    arrays["n"][1] = 0
+    for index in (-1, 4):
+        with pytest.raises(DataError, match="a row holds an index.* below 0 or beyond"):
+            scorer.score_row({"x": 0.0, "n": 0, "pair": [0, index]})
+        arrays["pair"][1] = [0, index]
+        with pytest.raises(DataError, match="a row holds an index.* below 0 or beyond"):
+            one_file(arrays)

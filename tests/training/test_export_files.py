@@ -128,6 +128,21 @@ def test_onnxruntime_alone_scores_as_transform_does(
         assert outputs[name][output].dtype == value.dtype
 
 
+def test_an_index_that_an_embedding_does_not_have_is_no_prediction(
+    scored: tuple[Path, dict[str, dict[str, Any]]],
+) -> None:
+    """Keras counts one below 0 from the end, once; ONNX would, again."""
+    folder, _ = scored
+    session = OnnxSession((folder / f"{[*ALL].index('masked LSTM')}.onnx").read_bytes())
+    assert session.facts["bounds"] == {"a": [-9, 8]}
+    right = np.array([[-9, 8, 1, 1, 1, 1], [0, 8, 1, 1, 1, 1]], np.int32)
+    assert np.isfinite(session({"a": right})["prediction"]).all()
+    for index in (-10, 9):
+        wrong = np.array([[1, 2, 3, 4, 5, index]], np.int32)
+        with pytest.raises(DataError, match="a row holds an index.* below 0 or beyond"):
+            session({"a": wrong})
+
+
 def test_a_file_tells_what_it_is(scored: tuple[Path, dict[str, dict[str, Any]]]) -> None:
     folder, _ = scored
     place = folder / f"{list(ALL).index('image')}.onnx"

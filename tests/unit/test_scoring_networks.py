@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
+import pickle
 import zipfile
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,6 +74,8 @@ def test_arrays_of_whole_numbers_that_the_network_does_not_hold_are_null(handle:
     """As Spark's cast of them is; NumPy's would wrap them around."""
     bundle = pipeline(Input("x", "array", 2), "int8", "float32", handle)
     scorer = Scorer(bundle)
+    assert np.stack(scorer.score({"x": ARRAYS[:2]})["p"]).tolist() == ARRAYS[:2]
+    scorer = copy.deepcopy(pickle.loads(pickle.dumps(scorer)))  # also one that has scored
     made, states = in_one_file(bundle, ARRAYS)
     assert made[:2] == ARRAYS[:2]
     assert np.isnan(made[2:]).all()
@@ -83,6 +88,20 @@ def test_arrays_of_whole_numbers_that_the_network_does_not_hold_are_null(handle:
     assert states == [0, 0, *[-1 if handle == "skip" else 0] * 4]
     found = [None if one is None else one.tolist() for one in scorer.score({"x": ARRAYS})["p"]]
     assert found == [*ARRAYS[:2], *([] if handle == "skip" else [None] * 4)]
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_what_is_no_probability_is_told_with_column_and_row(scores: bool) -> None:
+    bundle = pipeline(Input("x", "array", 2), "float32", "float32", "keep")
+    added = (("share", 0, "probability", scores, False, "float64", "float32"),)
+    bundle = Bundle(bundle.inputs, (replace(bundle.stages[0], added=added),))
+    values = [[0.5, 0.5], None, [float("nan"), 0.5]]
+    with pytest.raises(DataError, match=r"column 'share' .* in row 2 .*'output0' .*\[nan 0\.5\]"):
+        Scorer(bundle).score({"x": values})
+    session = OnnxSession(onnx_of(bundle))
+    made = session(given_of(bundle.inputs, {"x": values}))
+    assert made["row_state"].tolist()[:2] == [0, 0]
+    assert session.facts["errors"][made["row_state"][2] - 1].startswith("column 'share': the model")
 
 
 @pytest.mark.parametrize("value", [2.5, float("nan")])

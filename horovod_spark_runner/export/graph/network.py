@@ -69,7 +69,7 @@ def network(rows: Rows, stage: Network) -> None:
     ]
     outputs = _merge(rows, stage, whole, given)
     for name, number, holds, scores, scalar, dtype, computed in stage.added:
-        told = f"output {stage.outputs[number]!r} of the model"
+        told = f"column {name!r}"
         data, kind, width = outputs[number]
         others = graph.add("Not", asked) if valid is not None else None
         output = _Output(told, data, kind, computed, width, others)
@@ -309,7 +309,7 @@ def _of_several(rows: Rows, output: _Output, data: str, scores: bool, probable: 
 
 
 def _check(rows: Rows, output: _Output, right: str, scores: bool) -> None:
-    told = "has scores that are no numbers" if scores else "is no probabilities"
+    told = "the model gives " + ("scores that are no numbers" if scores else "no probabilities")
     if output.others is not None:
         right = rows.graph.add("Or", right, output.others)
     rows.check(output.told, right, told)

@@ -20,12 +20,13 @@ import numpy as np
 import tensorflow as tf
 
 from ...data.manifest import Column
-from ...errors import ModelError, on_one_line
+from ...errors import DataError, ModelError, on_one_line
 from ...quiet import quiet_imports
 from ...scoring.onnx_session import BOUNDS, OnnxSession, check_installed
 from ...storage.filesystem import Location
 from ..likeness import check_close
 from ..onnx_facts import MOST_BYTES, ROWS, add_facts, tell_facts
+from ..onnx_indices import check_indices, narrowed
 from ..onnx_rows import completed, rename
 from ..trained_model import Recipe
 from .export import Served, serving
@@ -131,7 +132,9 @@ def _converted(served: Served, called: Mapping[str, str], inputs: Sequence[Colum
     tell_facts(model, inputs, served.outputs, added)
     outside = dict(zip((one.name for one in served.columns), (c.name for c in inputs), strict=True))
     bounds = {outside[name]: given for name, given in served.bind.bounds.items()}
-    add_facts(model, {BOUNDS: bounds})
+    # None of TensorFlow's lookups takes a negative index.
+    looked_up = check_indices(model, lambda _: True)
+    add_facts(model, {BOUNDS: narrowed(bounds, looked_up)})
     try:
         onnx.checker.check_model(model)
     except Exception as error:  # a graph that is none
@@ -234,7 +237,7 @@ def _check(served: Served, called: Mapping[str, str], predict: Any, contents: by
             found = session({called[name]: value for name, value in given.items()})
             for name, value in expected.items():
                 check_close(value, found[called[name]])
-        except (AssertionError, ModelError) as error:
+        except (AssertionError, DataError, ModelError) as error:
             told = on_one_line(error)
             raise _cannot(
                 served, f"for {size} rows it does not give what Keras gives: {told}"

@@ -17,6 +17,9 @@ from .feeding import Feed, check_columns, input_feed, to_tensor
 from .losses import target_of
 from .outputs import dtype_name
 
+# What PyTorch says of shapes that do not go together.
+_SHAPES = ("shapes cannot be multiplied", "size mismatch")
+
 
 @dataclass(frozen=True)
 class TorchBatch:
@@ -86,9 +89,23 @@ class Batches:
         try:
             return self.feed.call(module, batch.inputs)
         except RuntimeError as error:
+            if any(said in str(error) for said in _SHAPES):
+                raise self._shapes_differ(module, batch, error) from error
             if "dtype" not in str(error) and "scalar type" not in str(error):
                 raise
             raise self._types_differ(module, batch, error) from error
+
+    def _shapes_differ(self, module: nn.Module, batch: TorchBatch, error: Exception) -> ModelError:
+        fed = ", ".join(
+            f"{' + '.join(slot)} {tuple(value.shape)}"
+            for slot, value in zip(self.feed.slots, batch.inputs, strict=True)
+        )
+        flat = any(value.dim() == 1 for value in batch.inputs)
+        advice = ". A column of numbers is of one dimension: x[:, None] in forward adds another"
+        return ModelError(
+            f"{type(module).__name__}.forward computes with shapes that do not go together: it is "
+            f"fed {fed}{advice if flat else ''} (PyTorch says: {on_one_line(error, 200)})"
+        )
 
     def _types_differ(self, module: nn.Module, batch: TorchBatch, error: Exception) -> ModelError:
         fed = ", ".join(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from ...data.manifest import Column
-from ...errors import ModelError, on_one_line
+from ...errors import DataError, ModelError, on_one_line
 from ...scoring.onnx_session import OnnxSession
 from ...storage.filesystem import Location
 from ..engine import ONNX
@@ -193,7 +193,7 @@ def _compare(
             found = run(given)
             for name, value in expected.items():
                 check_close(value, found[name])
-        except (AssertionError, ModelError, RuntimeError) as error:
+        except (AssertionError, DataError, ModelError, RuntimeError) as error:
             raise ModelError(
                 f"the export of {kind} is not written: for {rows} rows it does not give what the "
                 f"module gives: {on_one_line(error)}"

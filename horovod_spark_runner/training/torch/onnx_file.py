@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +14,17 @@ from torch.export import ExportedProgram
 from ...data.manifest import Column
 from ...errors import EnvironmentProblem, HorovodSparkError, ModelError, on_one_line
 from ...quiet import quiet_imports
-from ...scoring.onnx_session import import_onnxruntime
-from ..onnx_facts import MOST_BYTES, name_rows, tell_facts
+from ...scoring.onnx_session import BOUNDS, import_onnxruntime
+from ..onnx_facts import MOST_BYTES, add_facts, name_rows, tell_facts
+from ..onnx_indices import check_indices
 from ..onnx_rows import completed
 from ..trained_model import Recipe
 from .program import silent
+
+# What PyTorch's exporter writes of the operation that a node is made of, and the operations that
+# take no negative index; `Tensor.__getitem__` does.
+_ORIGIN = "pkg.torch.onnx.fx_node"
+_REFUSING = ("aten.embedding.", "aten.embedding_bag.", "aten.gather.", "aten.index_select.")
 
 
 def need_onnx() -> None:
@@ -87,6 +94,7 @@ def onnx_contents(
             for one in recipe.outputs
         ]
         tell_facts(model, inputs, given_as, added)
+        add_facts(model, {BOUNDS: check_indices(model, _refuses)})
         return completed(model, inputs, given, predict, rows=recipe.batch_size)
     except HorovodSparkError:
         raise  # which say it themselves
@@ -96,3 +104,9 @@ def onnx_contents(
             f"an ONNX file cannot hold the module: {type(error).__name__}: {told}. A program "
             "(format='torch_export') may"
         ) from error
+
+
+def _refuses(node: Any) -> bool:
+    """Tell whether a node looks something up that PyTorch refuses for a negative index."""
+    origin = next((one.value for one in node.metadata_props if one.key == _ORIGIN), "")
+    return any(f"torch.ops.{name}" in origin for name in _REFUSING)
