@@ -120,7 +120,7 @@ def test_a_way_of_synchronising_as_a_dictionary(given: dict[str, Any], expected:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"way": "diloco"}, "sync=.* lacks 'every': steps from one meeting to the next"),
+        ({"way": "diloco"}, "sync=.* lacks 'every': ranks meet after each step"),
         (
             {"way": "gossip"},
             r"sync\['way'\] must be one of 'allreduce', 'local_sgd', 'dil",
