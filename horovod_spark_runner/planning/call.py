@@ -28,6 +28,7 @@ from .measure import measure
 from .measurement import Measurement
 from .model import Cluster
 from .plan import TrainingPlan
+from .writing import none_left_empty
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -101,7 +102,8 @@ def plan_training(
             the beginning of the training, and grows later.
         plan_dir: folder, reached by the driver and all executors, for these rows, and in the end
             for ``plan.json`` and ``plan.html``. On a ``local`` master ``plans/<time>`` by default;
-            required elsewhere. If it is the ``run_dir`` of the training to come, the report of that
+            required elsewhere. Of a plan that fails, the logs of ranks that had started stay there,
+            and nothing else. If it is the ``run_dir`` of the training to come, the report of that
             run compares the two.
         stream_logs: show what is being done on the driver (default).
 
@@ -167,6 +169,13 @@ def plan_request(request: TrainingRequest, asked: Asked, place: str) -> Training
             f"plan_dir {directory.location} is the directory of a run; give another folder, or "
             "plan from the run: horovod-spark-runner plan RUN"
         )
+    with none_left_empty(directory.location):
+        return _measured_plan(request, asked, place, directory)
+
+
+def _measured_plan(
+    request: TrainingRequest, asked: Asked, place: str, directory: RunDirectory
+) -> TrainingPlan:
     measured_as = replace(
         request,
         callbacks=(),

@@ -55,6 +55,19 @@ def written_rows(
 
 
 @contextlib.contextmanager
+def none_left_empty(folder: Location) -> Iterator[None]:
+    """Delete a folder that is new, if what is done meanwhile fails and has left nothing in it."""
+    there = folder.exists()
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # what has failed is to be told
+            if not there and not folder.list():
+                folder.delete_folder()
+        raise
+
+
+@contextlib.contextmanager
 def _left_as_found(folder: Location) -> Iterator[None]:
     """Delete a folder that is new, if it is empty in the end or what is done meanwhile fails.
 

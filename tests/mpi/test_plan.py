@@ -190,12 +190,20 @@ def test_what_tells_nothing_is_refused(
             digits_df, digits_model, feature_cols=["image"], label_cols=["digit"], num_workers=2,
             sample_rows=45, plan_dir=tmp_path / "sample", stream_logs=False,
         )  # fmt: skip
-    assert not list((tmp_path / "sample").iterdir())
+    # Nothing is left but what there is to read, and a folder that was there stays.
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(DataError, match="there are no rows"):
+        plan_training(
+            few.limit(0), digits_model, feature_cols=["image"], label_cols=["digit"],
+            plan_dir=tmp_path / "mine", stream_logs=False,
+        )  # fmt: skip
+    assert [place.name for place in tmp_path.iterdir()] == ["mine"]
     with pytest.raises(ModelError):
         plan_training(
             digits_df, lambda: None, feature_cols=["image"], label_cols=["digit"], num_workers=1,
             plan_dir=tmp_path / "plan", stream_logs=False,
         )  # fmt: skip
+    assert [place.name for place in (tmp_path / "plan").iterdir()] == ["logs"]
 
 
 @pytest.mark.parametrize("framework", ["keras", "torch"])
