@@ -1,7 +1,8 @@
 """What an ONNX file makes of indices that its tables do not have, whatever the framework.
 
 ONNX's lookups count a negative index from the end of a table, as an embedding's. TensorFlow's, and
-most of PyTorch's, raise an error for it, and so does the file then.
+most of PyTorch's, raise an error for it, and so does the file then. TensorFlow's one-hot vector of
+it is zeros.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-_LOOKUPS = ("Gather", "GatherElements", "GatherND")
+# What looks numbers up, and which of its inputs they are.
+_LOOKUPS = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "OneHot": 0}
 # What gives each of a tensor's numbers in another place, or another type.
 _SAME = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 # What Keras' Embedding makes of indices: those below 0 count from the end. Casts are left out.
@@ -23,13 +25,13 @@ _WRAPS = (
 )
 _NAME = "index\u00b7"
 # An index that no table has.
-_BEYOND = np.array(np.iinfo(np.int64).max)
+_BEYOND = np.array(np.iinfo(np.int32).max, np.int64)
 
 Bounds = Mapping[str, tuple[int, int]]
 
 
 def check_indices(model: Any, refuses: Callable[[Any], bool]) -> dict[str, tuple[int, int]]:
-    """Make negative indices an error where the framework raises one; say what inputs may hold.
+    """Let no negative index count from a table's end; say what inputs may hold.
 
     Args:
         model: the ``onnx.ModelProto``, without functions of its own; it is changed.
@@ -78,16 +80,19 @@ def _guard(
             fixed.update(node.output)
         for part in inner:
             _guard(part, refuses, frozenset(fixed), number)
-        if node.op_type in _LOOKUPS and node.input[1] not in fixed and refuses(node):
-            zero, beyond, index, low, made = (f"{_NAME}{next(number)}" for _ in range(5))
+        place = _LOOKUPS.get(node.op_type)
+        if place is not None and node.input[place] not in fixed and refuses(node):
+            given = node.input[place]
+            zero, beyond, index, low, safe, made = (f"{_NAME}{next(number)}" for _ in range(6))
             graph.initializer.append(numpy_helper.from_array(np.array(0), zero))
             graph.initializer.append(numpy_helper.from_array(_BEYOND, beyond))
             nodes += [
-                helper.make_node("Cast", [node.input[1]], [index], index, to=TensorProto.INT64),
+                helper.make_node("Cast", [given], [index], index, to=TensorProto.INT64),
                 helper.make_node("Less", [index, zero], [low], low),
-                helper.make_node("Where", [low, beyond, index], [made], made),
+                helper.make_node("Where", [low, beyond, index], [safe], safe),
+                helper.make_node("CastLike", [safe, given], [made], made),
             ]
-            node.input[1] = made
+            node.input[place] = made
         nodes.append(node)
     copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]

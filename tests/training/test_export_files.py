@@ -53,8 +53,9 @@ assert not {"horovod_spark_runner", "pyspark", "tensorflow", "keras"} & sys.modu
 
 def masked() -> Any:
     words = keras.Input((6,), name="a", dtype="int32")
-    embedded = layers.Embedding(9, 4, mask_zero=True)(words)
-    return keras.Model(words, layers.Dense(1)(layers.LSTM(3)(embedded)))
+    last = layers.LSTM(3)(layers.Embedding(9, 4, mask_zero=True)(words))
+    counts = keras.ops.sum(keras.ops.one_hot(words, 9), 1)  # which counts nothing below 0
+    return keras.Model(words, layers.Dense(1)(layers.Concatenate()([last, counts])))
 
 
 def attention() -> Any:
@@ -64,7 +65,7 @@ def attention() -> Any:
     return keras.Model(x, layers.Dense(2, "softmax")(layers.GlobalAveragePooling1D()(y)))
 
 
-WORDS = np.array([[1, 2, 3, 0, 0, 0], [4, 0, 0, 0, 0, 0], [8] * 6] * 3, np.int32)
+WORDS = np.array([[1, 2, 3, 0, 0, 0], [4, 0, 0, 0, 0, 0], [8, -1, *[8] * 4]] * 3, np.int32)
 ALL = {
     **CASES,
     "masked LSTM": Case(masked, [Column("a", "int32", (6,))], {"a": WORDS}),
