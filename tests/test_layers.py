@@ -60,6 +60,7 @@ ALLOWED = {
     "training.agreement": LIGHT | {"mpi4py"},
     "training.sync.one_sided": LIGHT | {"mpi4py"},
     "training.sync.ranks": LIGHT | {"mpi4py"},
+    "training.sync.threads": LIGHT | {"mpi4py"},
     "training.sync.wire": LIGHT | {"mpi4py"},
     "training.divergence": LIGHT | {"mpi4py"},
     "training.loop": LIGHT | {"mpi4py"},

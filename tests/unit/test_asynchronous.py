@@ -26,6 +26,7 @@ from horovod_spark_runner.training.shares import (
     made_alone,
 )
 from horovod_spark_runner.training.sync.asynchronous import AsyncSynchroniser
+from horovod_spark_runner.training.sync.board import divided, holder_of
 from tests.threads import Threads, as_ranks
 from tests.variables import NumPyVariables, Value
 
@@ -373,3 +374,12 @@ def test_what_cannot_be_is_refused() -> None:
     check_servers(AsyncServer(), 2)
     with pytest.raises(InvalidInputError, match=r"servers=3\).* the run has 2; give as many"):
         check_servers(AsyncServer(servers=3), 2)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 7])
+def test_each_number_has_one_holder(size: int) -> None:
+    parts = divided(size, [4, 1, 3])
+    assert list(parts) == [4, 1, 3]
+    held = [rank for rank, (begin, end) in parts.items() for _ in range(begin, end)]
+    assert [holder_of(parts, index) for index in range(size)] == held
+    assert len(held) == size

@@ -7,7 +7,8 @@ are numbered in the order they begin, over all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -37,6 +38,17 @@ class Memory(Protocol):
     def close(self) -> None:
         """Give it up, once no rank uses it any more; all ranks must call it."""
         ...
+
+
+def divided(size: int, holders: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Return from where to where each of some ranks holds an array: equal parts, in their order."""
+    ends = [size * part // len(holders) for part in range(len(holders) + 1)]
+    return dict(zip(holders, pairwise(ends), strict=True))
+
+
+def holder_of(parts: Mapping[int, tuple[int, int]], index: int) -> int:
+    """Return the rank that holds one number of what was `divided`."""
+    return next(rank for rank, (_, end) in parts.items() if index < end)
 
 
 class Seen(NamedTuple):

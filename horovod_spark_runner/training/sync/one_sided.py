@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from .board import divided, holder_of
+
 # Numbers of one operation.
 _PIECE = 1 << 16
 
@@ -28,8 +30,7 @@ class MpiMemory:
         self._world = MPI.COMM_WORLD.Dup()
         rank = self._world.Get_rank()
         self._size, self._dtype = values.size, values.dtype
-        ends = [values.size * part // len(holders) for part in range(len(holders) + 1)]
-        self._parts = {r: part for r, *part in zip(holders, ends, ends[1:], strict=False)}
+        self._parts = divided(values.size, holders)
         begin, end = self._parts.get(rank, (0, 0))
         width = values.dtype.itemsize
         self._window = MPI.Win.Allocate((end - begin) * width, width, comm=self._world)
@@ -57,7 +58,7 @@ class MpiMemory:
         self._window.Flush_all()
 
     def add_at(self, index: int, value: int) -> int:
-        rank = next(r for r, (_, end) in self._parts.items() if index < end)
+        rank = holder_of(self._parts, index)
         before = np.empty(1, self._dtype)
         given = np.array([value], self._dtype)
         place = index - self._parts[rank][0]

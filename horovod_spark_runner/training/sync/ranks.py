@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ...errors import EnvironmentProblem
 from ...launch.shared.network import ADDRESS
 from .board import Memory
 from .one_sided import MpiMemory
 from .served import ServedMemory
+from .threads import need_threads
 
 _KEY_BYTES = 32
 
@@ -26,13 +26,7 @@ class MpiRanks:
     """
 
     def __init__(self) -> None:
-        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-            raise EnvironmentProblem(
-                "sync=AsyncServer(…) uses MPI beside Horovod's own thread, but this rank's MPI "
-                "allows one thread at a time (its thread level is not MPI_THREAD_MULTIPLE); leave "
-                "MPI4PY_RC_THREAD_LEVEL and HOROVOD_MPI_THREADS_DISABLE unset, take an Open MPI "
-                "that was built with threads, or use sync=Allreduce()"
-            )
+        need_threads("sync=AsyncServer(…) uses MPI", "sync=Allreduce()")
         self._world = MPI.COMM_WORLD.Dup()
         self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
         host = self._world.Split_type(MPI.COMM_TYPE_SHARED)

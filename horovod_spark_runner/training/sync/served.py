@@ -23,6 +23,7 @@ from ...errors import EnvironmentProblem, LaunchError
 from ...launch.shared.channel import NONCE_BYTES, Channel, ChannelError, connect, receive_exactly
 from ...launch.shared.network import family_of
 from ...launch.shared.typed_json import Message, MessageError
+from .board import divided, holder_of
 
 # What is asked for: the kind, the first number, the one after the last, and what to add to one.
 _REQUEST = struct.Struct("!Bqqq")
@@ -86,8 +87,7 @@ class ServedMemory:
         again: bool = False,
     ) -> None:
         self._ranks, self._dtype, self._size = ranks, values.dtype, values.size
-        ends = [values.size * part // len(holders) for part in range(len(holders) + 1)]
-        self._parts = {r: part for r, *part in zip(holders, ends, ends[1:], strict=False)}
+        self._parts = divided(values.size, holders)
         self._again = again
         self._server: _Server | None = None
         if ranks.rank in self._parts:
@@ -152,7 +152,7 @@ class ServedMemory:
             self._receive(rank, connection, done)
 
     def add_at(self, index: int, value: int) -> int:
-        rank = next(r for r, (_, end) in self._parts.items() if index < end)
+        rank = holder_of(self._parts, index)
         if self._server is not None and rank == self._ranks.rank:
             return int(self._server.add_at(index, value))
         connection = self._connections[rank]

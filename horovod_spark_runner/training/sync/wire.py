@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 from mpi4py import MPI
 
-from ...errors import EnvironmentProblem
 from .synchroniser import bytes_of_sum
+from .threads import need_threads
 
 # Of one MPI call, whose counts and offsets have 31 bits.
 _MOST_ELEMENTS = 1 << 28
@@ -57,13 +57,8 @@ class MpiWire:
     """
 
     def __init__(self) -> None:
-        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-            raise EnvironmentProblem(
-                "compressed gradients travel by MPI beside Horovod's own thread, but this rank's "
-                "MPI allows one thread at a time (its thread level is not MPI_THREAD_MULTIPLE); "
-                "leave MPI4PY_RC_THREAD_LEVEL and HOROVOD_MPI_THREADS_DISABLE unset, take an Open "
-                "MPI that was built with threads, or use sync=Allreduce(), LocalSGD(…) or DiLoCo(…)"
-            )
+        others = "sync=Allreduce(), LocalSGD(…) or DiLoCo(…)"
+        need_threads("compressed gradients travel by MPI", others)
         self._world = MPI.COMM_WORLD.Dup()
         self.size = self._world.Get_size()
         self.rank = self._world.Get_rank()
