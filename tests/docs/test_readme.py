@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,3 +147,9 @@ def test_the_architecture_names_every_module() -> None:
     for path in (ROOT / "horovod_spark_runner").glob("*/**/*.py"):
         if path.stem != "__init__":
             assert f"`{path.stem}`" in text, path
+
+
+def test_the_layout_of_a_run_directory_is_that_of_its_module() -> None:
+    module = (ROOT / "horovod_spark_runner" / "rundir" / "directory.py").read_text()
+    layout = textwrap.dedent(module.split("::\n\n", 1)[1].split('"""', 1)[0]).strip()
+    assert f"```\n{layout}\n```" in (ROOT / "docs" / "architecture.md").read_text()
