@@ -188,22 +188,22 @@ def train_ranks(
             where = str(directory.location)
             check_same_data(checked.checkpoint, data.train.fingerprint, checked.settings, where)
         run_id = _begin_record(checked, data.train.rows)
-        tracking = begin_tracking(checked.tracking, request.mlflow, directory, checked.settings)
-        attempts = Attempts(
-            spark,
-            checked.launching,
-            checked.workers,
-            request.restarts,
-            directory,
-            lock,
-            chosen_launcher(),
-            found=checked.found,
-            followers=[one for one in (tracking, follower) if one is not None],
-        )
         seconds = {"prepare": checked.seconds, "materialize": materialized - began}
         facts = {"workers": checked.workers, "master": master_of(spark), "versions": versions()}
         record = CallRecord(directory, seconds, facts)
+        tracking = begin_tracking(checked.tracking, request.mlflow, directory, checked.settings)
         try:
+            attempts = Attempts(
+                spark,
+                checked.launching,
+                checked.workers,
+                request.restarts,
+                directory,
+                lock,
+                chosen_launcher(),
+                found=checked.found,
+                followers=[one for one in (tracking, follower) if one is not None],
+            )
             handed = _handed(checked, hand)
             result = attempts.run(
                 lambda checkpoint, token: training_spec(handed, data, run_id, checkpoint, token),
