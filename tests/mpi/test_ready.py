@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -187,9 +188,10 @@ def test_none_is_kept_where_none_is_wanted(spark: Any) -> None:
     ((pid, _, task),) = result.results
     assert pid == task
     assert result.ready_bytes == 0
-    with pytest.raises(RankFailedError, match="exited with code 7") as caught:
-        HorovodRunner(num_workers=1, stream_logs=False, worker_idle_timeout=0).run(os._exit, 7)
-    assert "connection" not in str(caught.value)
+    # With which MPI ends what it cannot begin: this has begun.
+    with pytest.raises(RankFailedError, match="exited with code 14") as caught:
+        HorovodRunner(num_workers=1, stream_logs=False, worker_idle_timeout=0).run(os._exit, 14)
+    assert not re.search("connection|could not start", str(caught.value))
 
 
 def parents_memory() -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...machine import handles, is_stopped
 from ..shared.lines import LineSplitter
-from ..shared.messages import RankReport
+from ..shared.messages import RankReport, Started
 from ..shared.outcome import (
     ABORTED,
     CRASH_FILE,
@@ -136,6 +136,7 @@ class RankProcess:
         self._since = time.monotonic()
         self._hung_up: float | None = None  # since when
         self._given_up = False  # as it had hung up, and went on
+        self._called = False  # whether it has called the function
         self._reports = LineSplitter(tail=0)
         self._output = ChildOutput(worker.output, LOG_TAIL_LINES, self._on_lines)
         if worker.pid is not None:
@@ -275,7 +276,7 @@ class RankProcess:
             )
         if self._given_up:
             return "; it had closed its connection to its slot (all file descriptors?)"
-        if code == MPI_START_EXIT:
+        if code == MPI_START_EXIT and not self._called:
             room = self._workspace.shared_memory_left()
             full = f": /dev/shm has {room / 2**20:.0f} MiB left" if room < SMALL_MEMORY else ""
             return f"; MPI could not start, or mpirun was gone{full}"
@@ -321,6 +322,7 @@ class RankProcess:
             if isinstance(report, ProcessReport):
                 self._take_report(report)
             else:
+                self._called |= isinstance(report, Started)
                 self._on_report(report)
 
     def _take_report(self, report: ProcessReport) -> None:
