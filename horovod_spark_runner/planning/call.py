@@ -28,7 +28,7 @@ from .measure import measure
 from .measurement import Measurement
 from .model import Cluster
 from .plan import TrainingPlan
-from .writing import none_left_empty
+from .writing import left_as_found
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -169,7 +169,7 @@ def plan_request(request: TrainingRequest, asked: Asked, place: str) -> Training
             f"plan_dir {directory.location} is the directory of a run; give another folder, or "
             "plan from the run: horovod-spark-runner plan RUN"
         )
-    with none_left_empty(directory.location):
+    with left_as_found(directory.location, keeping=True):
         return _measured_plan(request, asked, place, directory)
 
 

@@ -50,36 +50,27 @@ def written_rows(
     Raises:
         DataError: the values cannot be trained on, or the sample is too small.
     """
-    with _left_as_found(folder), _written(checked, folder, rows, sample_rows) as written:
+    with left_as_found(folder), _written(checked, folder, rows, sample_rows) as written:
         yield written
 
 
 @contextlib.contextmanager
-def none_left_empty(folder: Location) -> Iterator[None]:
-    """Delete a folder that is new, if what is done meanwhile fails and has left nothing in it."""
-    there = folder.exists()
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):  # what has failed is to be told
-            if not there and not folder.list():
-                folder.delete_folder()
-        raise
-
-
-@contextlib.contextmanager
-def _left_as_found(folder: Location) -> Iterator[None]:
+def left_as_found(folder: Location, *, keeping: bool = False) -> Iterator[None]:
     """Delete a folder that is new, if it is empty in the end or what is done meanwhile fails.
 
     A training that fails leaves its rows to the next call. A plan is not gone on with, and the
     folder may be in the run directory of the training to come.
+
+    Args:
+        folder: the folder.
+        keeping: whether it stays if there is something in it then.
     """
     there = folder.exists()
     try:
         yield
     except BaseException:
-        if not there:
-            with contextlib.suppress(OSError):  # what has failed is to be told
+        with contextlib.suppress(OSError):  # what has failed is to be told
+            if not there and not (keeping and folder.list()):
                 folder.delete_folder()
         raise
     if not there and not folder.list():

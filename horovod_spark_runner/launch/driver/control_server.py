@@ -152,7 +152,7 @@ class ControlServer:
     @property
     def bytes_taken(self) -> int:
         """How much of large results has come."""
-        return sum(result.taken for result in list(self._results.values()))
+        return sum(result.size - result.left for result in list(self._results.values()))
 
     def _current(self) -> list[Peer]:
         with self._lock:

@@ -25,7 +25,7 @@ class Incoming:
 
     def __init__(self, stream: IO[bytes], size: int) -> None:
         self.stream = stream
-        self.left, self.taken = size, 0
+        self.size = self.left = size
         self.ended = threading.Event()
 
     def take(self, data: bytes) -> None:
@@ -33,7 +33,6 @@ class Incoming:
             raise MessageError("more data than were announced")
         self.stream.write(data)
         self.left -= len(data)
-        self.taken += len(data)
         if not self.left:
             self.ended.set()
 

@@ -121,7 +121,7 @@ class ServedMemory:
                 f"ranks that hold the weights, but rank {rank} on {self._hosts[rank]} did not "
                 f"answer at {address[0]} port {address[1]} within {_OPENING:.0f} s ({error}). Let "
                 "the hosts connect to each other on all ports (a firewall may forbid it), choose "
-                "another network with launch_options=LaunchOptions(mpi=MpiOptions("
+                "another network with launch=LaunchOptions(mpi=MpiOptions("
                 "network_interface=…)), or use sync=LocalSGD(…)"
             ) from error
 
