@@ -13,9 +13,10 @@ import pickle
 import sys
 import sysconfig
 import threading
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
-from typing import Any, TypeVar
+from types import CodeType, ModuleType
+from typing import IO, Any, ClassVar, TypeVar
 
 import cloudpickle
 
@@ -33,11 +34,36 @@ _OWN_PACKAGE = __name__.partition(".")[0]
 _lock = threading.Lock()
 
 
+def _code_in_file(make: Callable[..., CodeType], arguments: Sequence[Any], file: str) -> CodeType:
+    return make(*arguments).replace(co_filename=file)
+
+
+def _reduce_code(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
+    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _code_in_file, (make, arguments, code.co_filename)
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Cloudpickle's, but code stays that of its file.
+
+    Since 3.1.3 cloudpickle leaves the file's name out. Tracebacks are without their lines then, and
+    what reads source, such as AutoGraph and TorchScript, finds none.
+    """
+
+    dispatch_table: ClassVar = ChainMap(
+        {CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
+    )
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file, protocol=5)
+
+
 def dumps(value: Any) -> bytes:
     """Return ``value`` pickled for the workers."""
+    buffer = io.BytesIO()
     with _lock, _own_modules_by_value():
-        data: bytes = cloudpickle.dumps(value, protocol=5)
-    return data
+        Pickler(buffer).dump(value)
+    return buffer.getvalue()
 
 
 def dumps_without(value: Any, left_out: type[T]) -> tuple[bytes, list[T]]:
@@ -49,7 +75,7 @@ def dumps_without(value: Any, left_out: type[T]) -> tuple[bytes, list[T]]:
     """
     apart: list[T] = []
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class Leaving(Pickler):
         def persistent_id(self, part: Any) -> int | None:
             if not isinstance(part, left_out):
                 return None
@@ -58,7 +84,7 @@ def dumps_without(value: Any, left_out: type[T]) -> tuple[bytes, list[T]]:
 
     buffer = io.BytesIO()
     with _lock, _own_modules_by_value():
-        Pickler(buffer, protocol=5).dump(value)
+        Leaving(buffer).dump(value)
     return buffer.getvalue(), apart
 
 

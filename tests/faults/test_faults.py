@@ -72,8 +72,9 @@ def test_sixteen_faults_in_one_call(frame: Any, undisturbed: Path, tmp_path: Pat
 
 def assert_little_is_lost(fault: Fault, next_step: int) -> None:
     """Check that what follows on a fault began again at one of the two newest checkpoints."""
-    # What was taken last may just be being written; the one before is never lost.
-    assert fault.step // EVERY * EVERY - EVERY <= next_step <= fault.step + 2
+    # A fault of a step comes before that step's checkpoint. What was taken last before may just be
+    # being written; the one before that is never lost.
+    assert (fault.step - 1) // EVERY * EVERY - EVERY <= next_step <= fault.step + 2
 
 
 @pytest.mark.timeout(600)

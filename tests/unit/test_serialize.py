@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from horovod_spark_runner.errors import InvalidInputError
-from horovod_spark_runner.serialize import check_picklable, dump_call, dumps
+from horovod_spark_runner.serialize import (
+    check_picklable,
+    dump_call,
+    dumps,
+    dumps_without,
+    loads_with,
+)
 
 
 def test_a_captured_lock_is_named() -> None:
@@ -45,6 +54,16 @@ def test_a_bad_argument_is_named() -> None:
 def test_what_is_not_callable_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="a function is needed, got 3"):
         dump_call(3, (), {})  # type: ignore[arg-type]
+
+
+def test_code_stays_that_of_its_file() -> None:
+    def outer() -> Callable[[], str]:
+        return lambda: "found"
+
+    for read in (pickle.loads(dumps(outer)), loads_with(*dumps_without(outer, bytes))):
+        assert read.__code__ is not outer.__code__
+        assert read.__code__.co_filename == read().__code__.co_filename == __file__
+        assert inspect.getsource(read) == inspect.getsource(outer)
 
 
 def test_mentioned_frameworks_get_a_head_start() -> None:

@@ -12,6 +12,7 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import io
 import os
 import pickle
 import signal
@@ -21,11 +22,10 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import cloudpickle
-
 from ...errors import LaunchError
 from ...frameworks import FRAMEWORKS
 from ...quiet import quiet_imports
+from ...serialize import Pickler
 from ..shared.affinity import bind_to_cores
 from ..shared.messages import Finished, Started
 from ..shared.outcome import (
@@ -189,7 +189,7 @@ def _flush() -> None:
 def _write_result(path: Path, value: object) -> None:
     with path.open("wb") as stream:
         try:
-            cloudpickle.dump(value, stream, protocol=5)
+            Pickler(stream).dump(value)
         except OSError:
             raise  # the disk is full, say
         except Exception as error:
@@ -203,7 +203,9 @@ def describe_failure(error: BaseException) -> Failure:
     """Return ``error`` as a value that survives this process."""
     name, message, text = describe_exception(error)
     try:
-        exception = cloudpickle.dumps(error)
+        buffer = io.BytesIO()
+        Pickler(buffer).dump(error)
+        exception = buffer.getvalue()
         pickle.loads(exception)  # some exceptions pickle but cannot be built again
     except Exception:
         exception = None
