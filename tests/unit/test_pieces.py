@@ -111,6 +111,31 @@ def test_storage_that_fails_for_a_moment_or_hangs(
     answers.set()
 
 
+def test_a_page_that_does_not_decompress_is_told(tmp_path: Path) -> None:
+    """Of a user's own file, without checksums: Arrow does not say which one it is."""
+    path = tmp_path / "theirs.parquet"
+    pq.write_table(pa.table({"y": np.arange(500.0)}), path, use_dictionary=False)
+    manifest = manifest_of(read_footers(Location(tmp_path)), [Column("y", "float64")], "c")
+    page = pq.read_metadata(path).row_group(0).column(0).data_page_offset
+    whole = path.read_bytes()
+    for bit in range(800):
+        changed = bytearray(whole)
+        changed[page + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        try:
+            pq.ParquetFile(path).read_row_group(0)
+        except pa.ArrowInvalid:
+            break
+        except OSError:
+            pass
+    else:
+        pytest.fail("no bit matters")
+    reader = PieceReader(manifest, manifest.columns)
+    with pytest.raises(DataError, match=rf"{path} is damaged \("):
+        reader.read(Piece(0, 0, 5))
+    reader.close()
+
+
 def test_files_that_are_gone_are_told(tmp_path: Path) -> None:
     manifest = dataset(tmp_path, [[3]]).manifest
     next(tmp_path.iterdir()).unlink()

@@ -190,10 +190,10 @@ class PieceReader:
         file = self._files.take(group.file)
         try:
             table = file.read_row_group(group.index, columns=[c.name for c in self._columns])
-        except OSError as error:
+        except (OSError, pa.ArrowInvalid) as error:
             with contextlib.suppress(OSError):
                 file.close(force=True)
-            if "CRC" not in str(error):
+            if isinstance(error, OSError) and "CRC" not in str(error):
                 raise
             file_place = self._files.location(group.file)
             raise DataError(
