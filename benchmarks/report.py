@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# What benchmarks share with the tests; some packages install a folder "tests", too.
+sys.path.insert(0, str(ROOT))
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 # What the results depend on; TensorFlow comes as one of two packages.
 PACKAGES = (
