@@ -19,24 +19,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from model import SIDE, make_arrays, make_cnn, make_frame, waiting_layer
 from report import GOAL_HEAD, goal, present, shown_command, table
 
-from horovod_spark_runner import DataOptions, plan_training, run_training
+from horovod_spark_runner import DataOptions, LaunchOptions, plan_training, run_training
 from horovod_spark_runner.planning.links import link_of
 from horovod_spark_runner.planning.measurement import Measurement
-from horovod_spark_runner.planning.model import Cluster, epoch_steps, predict
+from horovod_spark_runner.planning.model import Cluster, predict
 from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import Hosts
 
 RANKS = (2, 4, 8)
 EPOCHS = 4
-# Seconds that an epoch is to take, about, if not all rows take less, and how many steps it has at
-# least.
+# Seconds that an epoch is to take, about, and how many steps it has at least.
 SECONDS, STEPS = 2.0, 8
 HERE = "this host"
 NAMES = ("plan-1", "plan-2")
@@ -129,7 +128,14 @@ class Compared(NamedTuple):
         return [self.where, self.case, str(self.ranks), *numbers, span, f"{self.error:+.0%}"]
 
 
-def rates_of(frame: Any, case: Case, ranks: int, folder: Path, steps: int | None) -> list[float]:
+def rates_of(
+    frame: Any,
+    case: Case,
+    ranks: int,
+    folder: Path,
+    steps: int,
+    env: Mapping[str, str] | None = None,
+) -> list[float]:
     """Return the samples per second of a training, in each epoch but the first.
 
     Args:
@@ -137,7 +143,8 @@ def rates_of(frame: Any, case: Case, ranks: int, folder: Path, steps: int | None
         case: the model.
         ranks: how many.
         folder: a private folder, which keeps the rows.
-        steps: of an epoch; by default, all rows.
+        steps: of an epoch, whatever the rows.
+        env: further environment variables of the ranks.
     """
     run_dir = Path(tempfile.mkdtemp(prefix="run-", dir=folder))
     run_training(
@@ -151,16 +158,17 @@ def rates_of(frame: Any, case: Case, ranks: int, folder: Path, steps: int | None
         steps_per_epoch=steps,
         run_dir=run_dir,
         data=DataOptions(shapes={"image": (SIDE, SIDE, 1)}, data_dir=folder / "rows"),
+        launch=LaunchOptions(env=dict(env or {})),
         stream_logs=False,
     )
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()[1:]
     return [json.loads(line)["accounting"]["samples_per_second"] for line in lines]
 
 
-def measured_for(frame: Any, case: Case, folder: Path, here: int) -> Measurement:
-    """Measure for a plan of so many ranks on a host, with one rank and two.
+def measured_for(frame: Any, case: Case, folder: Path, here: int, cores: int | None) -> Measurement:
+    """Measure for a plan of so many ranks on a host of so many cores, with one rank and two.
 
-    Where these will share cores, two on one are measured, too.
+    Where these will share cores, two and four on one are measured, too.
     """
     return plan_training(
         frame,
@@ -173,6 +181,7 @@ def measured_for(frame: Any, case: Case, folder: Path, here: int) -> Measurement
         epochs=EPOCHS,
         networks=(),
         ranks_per_host=here,
+        cores_per_host=cores,
         data=DataOptions(shapes={"image": (SIDE, SIDE, 1)}, data_dir=folder / "rows"),
         plan_dir=tempfile.mkdtemp(prefix="plan-", dir=folder),
         stream_logs=False,
@@ -194,22 +203,19 @@ def compare(frame: Any, case: Case, where: str, rounds: int) -> list[Compared]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for _ in range(rounds):
-            found = measured_for(frame, case, folder, max(RANKS) // hosts)
+            # A host that is made here has a core.
+            own = 1 if hosts > 1 else None
+            found = measured_for(frame, case, folder, max(RANKS) // hosts, own)
             # On one host, no rank asks what joins it to others.
             if hosts > 1 and found.between is None:
                 raise RuntimeError("what joins the hosts was not measured")
             cable = found.between or link_of("10gbit")
             for ranks in RANKS:
-                # A host that is made here has a core.
-                cores = 1 if hosts > 1 else found.cores
-                cluster = Cluster(ranks // hosts, cores, cable)
+                cluster = Cluster(ranks // hosts, own or found.cores, cable)
                 one = predict(found.workload, cluster, ranks)
                 predicted[ranks].append(one.samples_per_second)
                 steps = max(STEPS, int(SECONDS / one.step_seconds))
-                all_rows = epoch_steps(found.workload, ranks)
-                measured[ranks] += rates_of(
-                    frame, case, ranks, folder, steps if steps < all_rows else None
-                )
+                measured[ranks] += rates_of(frame, case, ranks, folder, steps)
     return [
         Compared(where, case.name, ranks, tuple(predicted[ranks]), tuple(measured[ranks]))
         for ranks in RANKS
@@ -309,7 +315,8 @@ def main() -> None:
         goals.append(goal(f"worst error {what}", max(apart), at_most=0.25))
     minutes = (time.monotonic() - began) / 60
     text = (
-        f"Plans from 1 and 2 ranks, and trainings, in turns, {arguments.rounds} of each, in "
+        "Plans from 1 and 2 ranks, and from 2 and 4 on one core, and trainings, in turns, "
+        f"{arguments.rounds} of each, in "
         f"{minutes:.0f} minutes; a rank has 64 rows in a step where nothing else is said. Of two "
         f"hosts, each has one core. The load average was {load:.1f} before.\n\n"
         f"{table(head, [one.cells() for one in found])}\n\n{table(GOAL_HEAD, goals)}"

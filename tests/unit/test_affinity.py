@@ -46,8 +46,22 @@ def test_threads_of_a_core_and_cores_of_a_socket_stay_together(tmp_path: Path) -
     assert side_by_side([3, 1, 2], tmp_path / "says nothing") == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("ranks", "cpus"), [(1, 1), (2, 3), (4, 4), (8, 2)])
-def test_nobody_is_bound_unless_the_ranks_take_up_all_cores(ranks: int, cpus: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "cpus", "shares"),
+    [
+        (4, 4, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        (8, 2, [[core] for core in range(8)]),
+        (16, 1, [[core] for core in range(8) for _ in range(2)]),
+    ],
+)
+def test_where_spark_has_more_cores_than_there_are_they_are_dealt_out_evenly(
+    ranks: int, cpus: int, shares: list[list[int]]
+) -> None:
+    assert [share_of_cores(range(8), rank, ranks, cpus) for rank in range(ranks)] == shares
+
+
+@pytest.mark.parametrize(("ranks", "cpus"), [(1, 1), (2, 3), (3, 4), (12, 1)])
+def test_nobody_is_bound_where_cores_are_left_or_shares_are_uneven(ranks: int, cpus: int) -> None:
     assert share_of_cores(range(8), 0, ranks, cpus) == []
 
 
@@ -81,9 +95,7 @@ def test_all_threads_of_a_rank_are_bound() -> None:
 
 
 @several_cores
-@pytest.mark.parametrize(
-    "setting", [{"OMP_PROC_BIND": "false"}, {"GOMP_CPU_AFFINITY": "0"}, {"HSR_CPUS": "2"}]
-)
+@pytest.mark.parametrize("setting", [{"OMP_PROC_BIND": "false"}, {"GOMP_CPU_AFFINITY": "0"}])
 def test_who_decides_otherwise_is_left_alone(setting: dict[str, str]) -> None:
     assert show(0, **setting) == [str(TWO)] * 2
 

@@ -2,7 +2,9 @@
 
 Ranks that share all cores of a host wait for each other at every step: where the scheduler puts two
 of them on one core for a while, all are slow. With a share of the cores to itself, each keeps its
-pace (benchmarks/training.py). Where Spark has left cores to others, ranks are not bound.
+pace (benchmarks/training.py). Where there are more ranks than cores, as on a local master with more
+threads, those of a core yield it to each other (benchmarks/crowded.py). Where Spark has left cores
+to others, ranks are not bound.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _DECIDED = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 
 def share_of_cores(allowed: Sequence[int], rank: int, ranks: int, cpus: int) -> list[int]:
-    """Return the cores of one rank; none if the ranks do not take up exactly all. Pure.
+    """Return the cores of one rank; none if ranks leave some, or cannot all have as many. Pure.
 
     Args:
         allowed: the cores that processes of this host may run on, neighbours side by side.
@@ -27,9 +29,11 @@ def share_of_cores(allowed: Sequence[int], rank: int, ranks: int, cpus: int) -> 
         ranks: ranks of this host.
         cpus: cores of each.
     """
-    if ranks * cpus != len(allowed):
+    cores = len(allowed)
+    if ranks * cpus < cores or (cores % ranks and ranks % cores):
         return []
-    return list(allowed[rank * cpus : (rank + 1) * cpus])
+    first = rank * cores // ranks
+    return list(allowed[first : first + max(1, cores // ranks)])
 
 
 def side_by_side(cores: Iterable[int], system: Path = SYSTEM) -> list[int]:
