@@ -18,12 +18,14 @@ class Question:
             ranks are left out.
         seconds: how long to train with each, and to read, about.
         noise: whether to tell the gradient noise scale; of two ranks, or more.
+        per_core: how many ranks of a host `measure_shared` keeps to a core.
     """
 
     spec: TrainingSpec
     batch_sizes: Sequence[int]
     seconds: float
     noise: bool = False
+    per_core: int = 1
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Shared:
 
 
 def measure_shared(question: Question) -> Shared:
-    """Measure steps of the training's batch size on this rank, two ranks on a core.
+    """Measure steps of the training's batch size on this rank, several ranks on a core.
 
     Raises:
         HorovodSparkError: see `measure_rank`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,9 +22,12 @@ from ..settings.table import derive
 from ..spark.session import described
 from ..training.entry import modules_for
 from .asked import Asked
-from .figures import Question, measure_rank, measure_shared
-from .measurement import Launched, Measurement, added_by_sharing, combined
+from .figures import Question, Shared, measure_rank, measure_shared
+from .measurement import Launched, Measurement, combined
 from .writing import written_rows
+
+# Ranks on a core that are measured together at most.
+_MOST_PER_CORE = 4
 
 
 def measure(checked: CheckedRequest, asked: Asked, seconds: float, rows: int) -> Measurement:
@@ -61,12 +64,12 @@ def measure(checked: CheckedRequest, asked: Asked, seconds: float, rows: int) ->
         if checked.workers > 1:
             all_of = replace(question, noise=asked.noise_scale)
             every = _launch(checked, all_of, checked.workers, modules)
-        sharing = _sharing(checked, question, asked, every, modules)
+        shared = _shared(checked, question, asked, every, modules)
     return combined(
         spec,
         alone,
         every,
-        sharing=sharing,
+        shared=shared,
         rows=rows,
         known=known,
         kept=written.data.size * rows / known <= request.data.window_bytes,
@@ -108,33 +111,37 @@ def _launch(
     return Launched(result.results, hosts, timings["total"] - timings["function"])
 
 
-def _sharing(
+def _shared(
     checked: CheckedRequest,
     question: Question,
     asked: Asked,
     every: Launched,
     modules: Sequence[str],
-) -> float | None:
-    """Return what a step takes longer for each further rank on a core.
+) -> list[tuple[Shared, ...]]:
+    """Let ranks that share cores measure, two on each and as many as a plan asks for.
 
     Returns:
-        The seconds; ``None`` where a plan does not ask, ranks share cores anyway, there is no room
-        for two on one, or Spark put each on a host of its own.
+        What the ranks of each launch have measured; nothing where a plan does not ask, ranks share
+        cores anyway, or there is no room for more.
     """
     cores = min(rank.cores for rank in every.ranks)
     here = asked.ranks_per_host or every.here
-    batch, alone = checked.fit.batch_size, len(every.ranks) == 1
-    if alone or every.here > cores or here <= (asked.cores_per_host or cores):
-        return None
-    count = len(every.ranks) * (1 if every.here > 1 else 2)
-    if count * batch > question.spec.train.rows:
-        return None
-    try:
-        results = _answers(checked, measure_shared, question, count, modules).results
-    except NotEnoughSlotsError:
-        return None
-    apart = statistics.fmean(rank.steps[batch].seconds for rank in every.ranks)
-    return added_by_sharing(results, apart)
+    wanted = math.ceil(here / (asked.cores_per_host or cores))
+    if len(every.ranks) == 1 or every.here > cores or wanted < 2:
+        return []
+    found = []
+    hosts = len(set(every.hosts))
+    for per_core in sorted({2, min(wanted, _MOST_PER_CORE)}):
+        count = hosts * max(every.here, per_core)
+        if count * checked.fit.batch_size > question.spec.train.rows:
+            break
+        asked_of = replace(question, per_core=per_core)
+        try:
+            result = _answers(checked, measure_shared, asked_of, count, modules)
+        except NotEnoughSlotsError:
+            break
+        found.append(result.results)
+    return found
 
 
 def _answers(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..frameworks import TORCH
@@ -13,9 +13,19 @@ from ..training.spec import TrainingSpec
 from ..training.sync.buckets import BUCKET_BYTES
 from ..training.sync.noise import noise_scale
 from .figures import RankFigures, Shared, StepFigures
-from .links import Link, doubling_rounds, fitted_link, ring_seconds, tree_seconds
-from .model import BACKWARD, StepTime, Workload, waiting_seconds
+from .links import (
+    Link,
+    doubling_rounds,
+    fitted_link,
+    link_of,
+    ring_seconds,
+    slowed,
+    tree_seconds,
+)
+from .model import BACKWARD, Cluster, StepTime, Workload, predict, waiting_seconds
 
+# By how much messages of a step may take less than larger ones tell.
+_FASTEST = 0.5
 # Bytes from which a sum goes around a ring, whatever the ranks.
 _BY_RING = 1 << 20
 
@@ -92,7 +102,7 @@ def combined(
     materialize: float,
     seconds: float,
     by_hosts: bool = False,
-    sharing: float | None = None,
+    shared: Sequence[Sequence[Shared]] = (),
 ) -> Measurement:
     """Return what the launches tell together.
 
@@ -106,7 +116,7 @@ def combined(
         materialize: seconds of writing all rows.
         seconds: what measuring took.
         by_hosts: whether sums are made within hosts first; see `Workload`.
-        sharing: see `Workload`.
+        shared: what ranks that share cores have measured, by launches.
     """
     ranks, here, batch = len(every.ranks), every.here, spec.fit.batch_size
     one, all_of = alone.ranks[0], every.ranks
@@ -116,22 +126,22 @@ def combined(
     # How many a ring goes around.
     members = hosts if by_hosts and hosts > 1 else ranks
     link, waiting = (None, 0.0) if ranks == 1 else _link(sums, all_of, members)
-    steps: dict[int, dict[int, StepTime]] = {}
-    for size, figures in one.steps.items():
-        single = StepTime(figures.seconds, figures.cpu_seconds, figures.spread)
-        steps[size] = {1: single}
-        if here > 1 and all(size in rank.steps for rank in all_of):
-            steps[size][here] = _shared(size, one, all_of, sums, cores / here)
+    steps = _steps(one, every, sums, cores / here)
     gradients = one.gradient_bytes
     overhead, overlap = waiting, 0.0
     if link is not None:
-        ring = ring_seconds(members, gradients, link) + tree_seconds(ranks, link)
         # What fits in one bucket leaves after the backward pass, and all that Keras' ranks sum
         # within a host.
         hides = gradients > BUCKET_BYTES and (spec.engine == TORCH or hosts > 1)
         step = steps[batch].get(here, steps[batch][1])
-        each = [rank.steps[batch] for rank in all_of]
-        overhead, overlap = _exchange(each, step, ring, waiting, hides=hides)
+        shown = _shown([rank.steps[batch] for rank in all_of], step)
+        ring = ring_seconds(members, gradients, link) + tree_seconds(ranks, link)
+        if shown is not None and not hides and shown < ring:
+            # Links are no straight lines: what is sent in every step counts, not larger sums.
+            faster = max(shown / ring, _FASTEST)
+            link, ring = slowed(link, faster), faster * ring
+        if shown is not None:
+            overhead, overlap = _hidden(shown, ring, waiting, step.seconds, hides=hides)
     on_one_host = hosts == 1
     steps_per_epoch = spec.fit.steps_per_epoch
     workload = Workload(
@@ -154,14 +164,15 @@ def combined(
         materialize=materialize,
         build=max(rank.build + rank.first_step for rank in all_of),
         by_hosts=by_hosts,
-        sharing=sharing,
     )
+    between = None if on_one_host else link
+    workload = replace(workload, sharing=_sharing(workload, shared, hosts, between))
     return Measurement(
         workload=workload,
         cores=cores,
         ranks_per_host=here,
         workers=ranks,
-        between=None if on_one_host else link,
+        between=between,
         sums=sums,
         measured_rows=known,
         seconds=seconds,
@@ -172,24 +183,30 @@ def combined(
     )
 
 
-def _exchange(
-    figures: Sequence[StepFigures], step: StepTime, ring: float, waiting: float, *, hides: bool
-) -> tuple[float, float]:
-    """Return what an exchange takes besides its messages, and which part of it hides.
+def _steps(
+    one: RankFigures, every: Launched, sums: Mapping[int, float], cores: float
+) -> dict[int, dict[int, StepTime]]:
+    """Return what a step computes, by batch size and ranks of a host with so many cores each."""
+    steps: dict[int, dict[int, StepTime]] = {}
+    for size, figures in one.steps.items():
+        steps[size] = {1: StepTime(figures.seconds, figures.cpu_seconds, figures.spread)}
+        if every.here > 1 and all(size in rank.steps for rank in every.ranks):
+            steps[size][every.here] = _beside_others(size, one, every.ranks, sums, cores)
+    return steps
+
+
+def _shown(figures: Sequence[StepFigures], step: StepTime) -> float | None:
+    """Return the seconds that a step waits for its exchange; ``None`` where frameworks do not tell.
 
     Args:
         figures: of the step of each rank.
         step: what of it is computing.
-        ring: seconds of the exchange's messages.
-        waiting: seconds that a sum takes besides its messages.
-        hides: whether it can hide at all.
     """
     if any(rank.exchange is None for rank in figures):
-        return waiting, 0.0
+        return None
     # All that a step takes longer; waiting for slower ranks counts by itself.
     longer = _mean([rank.seconds for rank in figures]) - step.seconds
-    exchanged = max(0.0, longer - waiting_seconds(step.spread, len(figures)))
-    return _hidden(exchanged, ring, waiting, step.seconds, hides=hides)
+    return max(0.0, longer - waiting_seconds(step.spread, len(figures)))
 
 
 def _hidden(
@@ -223,7 +240,7 @@ def _link(
     return fitted_link(large, members, latency / doubling_rounds(len(ranks))), waiting
 
 
-def _shared(
+def _beside_others(
     size: int,
     one: RankFigures,
     ranks: Sequence[RankFigures],
@@ -251,16 +268,27 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values)
 
 
-def added_by_sharing(shared: Sequence[Shared], apart: float) -> float | None:
-    """Return what a step takes longer for each further rank on a core.
+def _sharing(
+    work: Workload, launches: Sequence[Sequence[Shared]], hosts: int, between: Link | None
+) -> dict[float, float]:
+    """Return what a step takes longer on shared cores, by ranks per core; see `Workload`.
 
     Args:
-        shared: steps of ranks that were kept to fewer cores than there were of them; one that came
-            to a host alone had a core to itself, and tells nothing.
-        apart: seconds of a step on cores of their own.
+        work: what it would take if each rank had a core.
+        launches: steps of ranks that were kept to fewer cores than there were of them; one that
+            came to a host alone had a core to itself, and tells nothing.
+        hosts: on how many hosts the ranks were.
+        between: the link between these.
     """
-    crowded = [rank for rank in shared if rank.per_core > 1]
-    if not crowded:
-        return None
-    longer = max(0.0, _mean([rank.seconds for rank in crowded]) - apart)
-    return longer / (_mean([rank.per_core for rank in crowded]) - 1)
+    longer = {}
+    for ranks in launches:
+        crowded = [rank for rank in ranks if rank.per_core > 1]
+        if not crowded:
+            continue
+        here = -(-len(ranks) // hosts)
+        apart = predict(work, Cluster(here, here, between or link_of("10gbit")), len(ranks))
+        took = _mean([rank.seconds for rank in crowded])
+        # What was measured was in memory already.
+        alone = apart.step_seconds - apart.reading
+        longer[_mean([rank.per_core for rank in crowded])] = took - alone
+    return longer

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 from statistics import NormalDist
 
 import numpy as np
@@ -60,8 +61,9 @@ class Workload:
         inside: the link between ranks of a host; ``None`` if there was one rank only.
         by_hosts: whether the ranks of each host add up among themselves before hosts do, as Open
             MPI has them do; else one ring goes around all, as that of NCCL.
-        sharing: seconds that a step takes longer for each further rank on a core, as two on one
-            have told; ``None`` where that was not measured.
+        sharing: seconds that a step takes longer than it would if each rank had a core, by ranks
+            per core; less than none where more ranks on a host use the way between hosts better.
+            Empty where it was not measured.
         launch: seconds from the call to the beginning of the ranks' work and back, by ranks on a
             host.
         materialize: seconds in which Spark writes the rows.
@@ -85,7 +87,7 @@ class Workload:
     materialize: float
     build: float
     by_hosts: bool = False
-    sharing: float | None = None
+    sharing: Mapping[float, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -200,11 +202,15 @@ def epoch_steps(work: Workload, ranks: int) -> int:
 def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str, float]:
     """Return what a step consists of."""
     here = min(ranks, cluster.ranks_per_host)
-    if work.sharing is not None and here > cluster.cores_per_host and every == 1:
+    if work.sharing and here > cluster.cores_per_host and every == 1:
         # Ranks that share a core wait for their turns on it, whatever a step consists of.
         parts = _parts(work, replace(cluster, cores_per_host=here), ranks, every)
-        parts["cores"] += (here / cluster.cores_per_host - 1) * work.sharing
-        return parts
+        longer = longer_by_sharing(work.sharing, here / cluster.cores_per_host)
+        return {
+            **parts,
+            "cores": parts["cores"] + max(0.0, longer),
+            "transfer": max(0.0, parts["transfer"] + min(0.0, longer)),
+        }
     free = step_time(work, 1)
     shared = step_time(work, here)
     read = read_part(ranks, work.epochs) if work.kept else 1.0
@@ -233,6 +239,23 @@ def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str
         "transfer": left * transfer,
         "reading": waited_for_reader(reads, step, ranks, work.epochs, kept=work.kept),
     }
+
+
+def longer_by_sharing(measured: Mapping[float, float], per_core: float) -> float:
+    """Return the seconds that a step takes longer with so many ranks per core.
+
+    Args:
+        measured: by ranks per core, above 1; one alone on a core takes no longer. Beyond the most,
+            each further one makes it as much longer as between the last two that are known.
+        per_core: ranks per core.
+    """
+    known = sorted({1.0: 0.0, **measured}.items())
+    (low, less), (high, more) = next(
+        (pair for pair in pairwise(known) if per_core <= pair[1][0]), (known[-2], known[-1])
+    )
+    if per_core > high:
+        return more + (per_core - high) * max(0.0, more - less) / (high - low)
+    return less + (per_core - low) * (more - less) / (high - low)
 
 
 def hidden_seconds(overlap: float, exchange: float, computing: float) -> float:

@@ -51,11 +51,12 @@ def measure(question: Question) -> RankFigures:
     with contextlib.closing(measuring):
         first = measuring.first_step()
         gradient_bytes, model_bytes = measuring.sizes()
+        # Before the sums: large ones leave queues full, and connections at a slow pace.
+        steps = {size: measuring.steps(size) for size in question.batch_sizes}
         sums = {}
         if world.Get_size() > 1:
             for size in sorted({*SUM_BYTES, gradient_bytes, model_bytes}):
                 sums[size] = _sum_seconds(world, collectives, size)
-        steps = {size: measuring.steps(size) for size in question.batch_sizes}
         rows, cpu = measuring.reading()
     return RankFigures(
         build=built - began,
@@ -73,13 +74,13 @@ def measure(question: Question) -> RankFigures:
 
 
 def measure_on_shared_cores(question: Question) -> Shared:
-    """Measure on this rank, beside another one on its core; see `measure_shared`.
+    """Measure on this rank, beside others on its core; see `measure_shared`.
 
     Raises:
         DataError: the rows do not fill a step of all ranks.
     """
     spec, world = question.spec, MPI.COMM_WORLD
-    per_core = _share_cores(world)
+    per_core = _share_cores(world, question.per_core)
     engine = engine_named(spec.engine)
     engine.begin(spec.fit.seed, os.environ)
     trainee = _built(spec, world, SYNCHRONISERS[type(spec.sync)](spec.sync, engine.collectives()))
@@ -91,11 +92,12 @@ def measure_on_shared_cores(question: Question) -> Shared:
     return Shared(steps.seconds, per_core)
 
 
-def _share_cores(world: MPI.Comm) -> float:
-    """Keep the ranks of each host to half as many cores; return how many share one."""
+def _share_cores(world: MPI.Comm, per_core: int) -> float:
+    """Keep so many ranks of each host to a core; return how many share one."""
     local = world.Split_type(MPI.COMM_TYPE_SHARED)
     ranks = local.Get_size()
-    cores = sorted(set().union(*local.allgather(os.sched_getaffinity(0))))[: max(1, ranks // 2)]
+    every = sorted(set().union(*local.allgather(os.sched_getaffinity(0))))
+    cores = every[: max(1, ranks // per_core)]
     local.Free()
     for thread in os.listdir("/proc/self/task"):  # those to come do as who starts them
         with contextlib.suppress(ProcessLookupError):

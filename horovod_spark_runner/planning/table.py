@@ -69,10 +69,12 @@ def measured_lines(measured: Measurement) -> list[str]:
         lines.append(
             f"link {where}: {link_text(link)}, and {duration(work.overhead)} for each exchange"
         )
-    if work.sharing is not None:
-        lines.append(
-            f"a step takes {duration(work.sharing)} longer for each further rank on a core"
-        )
+    longer = ", ".join(
+        f"{duration(max(0.0, work.sharing[per_core]))} with {number(per_core)}"
+        for per_core in sorted(work.sharing)
+    )
+    if longer:
+        lines.append(f"a step takes longer where ranks share a core: {longer} on it")
     if not measured.source:
         read = (
             f"{number(work.reader_rows[here])} with {here}" for here in sorted(work.reader_rows)
@@ -138,7 +140,7 @@ def _left_out(network: NetworkPlan, work: Workload) -> list[str]:
 
 def _cores(network: NetworkPlan, work: Workload) -> list[str]:
     """Return what holds where more ranks share a core than were measured."""
-    if work.sharing is not None:
+    if work.sharing:
         return []
     cluster = network.cluster
     measured = work.crowding * cluster.cores_per_host

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,12 +20,7 @@ from horovod_spark_runner.planning.asked import Asked
 from horovod_spark_runner.planning.call import plan_of
 from horovod_spark_runner.planning.figures import RankFigures, Shared, StepFigures
 from horovod_spark_runner.planning.links import doubling_rounds, link_of, ring_seconds
-from horovod_spark_runner.planning.measurement import (
-    Launched,
-    Measurement,
-    added_by_sharing,
-    combined,
-)
+from horovod_spark_runner.planning.measurement import Launched, Measurement, combined
 from horovod_spark_runner.planning.model import Cluster, StepTime, predict
 from horovod_spark_runner.planning.writing import seconds_of_all
 from horovod_spark_runner.settings.training import FitOptions
@@ -90,6 +86,7 @@ def told(
     steps_per_epoch: int | None = None,
     launches: tuple[float, float] = (3.0, 3.0),
     by_hosts: bool = False,
+    crowded: Sequence[Sequence[Shared]] = (),
     **given: Any,
 ) -> Measurement:
     """Return what a rank of 0.1 s a step tells, and ranks on a known link that take ``shared``."""
@@ -110,6 +107,7 @@ def told(
         materialize=1.0,
         seconds=1.0,
         by_hosts=by_hosts,
+        shared=crowded,
     )
 
 
@@ -199,7 +197,7 @@ def test_more_ranks_on_crowded_cores_are_slower() -> None:
 
 def test_ranks_that_share_a_core_wait_for_their_turns() -> None:
     """As two on one have told: each further one makes a step as much longer, on any network."""
-    work = replace(told(Link(20e-6, 1e9), 2, exchange=0.03, cores=2).workload, sharing=0.5)
+    work = replace(told(Link(20e-6, 1e9), 2, exchange=0.03, cores=2).workload, sharing={2.0: 0.5})
     for between in (FAST, Link(50e-6, 12e6)):
         alone = [predict(work, Cluster(here, here, between), 8) for here in (2, 4, 8)]
         shared = [predict(work, Cluster(here, 2, between), 8) for here in (2, 4, 8)]
@@ -375,8 +373,34 @@ def test_a_plan_that_fails_leaves_no_rows(
 
 
 def test_ranks_that_had_a_core_to_themselves_tell_nothing_of_sharing_one() -> None:
-    alone, two, four = Shared(0.01, 1.0), Shared(0.03, 2.0), Shared(0.07, 4.0)
-    assert added_by_sharing([alone, alone], apart=0.01) is None
-    assert added_by_sharing([two, alone], apart=0.01) == pytest.approx(0.02)
-    assert added_by_sharing([two, four], apart=0.01) == pytest.approx(0.02)
-    assert added_by_sharing([two], apart=0.04) == 0
+    def sharing(*ranks: Shared) -> Mapping[float, float]:
+        return told(Link(20e-6, 1e9), 2, exchange=0.03, cores=2, crowded=[ranks]).workload.sharing
+
+    apart = 0.13
+    alone, two, four = (Shared(apart + per_core, per_core) for per_core in (1.0, 2.0, 4.0))
+    assert not sharing(alone, alone)
+    assert sharing(two, alone) == {2.0: pytest.approx(2.0, rel=0.01)}
+    assert sharing(two, four) == {3.0: pytest.approx(3.0, rel=0.01)}
+
+
+def test_an_exchange_that_is_faster_than_larger_sums_tell_is_predicted_as_it_was() -> None:
+    """Where it cannot hide: as a link is shaped that lets small bursts through."""
+    link = Link(50e-6, 12e6)
+    ring = ring_seconds(2, GRADIENTS, link)
+    work = told(link, 2, exchange=0.7 * ring, cores=2).workload
+    two = predict(work, Cluster(2, 2, FAST), 2)
+    assert two.latency + two.transfer == pytest.approx(0.7 * ring, rel=0.01)
+
+
+def test_what_ranks_that_share_a_core_have_taken_is_what_they_are_predicted_to_take() -> None:
+    """Also where a step takes less, as ranks of two hosts that add up within each first may."""
+    link = Link(50e-6, 12e6)
+    for hosts, took in itertools.product((1, 2), (0.11, 0.5)):
+        crowded = [[Shared(took, 2.0)] * 2 * hosts, [Shared(3 * took, 4.0)] * 4 * hosts]
+        work = told(
+            link, 2, exchange=0.09, cores=2, hosts=hosts, by_hosts=hosts > 1, crowded=crowded
+        ).workload
+        for per_core, expected in ((2, took), (4, 3 * took)):
+            ranks = per_core * hosts
+            one = predict(work, Cluster(per_core, 1, link), ranks)
+            assert one.step_seconds - one.reading == pytest.approx(expected, rel=0.1)
