@@ -205,17 +205,18 @@ def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str
     if work.sharing and here > cluster.cores_per_host and every == 1:
         # Ranks that share a core wait for their turns on it, whatever a step consists of.
         parts = _parts(work, replace(cluster, cores_per_host=here), ranks, every)
-        longer = longer_by_sharing(work.sharing, here / cluster.cores_per_host)
+        per_core = here / cluster.cores_per_host
+        longer = longer_by_sharing(work.sharing, per_core)
+        # It was measured on rows in memory; all on a core read theirs there, too.
+        reading = (per_core - 1) * _reading_cpu(work, ranks)
         return {
             **parts,
-            "cores": parts["cores"] + max(0.0, longer),
+            "cores": parts["cores"] + max(0.0, longer) + reading,
             "transfer": max(0.0, parts["transfer"] + min(0.0, longer)),
         }
     free = step_time(work, 1)
     shared = step_time(work, here)
-    read = read_part(ranks, work.epochs) if work.kept else 1.0
-    reading_cpu = read * work.batch_size * work.reader_cpu_seconds
-    asked = here * (shared.cpu_seconds + reading_cpu)
+    asked = here * (shared.cpu_seconds + _reading_cpu(work, ranks))
     busy = max(shared.seconds, asked / cluster.cores_per_host)
     # What was measured with crowded cores is slow already; it is not known how fast it else is.
     crowding = max(1.0, here / cluster.cores_per_host / work.crowding)
@@ -239,6 +240,12 @@ def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str
         "transfer": left * transfer,
         "reading": waited_for_reader(reads, step, ranks, work.epochs, kept=work.kept),
     }
+
+
+def _reading_cpu(work: Workload, ranks: int) -> float:
+    """Return the processor seconds of reading the rows of a rank's step, the mean of all epochs."""
+    read = read_part(ranks, work.epochs) if work.kept else 1.0
+    return read * work.batch_size * work.reader_cpu_seconds
 
 
 def longer_by_sharing(measured: Mapping[float, float], per_core: float) -> float:
