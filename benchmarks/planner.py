@@ -209,8 +209,8 @@ def compare(frame: Any, case: Case, where: str, rounds: int) -> list[Compared]:
             # On one host, no rank asks what joins it to others.
             if hosts > 1 and found.between is None:
                 raise RuntimeError("what joins the hosts was not measured")
-            cable = found.between or link_of("10gbit")
             for ranks in RANKS:
+                cable = found.link_between(ranks // hosts) or link_of("10gbit")
                 cluster = Cluster(ranks // hosts, own or found.cores, cable)
                 one = predict(found.workload, cluster, ranks)
                 predicted[ranks].append(one.samples_per_second)

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from report import DOCUMENT, GOAL_HEAD, goal, present, shown_command, table  # isort: skip
 from peers.sync_ranks import BATCH, STEPS
+from report import DOCUMENT, GOAL_HEAD, goal, present, shown_command, table
 
 from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import Hosts

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # some packages install "tests", too
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from peers.session import join

@@ -226,8 +226,9 @@ def plan_of(name: str, measured: Measurement, asked: Asked) -> TrainingPlan:
         measured: what was measured, or told by a run.
         asked: what the plan is to tell; the ranks that were measured are added.
     """
-    own = [] if measured.between is None else [(MEASURED, measured.between)]
     here = asked.ranks_per_host or measured.ranks_per_host
+    between = measured.link_between(here)
+    own = [] if between is None else [(MEASURED, between)]
     cores = asked.cores_per_host or measured.cores
     counts = sorted({1, measured.workers, *asked.ranks})
     plans = tuple(

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..data.prepare.checks import NO_ROWS
 from ..data.prepare.datasets import Prepared, session_of
-from ..errors import DataError, NotEnoughSlotsError
+from ..errors import DataError, HorovodSparkError, NotEnoughSlotsError, brief
 from ..launch.driver.console import Console
 from ..launch.driver.launch import RunResult
 from ..launch.driver.launcher import chosen_launcher
@@ -22,8 +22,8 @@ from ..settings.table import derive
 from ..spark.session import described
 from ..training.entry import modules_for
 from .asked import Asked
-from .figures import Question, Shared, measure_rank, measure_shared
-from .measurement import Launched, Measurement, combined
+from .figures import Question, measure_rank, measure_shared
+from .measurement import Crowded, Launched, Measurement, combined
 from .writing import written_rows
 
 # Ranks on a core that are measured together at most.
@@ -64,7 +64,7 @@ def measure(checked: CheckedRequest, asked: Asked, seconds: float, rows: int) ->
         if checked.workers > 1:
             all_of = replace(question, noise=asked.noise_scale)
             every = _launch(checked, all_of, checked.workers, modules)
-        shared = _shared(checked, question, asked, every, modules)
+        shared = _shared(checked, question, asked, every, modules, console)
     return combined(
         spec,
         alone,
@@ -117,22 +117,23 @@ def _shared(
     asked: Asked,
     every: Launched,
     modules: Sequence[str],
-) -> list[tuple[Shared, ...]]:
+    console: Console,
+) -> list[Crowded]:
     """Let ranks that share cores measure, two on each and as many as a plan asks for.
 
     Returns:
-        What the ranks of each launch have measured; nothing where a plan does not ask, ranks share
-        cores anyway, or there is no room for more.
+        What each launch has measured; nothing where a plan does not ask, ranks share cores anyway,
+        or there is no room for more.
     """
     cores = min(rank.cores for rank in every.ranks)
     here = asked.ranks_per_host or every.here
     wanted = math.ceil(here / (asked.cores_per_host or cores))
     if len(every.ranks) == 1 or every.here > cores or wanted < 2:
         return []
-    found = []
-    hosts = len(set(every.hosts))
+    found: dict[float, Crowded] = {}
     for per_core in sorted({2, min(wanted, _MOST_PER_CORE)}):
-        count = hosts * max(every.here, per_core)
+        enough = every.here >= per_core
+        count = len(every.ranks) if enough else len(set(every.hosts)) * per_core
         if count * checked.fit.batch_size > question.spec.train.rows:
             break
         asked_of = replace(question, per_core=per_core)
@@ -140,8 +141,13 @@ def _shared(
             result = _answers(checked, measure_shared, asked_of, count, modules)
         except NotEnoughSlotsError:
             break
-        found.append(result.results)
-    return found
+        except HorovodSparkError as error:
+            console.say(f"what {in_words(per_core)} on a core take is not known: {brief(error)}")
+            break
+        hosts = tuple(one.host for one in result.placement)
+        one = Crowded(result.results, hosts)
+        found.setdefault(one.per_core, one)
+    return list(found.values())
 
 
 def _answers(

@@ -22,7 +22,8 @@ from .links import (
     slowed,
     tree_seconds,
 )
-from .model import BACKWARD, Cluster, StepTime, Workload, predict, waiting_seconds
+from .model import Cluster, Prediction, StepTime, Workload, predict
+from .waiting import BACKWARD, waiting_seconds
 
 # By how much messages of a step may take less than larger ones tell.
 _FASTEST = 0.5
@@ -51,6 +52,30 @@ class Launched:
 
 
 @dataclass(frozen=True)
+class Crowded:
+    """What one launch of ranks that share cores has measured.
+
+    Attributes:
+        ranks: what each rank has.
+        hosts: the host of each.
+    """
+
+    ranks: tuple[Shared, ...]
+    hosts: tuple[str, ...]
+
+    @property
+    def per_core(self) -> float:
+        """Ranks per core; 1 where all came to hosts alone."""
+        shared = [rank.per_core for rank in self.ranks if rank.per_core > 1]
+        return statistics.fmean(shared or [1.0])
+
+    @property
+    def seconds(self) -> float:
+        """Of a step of those that shared a core; one that had its own tells nothing."""
+        return statistics.fmean(rank.seconds for rank in self.ranks if rank.per_core > 1)
+
+
+@dataclass(frozen=True)
 class Measurement:
     """What was measured.
 
@@ -60,6 +85,8 @@ class Measurement:
         ranks_per_host: ranks that a host held when all were launched.
         workers: ranks that were launched at once.
         between: the link between hosts; ``None`` if all ranks were on one.
+        between_many: the same where each host has several ranks, if these were seen to use it
+            better than one on each.
         sums: seconds of sums over all ranks, by bytes.
         measured_rows: rows that were there to be read.
         seconds: what measuring took.
@@ -80,6 +107,12 @@ class Measurement:
     source: str = ""
     noise_asked: bool = False
     noise_scale: float | None = None
+    between_many: Link | None = None
+
+    def link_between(self, ranks_per_host: int) -> Link | None:
+        """Return the link between hosts of so many ranks; ``None`` if all were on one."""
+        many = self.between_many if ranks_per_host > 1 else None
+        return many or self.between
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -102,7 +135,7 @@ def combined(
     materialize: float,
     seconds: float,
     by_hosts: bool = False,
-    shared: Sequence[Sequence[Shared]] = (),
+    shared: Sequence[Crowded] = (),
 ) -> Measurement:
     """Return what the launches tell together.
 
@@ -134,13 +167,15 @@ def combined(
         # within a host.
         hides = gradients > BUCKET_BYTES and (spec.engine == TORCH or hosts > 1)
         step = steps[batch].get(here, steps[batch][1])
-        shown = _shown([rank.steps[batch] for rank in all_of], step)
+        longer = _longer([rank.steps[batch] for rank in all_of], step)
         ring = ring_seconds(members, gradients, link) + tree_seconds(ranks, link)
-        if shown is not None and not hides and shown < ring:
+        if longer is not None and not hides and longer < ring:
             # Links are no straight lines: what is sent in every step counts, not larger sums.
-            faster = max(shown / ring, _FASTEST)
+            faster = max(longer / ring, _FASTEST)
             link, ring = slowed(link, faster), faster * ring
-        if shown is not None:
+        if longer is not None:
+            # Waiting for slower ranks counts by itself.
+            shown = max(0.0, longer - waiting_seconds(step.spread, ranks))
             overhead, overlap = _hidden(shown, ring, waiting, step.seconds, hides=hides)
     on_one_host = hosts == 1
     steps_per_epoch = spec.fit.steps_per_epoch
@@ -166,13 +201,16 @@ def combined(
         by_hosts=by_hosts,
     )
     between = None if on_one_host else link
-    workload = replace(workload, sharing=_sharing(workload, shared, hosts, between))
+    usable = [one for one in shared if one.per_core > 1 and len(set(one.hosts)) == hosts]
+    many = _link_of_many(workload, usable, between)
+    sharing = {one.per_core: _added(workload, one, many or between) for one in usable}
     return Measurement(
-        workload=workload,
+        workload=replace(workload, sharing=sharing),
         cores=cores,
         ranks_per_host=here,
         workers=ranks,
         between=between,
+        between_many=many,
         sums=sums,
         measured_rows=known,
         seconds=seconds,
@@ -195,18 +233,19 @@ def _steps(
     return steps
 
 
-def _shown(figures: Sequence[StepFigures], step: StepTime) -> float | None:
-    """Return the seconds that a step waits for its exchange; ``None`` where frameworks do not tell.
+def _longer(figures: Sequence[StepFigures], step: StepTime) -> float | None:
+    """Return the seconds that a step takes besides its computing.
 
     Args:
         figures: of the step of each rank.
         step: what of it is computing.
+
+    Returns:
+        The seconds; ``None`` where the framework does not tell computing from exchanging.
     """
     if any(rank.exchange is None for rank in figures):
         return None
-    # All that a step takes longer; waiting for slower ranks counts by itself.
-    longer = _mean([rank.seconds for rank in figures]) - step.seconds
-    return max(0.0, longer - waiting_seconds(step.spread, len(figures)))
+    return _mean([rank.seconds for rank in figures]) - step.seconds
 
 
 def _hidden(
@@ -268,27 +307,31 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values)
 
 
-def _sharing(
-    work: Workload, launches: Sequence[Sequence[Shared]], hosts: int, between: Link | None
-) -> dict[float, float]:
-    """Return what a step takes longer on shared cores, by ranks per core; see `Workload`.
+def _apart(work: Workload, crowded: Crowded, between: Link | None) -> Prediction:
+    """Return what a step of as many ranks is predicted to take if each has a core."""
+    here = max(Counter(crowded.hosts).values())
+    cluster = Cluster(here, here, between or link_of("10gbit"))
+    return predict(work, cluster, len(crowded.ranks))
 
-    Args:
-        work: what it would take if each rank had a core.
-        launches: steps of ranks that were kept to fewer cores than there were of them; one that
-            came to a host alone had a core to itself, and tells nothing.
-        hosts: on how many hosts the ranks were.
-        between: the link between these.
+
+def _added(work: Workload, crowded: Crowded, between: Link | None) -> float:
+    """Return what a step takes longer on shared cores."""
+    apart = _apart(work, crowded, between)
+    # What was measured was in memory already.
+    return max(0.0, crowded.seconds - (apart.step_seconds - apart.reading))
+
+
+def _link_of_many(work: Workload, launches: Sequence[Crowded], between: Link | None) -> Link | None:
+    """Return the link between hosts of several ranks, if it is better than that of one on each.
+
+    Where ranks of a host add up among themselves first, Open MPI sends in another way.
     """
-    longer = {}
-    for ranks in launches:
-        crowded = [rank for rank in ranks if rank.per_core > 1]
-        if not crowded:
-            continue
-        here = -(-len(ranks) // hosts)
-        apart = predict(work, Cluster(here, here, between or link_of("10gbit")), len(ranks))
-        took = _mean([rank.seconds for rank in crowded])
-        # What was measured was in memory already.
-        alone = apart.step_seconds - apart.reading
-        longer[_mean([rank.per_core for rank in crowded])] = took - alone
-    return longer
+    if between is None:
+        return None
+    for one in launches:
+        apart = _apart(work, one, between)
+        gained = apart.step_seconds - apart.reading - one.seconds
+        if gained > 0 and apart.transfer > 0:
+            left = max(apart.transfer - gained, _FASTEST * apart.transfer)
+            return Link(between.latency, between.bandwidth * apart.transfer / left)
+    return None

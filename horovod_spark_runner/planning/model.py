@@ -11,16 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from itertools import pairwise
-from statistics import NormalDist
 
 import numpy as np
 
 from .links import Link, ring_seconds, slowed, slower, tree_seconds
-
-# The exchange may hide behind the backward pass, which is no more of a step's computing than this.
-BACKWARD = 2 / 3
+from .waiting import (
+    hidden_seconds,
+    longer_by_sharing,
+    read_part,
+    waited_for_reader,
+    waiting_seconds,
+)
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,7 @@ class Workload:
         by_hosts: whether the ranks of each host add up among themselves before hosts do, as Open
             MPI has them do; else one ring goes around all, as that of NCCL.
         sharing: seconds that a step takes longer than it would if each rank had a core, by ranks
-            per core; less than none where more ranks on a host use the way between hosts better.
-            Empty where it was not measured.
+            per core. Empty where it was not measured.
         launch: seconds from the call to the beginning of the ranks' work and back, by ranks on a
             host.
         materialize: seconds in which Spark writes the rows.
@@ -202,18 +202,14 @@ def epoch_steps(work: Workload, ranks: int) -> int:
 def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str, float]:
     """Return what a step consists of."""
     here = min(ranks, cluster.ranks_per_host)
-    if work.sharing and here > cluster.cores_per_host and every == 1:
+    if work.sharing and here > cluster.cores_per_host:
         # Ranks that share a core wait for their turns on it, whatever a step consists of.
         parts = _parts(work, replace(cluster, cores_per_host=here), ranks, every)
         per_core = here / cluster.cores_per_host
-        longer = longer_by_sharing(work.sharing, per_core)
         # It was measured on rows in memory; all on a core read theirs there, too.
-        reading = (per_core - 1) * _reading_cpu(work, ranks)
-        return {
-            **parts,
-            "cores": parts["cores"] + max(0.0, longer) + reading,
-            "transfer": max(0.0, parts["transfer"] + min(0.0, longer)),
-        }
+        parts["cores"] += longer_by_sharing(work.sharing, per_core)
+        parts["cores"] += (per_core - 1) * _reading_cpu(work, ranks)
+        return _with_reader(work, ranks, parts, per_core, here)
     free = step_time(work, 1)
     shared = step_time(work, here)
     asked = here * (shared.cpu_seconds + _reading_cpu(work, ranks))
@@ -230,81 +226,38 @@ def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str
     spread = shared.spread * busy / shared.seconds if shared.seconds else 0.0
     # Over several steps, what is longer by chance is partly made up for.
     waiting = waiting_seconds(spread, ranks) / math.sqrt(between_meetings)
-    step = busy + waiting + left * (latency + transfer)
-    reads = crowding * work.batch_size / between_measured(work.reader_rows, here)
-    return {
+    parts = {
         "compute": min(free.seconds, busy),
         "cores": max(0.0, busy - free.seconds),
         "waiting": waiting,
         "latency": left * latency,
         "transfer": left * transfer,
-        "reading": waited_for_reader(reads, step, ranks, work.epochs, kept=work.kept),
     }
+    return _with_reader(work, ranks, parts, crowding, here)
+
+
+def _with_reader(
+    work: Workload, ranks: int, parts: Mapping[str, float], slower_by: float, here: int
+) -> dict[str, float]:
+    """Return the parts of a step, and what it waits for the reader besides.
+
+    Args:
+        work: what was measured.
+        ranks: how many.
+        parts: of a step; what is said of reading does not count.
+        slower_by: how much longer reading takes than it was measured to.
+        here: ranks on a host.
+    """
+    step = sum(seconds for part, seconds in parts.items() if part != "reading")
+    reads = slower_by * work.batch_size / between_measured(work.reader_rows, here)
+    reading = waited_for_reader(reads, step, ranks, work.epochs, kept=work.kept)
+    return {**parts, "reading": reading}
 
 
 def _reading_cpu(work: Workload, ranks: int) -> float:
     """Return the processor seconds of reading the rows of a rank's step, the mean of all epochs."""
     read = read_part(ranks, work.epochs) if work.kept else 1.0
     return read * work.batch_size * work.reader_cpu_seconds
-
-
-def longer_by_sharing(measured: Mapping[float, float], per_core: float) -> float:
-    """Return the seconds that a step takes longer with so many ranks per core.
-
-    Args:
-        measured: by ranks per core, above 1; one alone on a core takes no longer. Beyond the most,
-            each further one makes it as much longer as between the last two that are known.
-        per_core: ranks per core.
-    """
-    known = sorted({1.0: 0.0, **measured}.items())
-    (low, less), (high, more) = next(
-        (pair for pair in pairwise(known) if per_core <= pair[1][0]), (known[-2], known[-1])
-    )
-    if per_core > high:
-        return more + (per_core - high) * max(0.0, more - less) / (high - low)
-    return less + (per_core - low) * (more - less) / (high - low)
-
-
-def hidden_seconds(overlap: float, exchange: float, computing: float) -> float:
-    """Return what of an exchange hides behind computing; see `Workload`."""
-    return min(overlap * exchange, BACKWARD * computing)
-
-
-def waiting_seconds(spread: float, ranks: int) -> float:
-    """Return the seconds by which the slowest of so many ranks comes later than the mean one."""
-    return spread * expected_maximum(ranks)
-
-
-def read_part(ranks: int, epochs: int) -> float:
-    """Return which part of its rows a rank that keeps them reads in an epoch, the mean of all.
-
-    In every epoch it is dealt others, by chance: of those of a second epoch on N ranks it has read
-    an N-th already.
-    """
-    return ranks * (1 - (1 - 1 / ranks) ** epochs) / epochs
-
-
-def waited_for_reader(reads: float, step: float, ranks: int, epochs: int, *, kept: bool) -> float:
-    """Return the seconds that a step waits for the reader, the mean of all epochs.
-
-    Rows that are kept are read from storage once by each rank; see `read_part`.
-
-    Args:
-        reads: seconds of reading the rows of a step from storage.
-        step: seconds of all else.
-        ranks: how many deal the rows out.
-        epochs: how many there are to be.
-        kept: whether rows are kept.
-    """
-    if not kept:
-        return max(0.0, reads - step)
-    waited = 0.0
-    for _ in range(epochs):
-        if reads <= step:
-            break
-        waited += reads - step
-        reads *= 1 - 1 / ranks
-    return waited / epochs
 
 
 def _exchange(
@@ -382,11 +335,3 @@ def _at(known: Mapping[int, StepTime], at: float, *, extend: bool = True) -> Ste
         mixed(first.cpu_seconds, second.cpu_seconds),
         mixed(first.spread, second.spread),
     )
-
-
-@cache
-def expected_maximum(count: int) -> float:
-    """Return the mean of the largest of so many standard normal numbers (Blom's formula)."""
-    if count < 2:
-        return 0.0
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))

@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from ..data.read.reader import DatasetReader
 from ..errors import DataError, ModelError
+from ..launch.shared.affinity import keep_to, share_of_cores, side_by_side
 from ..launch.worker.reporting import report_progress
 from ..training.agreement import NOTHING
 from ..training.engine import engine_named
@@ -96,12 +97,12 @@ def _share_cores(world: MPI.Comm, per_core: int) -> float:
     """Keep so many ranks of each host to a core; return how many share one."""
     local = world.Split_type(MPI.COMM_TYPE_SHARED)
     ranks = local.Get_size()
-    every = sorted(set().union(*local.allgather(os.sched_getaffinity(0))))
+    every = side_by_side(set().union(*local.allgather(os.sched_getaffinity(0))))
     cores = every[: max(1, ranks // per_core)]
+    # As ranks of a training are bound.
+    own = share_of_cores(cores, local.Get_rank(), ranks, 1, len(cores)) or cores
     local.Free()
-    for thread in os.listdir("/proc/self/task"):  # those to come do as who starts them
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(int(thread), cores)
+    keep_to(own)
     return ranks / len(cores)
 
 

@@ -70,7 +70,7 @@ def measured_lines(measured: Measurement) -> list[str]:
             f"link {where}: {link_text(link)}, and {duration(work.overhead)} for each exchange"
         )
     longer = ", ".join(
-        f"{duration(max(0.0, work.sharing[per_core]))} with {number(per_core)}"
+        f"{duration(work.sharing[per_core])} with {number(per_core)}"
         for per_core in sorted(work.sharing)
     )
     if longer:
@@ -140,10 +140,8 @@ def _left_out(network: NetworkPlan, work: Workload) -> list[str]:
 
 def _cores(network: NetworkPlan, work: Workload) -> list[str]:
     """Return what holds where more ranks share a core than were measured."""
-    if work.sharing:
-        return []
     cluster = network.cluster
-    measured = work.crowding * cluster.cores_per_host
+    measured = max([work.crowding, *work.sharing]) * cluster.cores_per_host
     crowded = [
         one
         for one in network.predictions

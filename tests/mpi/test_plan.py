@@ -62,9 +62,11 @@ def test_a_plan_is_measured_on_the_slots(
     assert work.inside.bandwidth > 1e7
     assert work.overhead > 0
     # Two and four on one core, where a step takes longer, unless the machine is busy now and then.
-    assert set(work.sharing) == {2.0, 4.0}
-    assert all(-1 < longer < 2 for longer in work.sharing.values())
-    assert "a step takes longer where ranks share a core: " in str(plan)
+    if measured.cores > 1:
+        assert set(work.sharing) == {2.0, 4.0}
+        assert 0 <= work.sharing[2.0] < 1
+        assert work.steps[16][1].seconds < work.sharing[4.0] < 2
+        assert "a step takes longer where ranks share a core: " in str(plan)
     assert set(work.reader_rows) == {1, 2}
     assert min(work.reader_rows.values()) > 100
     assert work.launch[1] > 0

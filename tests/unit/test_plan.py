@@ -207,8 +207,14 @@ def test_a_plan_is_a_table_json_and_a_page(tmp_path: Path) -> None:
 
 def test_predictions_for_ranks_that_share_cores_are_called_what_they_are() -> None:
     work = workload()
-    for cores, measured, told in ((4, 1.0, False), (2, 1.0, True), (2, 2.0, False)):
-        crowded = replace(work, crowding=measured)
+    for cores, measured, sharing, told in (
+        (4, 1.0, {}, False),
+        (2, 1.0, {}, True),
+        (2, 2.0, {}, False),
+        (2, 1.0, {2.0: 1.0}, False),
+        (1, 1.0, {2.0: 1.0}, True),
+    ):
+        crowded = replace(work, crowding=measured, sharing=sharing)
         network = advise("10gbit", crowded, Cluster(4, cores, FAST), RANKS[:4])
         lines = [line for line in notes(network, crowded) if "share cores" in line]
         assert [line.partition("on,")[0] for line in lines] == [

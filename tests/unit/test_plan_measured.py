@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +19,14 @@ from horovod_spark_runner.planning.asked import Asked
 from horovod_spark_runner.planning.call import plan_of
 from horovod_spark_runner.planning.figures import RankFigures, Shared, StepFigures
 from horovod_spark_runner.planning.links import doubling_rounds, link_of, ring_seconds
-from horovod_spark_runner.planning.measurement import Launched, Measurement, combined
+from horovod_spark_runner.planning.measurement import (
+    Crowded,
+    Launched,
+    Measurement,
+    combined,
+)
 from horovod_spark_runner.planning.model import Cluster, StepTime, predict
+from horovod_spark_runner.planning.waiting import longer_by_sharing
 from horovod_spark_runner.planning.writing import seconds_of_all
 from horovod_spark_runner.settings.training import FitOptions
 from horovod_spark_runner.storage.filesystem import Location
@@ -86,7 +91,7 @@ def told(
     steps_per_epoch: int | None = None,
     launches: tuple[float, float] = (3.0, 3.0),
     by_hosts: bool = False,
-    crowded: Sequence[Sequence[Shared]] = (),
+    crowded: Sequence[Crowded] = (),
     **given: Any,
 ) -> Measurement:
     """Return what a rank of 0.1 s a step tells, and ranks on a known link that take ``shared``."""
@@ -372,9 +377,37 @@ def test_a_plan_that_fails_leaves_no_rows(
     assert (theirs / "rows-1" / "part").exists(), "it was there: what is in it may be another's"
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.01])
+def test_an_exchange_that_is_faster_than_larger_sums_tell_is_predicted_as_it_was(
+    spread: float,
+) -> None:
+    """Where it cannot hide: as a link is shaped that lets small bursts through."""
+    link = Link(50e-6, 12e6)
+    ring = ring_seconds(2, GRADIENTS, link)
+    work = told(link, 2, exchange=0.7 * ring, cores=2, spread=spread).workload
+    two = predict(work, Cluster(2, 2, FAST), 2)
+    assert two.waiting + two.latency + two.transfer == pytest.approx(0.7 * ring, rel=0.02)
+
+
+@pytest.mark.parametrize("spread", [0.001, 0.01, 0.03])
+def test_steps_that_vary_make_no_link_faster(spread: float) -> None:
+    """What waits for slower ranks by chance is taken for no part of the exchange."""
+    link = Link(20e-6, 1e9)
+    inside = told(link, 2, spread=spread, cores=2).workload.inside
+    assert inside is not None
+    assert inside.bandwidth == pytest.approx(link.bandwidth, rel=0.1)
+
+
+def crowd(per_core: int, seconds: float, hosts: int = 1, on: int | None = None) -> Crowded:
+    """Return what ranks that share a core of each host have measured, ``on`` so many of them."""
+    names = tuple(f"host-{number % (on or hosts)}" for number in range(per_core * hosts))
+    return Crowded((Shared(seconds, float(per_core)),) * len(names), names)
+
+
 def test_ranks_that_had_a_core_to_themselves_tell_nothing_of_sharing_one() -> None:
     def sharing(*ranks: Shared) -> Mapping[float, float]:
-        return told(Link(20e-6, 1e9), 2, exchange=0.03, cores=2, crowded=[ranks]).workload.sharing
+        crowded = [Crowded(ranks, ("host-0",) * len(ranks))]
+        return told(Link(20e-6, 1e9), 2, exchange=0.03, cores=2, crowded=crowded).workload.sharing
 
     apart = 0.13
     alone, two, four = (Shared(apart + per_core, per_core) for per_core in (1.0, 2.0, 4.0))
@@ -383,24 +416,41 @@ def test_ranks_that_had_a_core_to_themselves_tell_nothing_of_sharing_one() -> No
     assert sharing(two, four) == {3.0: pytest.approx(3.0, rel=0.01)}
 
 
-def test_an_exchange_that_is_faster_than_larger_sums_tell_is_predicted_as_it_was() -> None:
-    """Where it cannot hide: as a link is shaped that lets small bursts through."""
-    link = Link(50e-6, 12e6)
-    ring = ring_seconds(2, GRADIENTS, link)
-    work = told(link, 2, exchange=0.7 * ring, cores=2).workload
-    two = predict(work, Cluster(2, 2, FAST), 2)
-    assert two.latency + two.transfer == pytest.approx(0.7 * ring, rel=0.01)
-
-
-def test_what_ranks_that_share_a_core_have_taken_is_what_they_are_predicted_to_take() -> None:
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("took", [0.7, 1.5])
+def test_what_ranks_that_share_a_core_have_taken_is_what_they_are_predicted_to_take(
+    hosts: int, took: float
+) -> None:
     """Also where a step takes less, as ranks of two hosts that add up within each first may."""
     link = Link(50e-6, 12e6)
-    for hosts, took in itertools.product((1, 2), (0.11, 0.5)):
-        crowded = [[Shared(took, 2.0)] * 2 * hosts, [Shared(3 * took, 4.0)] * 4 * hosts]
-        work = told(
-            link, 2, exchange=0.09, cores=2, hosts=hosts, by_hosts=hosts > 1, crowded=crowded
-        ).workload
-        for per_core, expected in ((2, took), (4, 3 * took)):
-            ranks = per_core * hosts
-            one = predict(work, Cluster(per_core, 1, link), ranks)
-            assert one.step_seconds - one.reading == pytest.approx(expected, rel=0.1)
+    crowded = [crowd(2, took, hosts), crowd(4, 2 * took, hosts)]
+    measured = told(link, 2, cores=2, hosts=hosts, by_hosts=hosts > 1, crowded=crowded)
+    for per_core, expected in ((2, took), (4, 2 * took)):
+        between = measured.link_between(per_core) or FAST
+        one = predict(measured.workload, Cluster(per_core, 1, between), per_core * hosts)
+        alone = predict(measured.workload, Cluster(per_core, per_core, between), per_core * hosts)
+        least = alone.step_seconds - alone.reading
+        assert one.step_seconds - one.reading == pytest.approx(max(expected, least), rel=0.01)
+    gained = hosts > 1 and took < 1
+    assert (measured.between_many is not None) == gained
+    # What is gained on one network is none on another: ranks that share a core are not faster.
+    for other in (FAST, Link(50e-6, 120e6)):
+        one, alone = (
+            predict(measured.workload, Cluster(4, cores, other), 4 * hosts) for cores in (1, 4)
+        )
+        assert one.step_seconds >= alone.step_seconds
+
+
+def test_ranks_that_came_to_other_hosts_tell_nothing_of_sharing_a_core() -> None:
+    """Four of a launch on one host in place of two have used no cable."""
+    crowded = [crowd(2, 0.2, hosts=2, on=1)]
+    measured = told(Link(50e-6, 12e6), 2, cores=2, hosts=2, by_hosts=True, crowded=crowded)
+    assert not measured.workload.sharing
+    assert measured.between_many is None
+
+
+def test_more_ranks_on_a_core_than_were_measured_take_no_less() -> None:
+    assert longer_by_sharing({2.0: 1.0, 4.0: 4.0}, 3.0) == pytest.approx(2.5)
+    assert longer_by_sharing({2.0: 1.0, 4.0: 4.0}, 1.5) == pytest.approx(0.5)
+    assert longer_by_sharing({2.0: 1.0, 4.0: 4.0}, 6.0) == pytest.approx(7.0)
+    assert longer_by_sharing({2.0: 5.0, 4.0: 3.0}, 7.0) == pytest.approx(6.0)

@@ -13,9 +13,9 @@ from horovod_spark_runner.planning.model import (
     Cluster,
     StepTime,
     Workload,
-    expected_maximum,
     predict,
 )
+from horovod_spark_runner.planning.waiting import expected_maximum
 
 INSIDE = Link(2e-6, 8e9)
 NETWORK = Link(50e-6, 1.175e9)

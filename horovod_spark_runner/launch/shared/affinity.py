@@ -20,17 +20,25 @@ CPUS = "HSR_CPUS"
 _DECIDED = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 
-def share_of_cores(allowed: Sequence[int], rank: int, ranks: int, cpus: int) -> list[int]:
+def share_of_cores(
+    allowed: Sequence[int], rank: int, ranks: int, cpus: int, online: int
+) -> list[int]:
     """Return the cores of one rank; none if ranks leave some, or cannot all have as many. Pure.
+
+    Where ranks want more cores than are allowed, but not all of the host's are, others of them may
+    run on other ones: it is not known how many share these.
 
     Args:
         allowed: the cores that processes of this host may run on, neighbours side by side.
         rank: number among the ranks of this host, from 0.
         ranks: ranks of this host.
         cpus: cores of each.
+        online: cores of the host.
     """
     cores = len(allowed)
     if ranks * cpus < cores or (cores % ranks and ranks % cores):
+        return []
+    if ranks * cpus > cores != online:
         return []
     first = rank * cores // ranks
     return list(allowed[first : first + max(1, cores // ranks)])
@@ -65,10 +73,21 @@ def bind_to_cores(environment: Mapping[str, str]) -> None:
         rank = int(environment["OMPI_COMM_WORLD_LOCAL_RANK"])
         ranks = int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
         allowed = side_by_side(os.sched_getaffinity(0))
-        cores = share_of_cores(allowed, rank, ranks, int(environment[CPUS]))
-        # Threads to come inherit it; imports have started some already.
-        for thread in os.listdir("/proc/self/task") if cores else ():
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.sched_setaffinity(int(thread), cores)
+        online = os.cpu_count() or len(allowed)
+        cores = share_of_cores(allowed, rank, ranks, int(environment[CPUS]), online)
+        if cores:
+            keep_to(cores)
     except (AttributeError, KeyError, OSError):
         pass  # not Linux, or not allowed here: an advantage less
+
+
+def keep_to(cores: Iterable[int]) -> None:
+    """Keep this process, all its threads, to these cores.
+
+    Raises:
+        OSError: the system does not allow it.
+    """
+    # Threads to come inherit it; imports have started some already.
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread), cores)

@@ -1,0 +1,81 @@
+"""What a step waits for: slower ranks, its exchange, a turn on the core, and the reader. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from itertools import pairwise
+from statistics import NormalDist
+
+# The exchange may hide behind the backward pass, which is no more of a step's computing than this.
+BACKWARD = 2 / 3
+
+
+def waiting_seconds(spread: float, ranks: int) -> float:
+    """Return the seconds by which the slowest of so many ranks comes later than the mean one."""
+    return spread * expected_maximum(ranks)
+
+
+@cache
+def expected_maximum(count: int) -> float:
+    """Return the mean of the largest of so many standard normal numbers (Blom's formula)."""
+    if count < 2:
+        return 0.0
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+def hidden_seconds(overlap: float, exchange: float, computing: float) -> float:
+    """Return what of an exchange hides behind computing; see `Workload`."""
+    return min(overlap * exchange, BACKWARD * computing)
+
+
+def longer_by_sharing(measured: Mapping[float, float], per_core: float) -> float:
+    """Return the seconds that a step takes longer with so many ranks per core.
+
+    Args:
+        measured: by ranks per core, above 1; one alone on a core takes no longer. Beyond the most,
+            each further one makes it as much longer as between the last two that are known, and no
+            less than the mean of all.
+        per_core: ranks per core.
+    """
+    known = sorted({1.0: 0.0, **measured}.items())
+    (low, less), (high, more) = next(
+        (pair for pair in pairwise(known) if per_core <= pair[1][0]), (known[-2], known[-1])
+    )
+    if per_core > high:
+        # No less than as if each had added the same.
+        each = max(more - less, 0.0) / (high - low), more / (high - 1)
+        return more + (per_core - high) * max(each)
+    return less + (per_core - low) * (more - less) / (high - low)
+
+
+def read_part(ranks: int, epochs: int) -> float:
+    """Return which part of its rows a rank that keeps them reads in an epoch, the mean of all.
+
+    In every epoch it is dealt others, by chance: of those of a second epoch on N ranks it has read
+    an N-th already.
+    """
+    return ranks * (1 - (1 - 1 / ranks) ** epochs) / epochs
+
+
+def waited_for_reader(reads: float, step: float, ranks: int, epochs: int, *, kept: bool) -> float:
+    """Return the seconds that a step waits for the reader, the mean of all epochs.
+
+    Rows that are kept are read from storage once by each rank; see `read_part`.
+
+    Args:
+        reads: seconds of reading the rows of a step from storage.
+        step: seconds of all else.
+        ranks: how many deal the rows out.
+        epochs: how many there are to be.
+        kept: whether rows are kept.
+    """
+    if not kept:
+        return max(0.0, reads - step)
+    waited = 0.0
+    for _ in range(epochs):
+        if reads <= step:
+            break
+        waited += reads - step
+        reads *= 1 - 1 / ranks
+    return waited / epochs
