@@ -60,9 +60,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def dumps(value: Any) -> bytes:
     """Return ``value`` pickled for the workers."""
-    buffer = io.BytesIO()
     with _lock, _own_modules_by_value():
-        Pickler(buffer).dump(value)
+        return pickled(value)
+
+
+def pickled(value: Any) -> bytes:
+    """Return ``value`` pickled; what can be imported, by its name."""
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(value)
     return buffer.getvalue()
 
 

@@ -203,7 +203,9 @@ def combined(
     between = None if on_one_host else link
     usable = [one for one in shared if one.per_core > 1 and len(set(one.hosts)) == hosts]
     many = _link_of_many(workload, usable, between)
-    sharing = {one.per_core: _added(workload, one, many or between) for one in usable}
+    sharing = {
+        one.per_core: max(0.0, _against_apart(workload, one, many or between)[0]) for one in usable
+    }
     return Measurement(
         workload=replace(workload, sharing=sharing),
         cores=cores,
@@ -307,18 +309,15 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values)
 
 
-def _apart(work: Workload, crowded: Crowded, between: Link | None) -> Prediction:
-    """Return what a step of as many ranks is predicted to take if each has a core."""
+def _against_apart(
+    work: Workload, crowded: Crowded, between: Link | None
+) -> tuple[float, Prediction]:
+    """Return what a step takes longer than if each rank had a core, and what it would be then."""
     here = max(Counter(crowded.hosts).values())
     cluster = Cluster(here, here, between or link_of("10gbit"))
-    return predict(work, cluster, len(crowded.ranks))
-
-
-def _added(work: Workload, crowded: Crowded, between: Link | None) -> float:
-    """Return what a step takes longer on shared cores."""
-    apart = _apart(work, crowded, between)
+    apart = predict(work, cluster, len(crowded.ranks))
     # What was measured was in memory already.
-    return max(0.0, crowded.seconds - (apart.step_seconds - apart.reading))
+    return crowded.seconds - (apart.step_seconds - apart.reading), apart
 
 
 def _link_of_many(work: Workload, launches: Sequence[Crowded], between: Link | None) -> Link | None:
@@ -329,9 +328,8 @@ def _link_of_many(work: Workload, launches: Sequence[Crowded], between: Link | N
     if between is None:
         return None
     for one in launches:
-        apart = _apart(work, one, between)
-        gained = apart.step_seconds - apart.reading - one.seconds
-        if gained > 0 and apart.transfer > 0:
-            left = max(apart.transfer - gained, _FASTEST * apart.transfer)
+        longer, apart = _against_apart(work, one, between)
+        if longer < 0 and apart.transfer > 0:
+            left = max(apart.transfer + longer, _FASTEST * apart.transfer)
             return Link(between.latency, between.bandwidth * apart.transfer / left)
     return None

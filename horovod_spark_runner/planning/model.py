@@ -202,20 +202,35 @@ def epoch_steps(work: Workload, ranks: int) -> int:
 def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str, float]:
     """Return what a step consists of."""
     here = min(ranks, cluster.ranks_per_host)
-    if work.sharing and here > cluster.cores_per_host:
+    per_core = here / cluster.cores_per_host
+    # What was measured with crowded cores is slow already; it is not known how fast it else is.
+    crowding = max(1.0, per_core / work.crowding)
+    if work.sharing and per_core > 1:
         # Ranks that share a core wait for their turns on it, whatever a step consists of.
-        parts = _parts(work, replace(cluster, cores_per_host=here), ranks, every)
-        per_core = here / cluster.cores_per_host
+        own = replace(cluster, cores_per_host=here)
+        parts = _parts_in_memory(work, own, ranks, every, crowding=1.0)
         # It was measured on rows in memory; all on a core read theirs there, too.
         parts["cores"] += longer_by_sharing(work.sharing, per_core)
         parts["cores"] += (per_core - 1) * _reading_cpu(work, ranks)
-        return _with_reader(work, ranks, parts, per_core, here)
+        slower_by = per_core
+    else:
+        parts = _parts_in_memory(work, cluster, ranks, every, crowding)
+        slower_by = crowding
+    reads = slower_by * work.batch_size / between_measured(work.reader_rows, here)
+    step = sum(parts.values())
+    reading = waited_for_reader(reads, step, ranks, work.epochs, kept=work.kept)
+    return {**parts, "reading": reading}
+
+
+def _parts_in_memory(
+    work: Workload, cluster: Cluster, ranks: int, every: int, crowding: float
+) -> dict[str, float]:
+    """Return what a step consists of besides waiting for the reader."""
+    here = min(ranks, cluster.ranks_per_host)
     free = step_time(work, 1)
     shared = step_time(work, here)
     asked = here * (shared.cpu_seconds + _reading_cpu(work, ranks))
     busy = max(shared.seconds, asked / cluster.cores_per_host)
-    # What was measured with crowded cores is slow already; it is not known how fast it else is.
-    crowding = max(1.0, here / cluster.cores_per_host / work.crowding)
     steps = epoch_steps(work, ranks)
     between_meetings = steps / math.ceil(steps / every)
     latency, transfer = _exchange(work, cluster, ranks, every, crowding)
@@ -226,32 +241,13 @@ def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str
     spread = shared.spread * busy / shared.seconds if shared.seconds else 0.0
     # Over several steps, what is longer by chance is partly made up for.
     waiting = waiting_seconds(spread, ranks) / math.sqrt(between_meetings)
-    parts = {
+    return {
         "compute": min(free.seconds, busy),
         "cores": max(0.0, busy - free.seconds),
         "waiting": waiting,
         "latency": left * latency,
         "transfer": left * transfer,
     }
-    return _with_reader(work, ranks, parts, crowding, here)
-
-
-def _with_reader(
-    work: Workload, ranks: int, parts: Mapping[str, float], slower_by: float, here: int
-) -> dict[str, float]:
-    """Return the parts of a step, and what it waits for the reader besides.
-
-    Args:
-        work: what was measured.
-        ranks: how many.
-        parts: of a step; what is said of reading does not count.
-        slower_by: how much longer reading takes than it was measured to.
-        here: ranks on a host.
-    """
-    step = sum(seconds for part, seconds in parts.items() if part != "reading")
-    reads = slower_by * work.batch_size / between_measured(work.reader_rows, here)
-    reading = waited_for_reader(reads, step, ranks, work.epochs, kept=work.kept)
-    return {**parts, "reading": reading}
 
 
 def _reading_cpu(work: Workload, ranks: int) -> float:

@@ -12,7 +12,6 @@ import contextlib
 import faulthandler
 import gc
 import importlib
-import io
 import os
 import pickle
 import signal
@@ -25,7 +24,7 @@ from pathlib import Path
 from ...errors import LaunchError
 from ...frameworks import FRAMEWORKS
 from ...quiet import quiet_imports
-from ...serialize import Pickler
+from ...serialize import Pickler, pickled
 from ..shared.affinity import bind_to_cores
 from ..shared.messages import Finished, Started
 from ..shared.outcome import (
@@ -203,9 +202,7 @@ def describe_failure(error: BaseException) -> Failure:
     """Return ``error`` as a value that survives this process."""
     name, message, text = describe_exception(error)
     try:
-        buffer = io.BytesIO()
-        Pickler(buffer).dump(error)
-        exception = buffer.getvalue()
+        exception = pickled(error)
         pickle.loads(exception)  # some exceptions pickle but cannot be built again
     except Exception:
         exception = None
