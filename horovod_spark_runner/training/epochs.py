@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from ..data.manifest import Manifest
@@ -34,6 +33,23 @@ class Step:
         return self.batch.rows / self.rows
 
 
+@dataclass
+class _Reading:
+    """Batches that a thread reads ahead, one pass over the rows after the other.
+
+    Attributes:
+        batches: what is left of them.
+        part: which part of each global batch they are, and of how many.
+        at: global batches of the run before the next of them.
+        end: those before the end.
+    """
+
+    batches: Generator[Batch, None, None]
+    part: tuple[int, int]
+    at: int
+    end: int
+
+
 class Epochs:
     """The epochs of a dataset, as one rank reads them.
 
@@ -49,6 +65,7 @@ class Epochs:
         rank: this rank.
         size: number of ranks.
         training: ``False`` for the order of storage, every row once.
+        ahead: read on into the next epoch while one ends: until `close`.
     """
 
     def __init__(
@@ -62,6 +79,7 @@ class Epochs:
         size: int,
         *,
         training: bool = True,
+        ahead: bool = False,
     ) -> None:
         self._reader = reader
         self._groups = [(group.rows, group.size) for group in manifest.row_groups]
@@ -70,6 +88,9 @@ class Epochs:
         self._window_bytes = window_bytes
         self._rank, self._size = rank, size
         self._training = training
+        self._ahead = ahead
+        self._reading: _Reading | None = None
+        self._rows = manifest.rows
         self._steps_of_pass = -(-manifest.rows // global_batch)
         self.steps = (fit.steps_per_epoch if training else None) or self._steps_of_pass
 
@@ -89,23 +110,46 @@ class Epochs:
                 many as this one. With ``steps_per_epoch`` the position in the data follows from it.
             part: which part of each global batch, and of how many; by default, this rank's.
         """
-        own, size = part or (self._rank, self._size)
-        number = first
-        before = epoch * self.steps
-        if run_step is not None and self._training and self._fit.steps_per_epoch is not None:
-            before = run_step - first
-        while number < self.steps:
-            # The run's position in the data, counted in global batches, and the pass it is in.
-            passed, begin = divmod(before + number, self._steps_of_pass)
-            plan = self._plan(passed if self._training else 0)
-            with contextlib.closing(self._reader.epoch(plan, own, size, begin)) as batches:
-                for batch in batches:
-                    if number == self.steps:
-                        return
-                    rows = plan.batch_rows(batch.step)
-                    equal = rows == self._global_batch and rows % size == 0
-                    yield Step(number, batch, rows, equal)
-                    number += 1
+        part = part or (self._rank, self._size)
+        before = 0
+        if self._training:
+            before = epoch * self.steps
+            if run_step is not None and self._fit.steps_per_epoch is not None:
+                before = run_step - first
+        # Positions of the run in the data are counted in global batches.
+        epochs = max(1, self._fit.epochs - epoch) if self._ahead else 1
+        reading = self._at(before + first, before + epochs * self.steps, part)
+        try:
+            for number in range(first, self.steps):
+                batch = next(reading.batches)
+                reading.at += 1
+                rows = min(self._global_batch, self._rows - batch.step * self._global_batch)
+                equal = rows == self._global_batch and rows % part[1] == 0
+                yield Step(number, batch, rows, equal)
+        finally:
+            if not self._ahead or reading.at == reading.end:
+                self.close()
+
+    def close(self) -> None:
+        """End what is read ahead."""
+        if self._reading is not None:
+            self._reading.batches.close()
+            self._reading = None
+
+    def _at(self, at: int, end: int, part: tuple[int, int]) -> _Reading:
+        """Return what is read at a position, going on with what is read where that is there."""
+        known = self._reading
+        if known is None or (known.part, known.at, known.end) != (part, at, end):
+            self.close()
+            passed, begin = divmod(at, self._steps_of_pass)
+            plans = self._plans(passed, -(-end // self._steps_of_pass))
+            known = _Reading(self._reader.passes(plans, *part, begin), part, at, end)
+            self._reading = known
+        return known
+
+    def _plans(self, first: int, last: int) -> Iterator[EpochPlan]:
+        for passed in range(first, last):
+            yield self._plan(passed)
 
     def _plan(self, passed: int) -> EpochPlan:
         return plan_epoch(

@@ -120,10 +120,9 @@ class Training:
         # The window may take as much, so a dataset that fits into it can just as well be kept.
         reader = DatasetReader(data, self._trainee.columns, spec.transforms, spec.window_bytes)
         self._readers.append(reader)
-        ranks = self._rank, self._size
-        return Epochs(
-            reader, data, spec.fit, spec.global_batch, spec.window_bytes, *ranks, training=training
-        )
+        sizes = spec.global_batch, spec.window_bytes, self._rank, self._size
+        ahead = training and not spec.transforms  # which may share what callbacks change
+        return Epochs(reader, data, spec.fit, *sizes, training=training, ahead=ahead)
 
     # -- before the first step -----------------------------------------------------------------
 
@@ -166,6 +165,7 @@ class Training:
         self._keeper.close()
         if self._events is not None:
             self._events.close()
+        self._epochs.close()
         for reader in self._readers:
             reader.close()
 

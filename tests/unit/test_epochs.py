@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import threading
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -106,3 +110,52 @@ def test_with_other_steps_per_epoch_the_rows_go_on_where_they_ended(manifest: Ma
     assert rows_of(steps(manifest, now, 2, 2, run_step=12)) == whole[:3]
     assert rows_of(steps(manifest, now, 2, 3, run_step=15)) == whole[3:]
     assert rows_of(steps(manifest, now, 2, 3, 1, run_step=16)) == whole[4:]
+
+
+def test_what_is_read_ahead_goes_on_into_the_next_epoch(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread reads all epochs, also those that end within a pass: the same rows."""
+    begun: list[int] = []
+    read = DatasetReader.passes
+
+    def passes(self: DatasetReader, plans: Any, rank: int, world: int, first: int = 0) -> Any:
+        begun.append(first)
+        return read(self, plans, rank, world, first)
+
+    monkeypatch.setattr(DatasetReader, "passes", passes)
+    for fit in (FitOptions(epochs=3), FitOptions(epochs=3, steps_per_epoch=6)):
+        apart = [rows_of(steps(manifest, fit, 1, epoch)) for epoch in range(3)]
+        begun.clear()
+        with contextlib.closing(DatasetReader(manifest)) as reader:
+            epochs = Epochs(reader, manifest, fit, 16, 1 << 28, 0, 1, ahead=True)
+            found = [rows_of([[_kept(s) for s in epochs.steps_from(e)]]) for e in range(3)]
+        assert found == apart
+        assert begun == [0]
+        assert not readers()
+
+
+def test_what_is_read_ahead_is_given_up_where_the_training_goes_on_elsewhere(
+    manifest: Manifest,
+) -> None:
+    fit = FitOptions(epochs=3)
+    whole = [rows_of(steps(manifest, fit, 1, epoch)) for epoch in range(3)]
+    with contextlib.closing(DatasetReader(manifest)) as reader:
+        epochs = Epochs(reader, manifest, fit, 16, 1 << 28, 0, 1, ahead=True)
+        with contextlib.closing(epochs.steps_from(0)) as left_after_two:
+            found = [_kept(step) for step in itertools.islice(left_after_two, 2)]
+        rest = [_kept(step) for step in epochs.steps_from(0, 2)]  # after a checkpoint, say
+        assert rows_of([found + rest]) == whole[0]
+        with contextlib.closing(epochs.steps_from(1)) as stopped:
+            next(stopped)
+        assert rows_of([[_kept(step) for step in epochs.steps_from(2)]]) == whole[2]
+        # Another rank's part of the same batches, as of ranks that make steps by themselves.
+        assert rows_of([[_kept(s) for s in epochs.steps_from(1, part=(0, 1))]]) == whole[1]
+        halves = [[_kept(s) for s in epochs.steps_from(1, part=(r, 2))] for r in range(2)]
+        assert rows_of(halves) == whole[1]
+        epochs.close()
+    assert not readers()
+
+
+def readers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "hsr-reader"]

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,22 @@ class DatasetReader:
     ) -> Generator[Batch, None, None]:
         """Yield the batches of ``rank`` from ``first_step`` on, read ahead by a thread."""
         return _split(self.chunks(plan, rank, world, first_step))
+
+    def passes(
+        self, plans: Iterable[EpochPlan], rank: int, world: int, first_step: int = 0
+    ) -> Generator[Batch, None, None]:
+        """Yield the batches of one epoch after the other, the first from ``first_step`` on.
+
+        The thread that reads ahead goes on from each into the next.
+        """
+
+        def chunks() -> Iterator[Chunk]:
+            begin = first_step
+            for plan in plans:
+                yield from self._epoch_chunks(plan, rank, world, begin)
+                begin = 0
+
+        return _split(_read_ahead(chunks))
 
     def chunks(
         self, plan: EpochPlan, rank: int, world: int, first_step: int = 0
