@@ -349,6 +349,11 @@ def test_a_sum_over_rows_is_refused_and_what_is_no_mean_is_told() -> None:
     assert len(told) == 1
     assert "'top' is no mean" in told[0]
     assert not list(check_means([("mean", lambda o, y: (o - y).mean())], output, label))
+    # A module whose last layer begins with zeros gives the same for each row.
+    functions = [("spread", lambda o, y: o["score"].std()), ("kept", lambda o, y: o["id"].max())]
+    given = {"score": torch.zeros(6), "id": torch.ones(6, dtype=torch.int64)}
+    (text,) = check_means(functions, given, label)
+    assert "'spread' is no mean" in text
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "Adamax"])

@@ -164,6 +164,46 @@ def test_rows_that_are_equally_wrong_hide_nothing(warnings: list[str]) -> None:
     assert len(warnings) == 1
 
 
+def test_rows_that_are_predicted_alike_hide_nothing(warnings: list[str]) -> None:
+    """A last layer that begins with zeros, and what compares the rows of a batch."""
+
+    def ranked(y: Any, p: Any) -> Any:  # every pair of rows
+        order = ops.sign(ops.reshape(y, (-1, 1)) - ops.reshape(y, (1, -1)))
+        return ops.mean(ops.softplus(-order * (ops.reshape(p, (-1, 1)) - ops.reshape(p, (1, -1)))))
+
+    class Crossed(keras.losses.Loss):
+        def call(self, y: Any, p: Any) -> Any:  # labels (n,) with predictions (n, 1)
+            return ops.mean(ops.square(y - p), axis=-1)
+
+    def spread(y: Any, p: Any) -> Any:
+        return ops.std(p)
+
+    def zeros(activation: str | None = None) -> Any:
+        return keras.layers.Dense(1, activation, kernel_initializer="zeros")
+
+    def guarded(y: Any, p: Any) -> Any:
+        tf.debugging.assert_equal(p, tf.fill(tf.shape(p), 0.5))
+        return squares(y, p)
+
+    cases: list[tuple[Any, Any, Any]] = [
+        (ranked, None, zeros()),
+        (Crossed(), None, zeros()),
+        ("mse", [spread], zeros("sigmoid")),
+    ]
+    for number, (loss, metrics, last) in enumerate(cases):
+        model = keras.Sequential([keras.Input((3,)), last])
+        model.compile("sgd", loss, metrics=metrics)
+        model.test_on_batch(X, Y)
+        probe.Probe(model, DATA).run()
+        assert len(warnings) == number + 1, number
+        assert "is no mean over the rows" in warnings[-1]
+    # What takes none but the model's own predictions is tried on those alone.
+    model.compile("sgd", guarded, metrics=[guarded])
+    model.test_on_batch(X, Y)
+    probe.Probe(model, DATA).run()
+    assert len(warnings) == len(cases)
+
+
 def test_a_metric_that_is_no_sum_is_refused() -> None:
     with pytest.raises(ModelError, match="'largest' .* its variable 'value' is not a sum"):
         run(built("mse", [Largest()]))

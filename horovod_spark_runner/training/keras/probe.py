@@ -3,13 +3,14 @@
 Keras's own metrics keep sums, and nearly all its losses are means over rows (sums are known).
 What the user's own metrics, loss functions and layers compute is not known, so it is tried once,
 before the first step, and so are Keras' few losses that are no means: the first batch of rank 0 is
-cut in two. Functions of labels and predictions are tried a second time with each prediction put to
-the row after its own: with the weights a model begins with, all rows may happen to be equally
-wrong.
+cut in two. With the weights a model begins with, all rows may happen to be equally wrong, and a
+layer of zeros predicts the same for each. So functions of labels and predictions are tried again
+with each prediction put to the row after its own, and with predictions that differ from row to row.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import keras
@@ -92,6 +93,11 @@ class Probe:
                 self._check_losses(losses, displaced)
                 for whole in (outputs[-1], displaced[-1]):
                     self._check_metrics(metrics, whole)
+                # No model gives just these predictions, and what was written may say so.
+                with contextlib.suppress(tf.errors.OpError, ValueError, AssertionError):
+                    varied = keras.tree.map_structure(_varied, displaced[-1])
+                    self._check_losses(losses, [rows_of(varied, part) for part in self._parts])
+                    self._check_metrics(metrics, varied)
 
     def _losses(self) -> list[OutputLoss]:
         compiled = getattr(self._model, "_compile_loss", None)
@@ -220,6 +226,15 @@ class Probe:
         if text not in self._said:
             self._said.add(text)
             notify(text, warn=True)
+
+
+def _varied(values: tf.Tensor) -> tf.Tensor:
+    """Return predictions of which no two are equal, about as large; a probability stays one."""
+    if not keras.backend.is_float_dtype(keras.backend.standardize_dtype(values.dtype)):
+        return values
+    shares = 0.3 * np.random.Generator(np.random.Philox(0)).random(np.shape(values))
+    shares = keras.ops.cast(shares, values.dtype)
+    return keras.ops.where(values == 0, shares, values * (1 - shares))
 
 
 def _is_own(thing: object, method: str) -> bool:

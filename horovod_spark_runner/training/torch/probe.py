@@ -1,10 +1,15 @@
-"""Whether losses and metrics of the user's own are means over rows, tried on parts of a batch."""
+"""Whether losses and metrics of the user's own are means over rows, tried on parts of a batch.
+
+They are tried a second time with outputs that differ from row to row: a module whose last layer
+begins with zeros gives the same for each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +21,11 @@ _TOLERANCE = 1e-3
 
 
 def check_means(
-    functions: Sequence[tuple[str, Callable[..., Any]]], outputs: Any, target: Any
+    functions: Sequence[tuple[str, Callable[..., Any]]],
+    outputs: Any,
+    target: Any,
+    *,
+    vary: bool = True,
 ) -> Iterator[str]:
     """Yield a warning for each function whose number for a batch is no mean over its rows.
 
@@ -24,37 +33,57 @@ def check_means(
         functions: of outputs and labels, or of outputs alone, by their names.
         outputs: what the module gave for some rows.
         target: the labels.
+        vary: try them also on outputs that differ from row to row.
 
     Raises:
         ModelError: one is a sum over rows, which would count twice on two ranks.
     """
+    trials = [outputs, _varied(outputs)] if vary else [outputs]
+    for name, function in functions:
+        if not all(_is_mean(name, function, given, target) for given in trials):
+            yield (
+                f"{name!r} is no mean over the rows of a batch: with several ranks it is the mean "
+                "of what each gives for its own rows"
+            )
+
+
+def _is_mean(name: str, function: Callable[..., Any], outputs: Any, target: Any) -> bool:
+    """Tell whether a function's number for a batch is a mean over its rows, or none is known."""
     rows = next(leaves(outputs))[1].shape[0]
     first = max(1, rows // 3)
-    for name, function in functions:
-        try:
-            with torch.no_grad():
-                values = [
-                    one_number(function(*(_rows(each, part) for each in (outputs, target))))
-                    for part in (slice(None), slice(first), slice(first, None))
-                ]
-        except Exception:  # takes outputs alone, or only works inside its own step
-            continue
-        numbers = [float(value) for value in values if value is not None]
-        if len(numbers) < len(values):  # one value per row, or what is no mean but a pair
-            continue
-        whole, one, other = numbers
-        mean = (first * one + (rows - first) * other) / rows
-        if _close(whole, mean):
-            continue
-        if _close(whole, one + other):
-            raise ModelError(
-                f"{name!r} is a sum over the rows of a batch, so several ranks would count "
-                "differently from one; return the mean, or one value per row"
-            )
-        yield (
-            f"{name!r} is no mean over the rows of a batch: with several ranks it is the mean of "
-            "what each gives for its own rows"
+    try:
+        with torch.no_grad():
+            values = [
+                one_number(function(*(_rows(each, part) for each in (outputs, target))))
+                for part in (slice(None), slice(first), slice(first, None))
+            ]
+    except Exception:  # takes outputs alone, or only works inside its own step
+        return True
+    numbers = [float(value) for value in values if value is not None]
+    if len(numbers) < len(values):  # one value per row, or what is no mean but a pair
+        return True
+    whole, one, other = numbers
+    if _close(whole, (first * one + (rows - first) * other) / rows):
+        return True
+    if _close(whole, one + other):
+        raise ModelError(
+            f"{name!r} is a sum over the rows of a batch, so several ranks would count "
+            "differently from one; return the mean, or one value per row"
         )
+    return False
+
+
+def _varied(value: Any) -> Any:
+    """Return outputs of which no two are equal, about as large; a probability stays one."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        random = np.random.Generator(np.random.Philox(0))
+        shares = torch.as_tensor(0.3 * random.random(value.shape)).to(value)
+        return torch.where(value == 0, shares, value * (1 - shares))
+    if isinstance(value, Mapping):
+        return {key: _varied(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_varied(each) for each in value)
+    return value
 
 
 def _close(value: float, other: float) -> bool:

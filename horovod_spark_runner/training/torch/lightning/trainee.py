@@ -91,7 +91,8 @@ class LightningTrainee(TorchTrainee):
                 next(leaves(given))
             except (ModelError, StopIteration):  # of the user's own making: parts are not known
                 return
-            for text in check_means([("the loss of training_step", loss)], given, ()):
+            own = [("the loss of training_step", loss)]
+            for text in check_means(own, given, (), vary=False):  # of the inputs, not the outputs
                 notify(text)
 
     def save(self, directory: RunDirectory) -> SavedModule:
