@@ -13,15 +13,15 @@ import pickle
 import sys
 import sysconfig
 import threading
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, ModuleType
-from typing import IO, Any, ClassVar, TypeVar
+from types import ModuleType
+from typing import Any, TypeVar
 
 import cloudpickle
 
 from .errors import InvalidInputError
 from .frameworks import head_starts
+from .pickling import Pickler
 
 T = TypeVar("T")
 
@@ -34,40 +34,11 @@ _OWN_PACKAGE = __name__.partition(".")[0]
 _lock = threading.Lock()
 
 
-def _code_in_file(make: Callable[..., CodeType], arguments: Sequence[Any], file: str) -> CodeType:
-    return make(*arguments).replace(co_filename=file)
-
-
-def _reduce_code(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
-    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
-    return _code_in_file, (make, arguments, code.co_filename)
-
-
-class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Cloudpickle's, but code stays that of its file.
-
-    Since 3.1.3 cloudpickle leaves the file's name out. Tracebacks are without their lines then, and
-    what reads source, such as AutoGraph and TorchScript, finds none.
-    """
-
-    dispatch_table: ClassVar = ChainMap(
-        {CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
-    )
-
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__(file, protocol=5)
-
-
 def dumps(value: Any) -> bytes:
     """Return ``value`` pickled for the workers."""
-    with _lock, _own_modules_by_value():
-        return pickled(value)
-
-
-def pickled(value: Any) -> bytes:
-    """Return ``value`` pickled; what can be imported, by its name."""
     buffer = io.BytesIO()
-    Pickler(buffer).dump(value)
+    with _lock, _own_modules_by_value():
+        Pickler(buffer, sources=True).dump(value)
     return buffer.getvalue()
 
 
@@ -89,7 +60,7 @@ def dumps_without(value: Any, left_out: type[T]) -> tuple[bytes, list[T]]:
 
     buffer = io.BytesIO()
     with _lock, _own_modules_by_value():
-        Leaving(buffer).dump(value)
+        Leaving(buffer, sources=True).dump(value)
     return buffer.getvalue(), apart
 
 
@@ -198,6 +169,10 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return [(f"entry {key!r}", v) for key, v in value.items()]
     if isinstance(value, (list, tuple, set, frozenset)):
         return [(f"element {i}", v) for i, v in enumerate(value)]
+    # What is pickled in a way of its own is not its attributes.
+    own_way = any("__reduce__" in vars(cls) for cls in type(value).__mro__[:-1])
+    if own_way or type(value).__module__.startswith("pyspark."):
+        return []
     if isinstance(getattr(value, "__dict__", None), dict) and not inspect.isclass(value):
         owner = type(value).__qualname__
         return [(f"attribute {name!r} of {owner}", v) for name, v in vars(value).items()]

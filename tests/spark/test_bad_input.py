@@ -439,6 +439,8 @@ def test_what_cannot_be_pickled_is_named(frame: Any, tmp_path: Path) -> None:
         attempt(frame, tmp_path, model_fn=lambda: lock)
     with pytest.raises(InvalidInputError, match="callbacks cannot be sent.*lock"):
         attempt(frame, tmp_path, callbacks=[lock])
+    with pytest.raises(InvalidInputError, match=r"variable 'frame' captured .*\(a pyspark\."):
+        attempt(frame, tmp_path, model_fn=lambda: frame.count())
 
 
 def test_run_dir_that_cannot_be_written(frame: Any, tmp_path: Path) -> None:
@@ -496,18 +498,3 @@ def test_model_files_that_are_folders_or_urls(frame: Any, tmp_path: Path) -> Non
     (tmp_path / "a b.json").write_text("{}")
     with pytest.raises(ModelError, match=r"a b\.json was not made by model.to_json"):
         attempt(frame, tmp_path, model_fn=f"file://{tmp_path}/a%20b.json")
-
-
-def test_dynamic_allocation_is_refused(
-    frame: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    conf = type(frame.sparkSession.conf)
-    get = conf.get
-
-    def with_dynamic_allocation(self: Any, key: str, *default: Any) -> Any:
-        return "true" if key == "spark.dynamicAllocation.enabled" else get(self, key, *default)
-
-    # Spark takes this setting only when the session is made.
-    monkeypatch.setattr(conf, "get", with_dynamic_allocation)
-    with pytest.raises(EnvironmentProblem, match="dynamicAllocation"):
-        attempt(frame, tmp_path)

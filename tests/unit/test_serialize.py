@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fnmatch
+import functools
 import inspect
+import linecache
 import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +70,64 @@ def test_code_stays_that_of_its_file() -> None:
         assert inspect.getsource(read) == inspect.getsource(outer)
 
 
+def loaded_elsewhere(payload: bytes, code: str, folder: Path) -> str:
+    """Return what ``code`` prints in another process, where the payload is ``it``."""
+    (folder / "payload").write_bytes(payload)
+    load = "import pickle, sys; it = pickle.load(open(sys.argv[1], 'rb'))\n"
+    run = subprocess.run(
+        [sys.executable, "-I", "-c", load + code, str(folder / "payload")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def test_code_brings_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a notebook's cell, and that of a file as it was when it was sent."""
+    show = "import inspect; print(inspect.getsource(it))"
+    cell = "/tmp/ipykernel_1/777.py"
+    text = "def told(x):\n    return x + 1\n"
+    monkeypatch.setitem(linecache.cache, cell, (len(text), None, text.splitlines(True), cell))
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(text, cell, "exec"), space)
+    assert loaded_elsewhere(dumps(space["told"]), show, tmp_path) == text.strip()
+
+    script = tmp_path / "hsr_script.py"
+    script.write_text(text)
+    exec(compile(text, str(script), "exec"), space)
+    payload = dumps(space["told"])
+    script.write_text("# edited since\n" + text)
+    assert loaded_elsewhere(payload, show, tmp_path) == text.strip()
+    # A process that has read the file itself reads it again when it has changed.
+    known = linecache.cache[str(script)]
+    assert pickle.loads(payload)(1) == 2
+    assert linecache.cache[str(script)] is known
+
+
+def test_cached_functions_travel_by_value(tmp_path: Path) -> None:
+    """Pickled by name, one called ``main`` would be whatever the workers' own script calls so."""
+    space: dict[str, Any] = {"__name__": "__main__"}
+    text = (
+        "import functools\n"
+        "@functools.lru_cache(maxsize=7, typed=True)\n"
+        "def main(n):\n"
+        "    return 1 if n < 2 else n * main(n - 1)\n"
+    )
+    exec(text, space)
+    show = "print(it(5), it.cache_info().maxsize, it.cache_parameters()['typed'])"
+    assert loaded_elsewhere(dumps(space["main"]), show, tmp_path) == "120 7 True"
+
+    @functools.cache
+    def local(x: int) -> int:
+        return -x
+
+    assert loaded_elsewhere(dumps(local), "print(it(3))", tmp_path) == "-3"
+    installed = fnmatch._compile_pattern  # type: ignore[attr-defined]
+    assert pickle.loads(dumps(installed)) is installed
+
+
 def test_mentioned_frameworks_get_a_head_start() -> None:
     def uses_tensorflow() -> object:
         import tensorflow
@@ -86,15 +148,5 @@ def test_the_callers_own_modules_travel_by_value(
     monkeypatch.syspath_prepend(str(tmp_path))
     import hsr_model  # type: ignore[import-not-found]
 
-    (tmp_path / "call").write_bytes(dumps((hsr_model.f, 4)))
-    code = (
-        "import pickle, sys; f, x = pickle.load(open(sys.argv[1], 'rb')); print(f(x));"
-        "assert 'hsr_model' not in sys.modules"
-    )
-    run = subprocess.run(
-        [sys.executable, "-I", "-c", code, str(tmp_path / "call")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.stdout.strip() == "9", run.stderr
+    code = "f, x = it; print(f(x)); assert 'hsr_model' not in sys.modules"
+    assert loaded_elsewhere(dumps((hsr_model.f, 4)), code, tmp_path) == "9"

@@ -12,6 +12,7 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import io
 import os
 import pickle
 import signal
@@ -20,11 +21,12 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 from ...errors import LaunchError
 from ...frameworks import FRAMEWORKS
+from ...pickling import Pickler
 from ...quiet import quiet_imports
-from ...serialize import Pickler, pickled
 from ..shared.affinity import bind_to_cores
 from ..shared.messages import Finished, Started
 from ..shared.outcome import (
@@ -138,6 +140,8 @@ def _run(directory: Path, payload: Path, rank: int, size: int, import_seconds: f
         _join_world(rank, size)
         _show_crashes(directory)
         timings["mpi_init"] = time.monotonic() - began
+        # The caller's script is another one: what is looked for in that must not be found in ours.
+        sys.modules["__main__"] = ModuleType("__main__")
         with payload.open("rb") as stream:
             function, args, kwargs = pickle.load(stream)
         reporting.send(Started())
@@ -202,7 +206,9 @@ def describe_failure(error: BaseException) -> Failure:
     """Return ``error`` as a value that survives this process."""
     name, message, text = describe_exception(error)
     try:
-        exception = pickled(error)
+        stream = io.BytesIO()
+        Pickler(stream).dump(error)
+        exception = stream.getvalue()
         pickle.loads(exception)  # some exceptions pickle but cannot be built again
     except Exception:
         exception = None

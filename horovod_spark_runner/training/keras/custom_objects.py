@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 
+from ...keras_objects import living_objects
 from .archive import LAMBDA, CustomPart
 
 # Arguments of keras.Layer that Keras adds to the configuration of every subclass.
 _BASE_ARGUMENTS = ("name", "trainable", "dtype", "autocast", "activity_regularizer")
-# Modules whose objects need no pickling: the workers have them.
-_KNOWN = ("keras", "tensorflow", "numpy", "builtins")
 
 
 def find_objects(
@@ -27,7 +26,7 @@ def find_objects(
         given: objects by name that the model itself was made with.
     """
     registered = keras.saving.get_custom_objects()
-    living = _living_objects(model)
+    living = living_objects(model)
     found: dict[str, object] = {}
     for part in parts:
         if part.name == LAMBDA:
@@ -103,35 +102,5 @@ def _argument(model: keras.Model, part: CustomPart) -> object:
     return next((f for a in attributes if callable(f := getattr(layers[0], a, None))), None)
 
 
-def _living_objects(model: keras.Model) -> dict[str, object]:
-    """Return classes and functions by name: of the layers, and of what they hold."""
-    found: dict[str, object] = {}
-    for layer in _layers(model):
-        _note(layer, found)
-        for value in list(vars(layer).values()):
-            _look_into(value, found, depth=3)
-    return found
-
-
 def _layers(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers(include_self=True, recursive=True))
-
-
-def _look_into(value: object, found: dict[str, object], depth: int) -> None:
-    if inspect.isfunction(value):
-        found.setdefault(value.__name__, value)
-    elif isinstance(value, Mapping):
-        _look_into(list(value.values()), found, depth)
-    elif isinstance(value, (list, tuple)) and depth:
-        for inner in value:
-            _look_into(inner, found, depth - 1)
-    elif hasattr(value, "get_config") and not isinstance(value, (type, keras.Layer)):
-        _note(value, found)
-        for inner in list(getattr(value, "__dict__", {}).values()) if depth else ():
-            _look_into(inner, found, depth - 1)
-
-
-def _note(value: object, found: dict[str, object]) -> None:
-    cls = type(value)
-    if cls.__module__.partition(".")[0] not in _KNOWN:
-        found.setdefault(cls.__name__, cls)

@@ -1,0 +1,158 @@
+"""Keras objects with code of the user's, pickled and loaded by a process that knows none of it."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from horovod_spark_runner.errors import InvalidInputError
+from horovod_spark_runner.serialize import check_picklable, dumps
+
+
+class Focal(keras.losses.Loss):
+    """Its configuration, as most people leave it, does not hold its own arguments."""
+
+    def __init__(self, gamma: float = 2.0) -> None:
+        super().__init__(name="focal")
+        self.gamma = gamma
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return ops.mean(ops.abs(y_true - y_pred) ** self.gamma, axis=-1)
+
+
+class FocalTold(Focal):
+    def __init__(self, gamma: float = 2.0, reduction: str = "sum", name: str = "focal") -> None:
+        super().__init__(gamma)
+        self.reduction = reduction
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "gamma": self.gamma}
+
+
+@keras.saving.register_keras_serializable("ours")
+class Scaled(keras.layers.Layer):
+    def __init__(self, by: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.by = by
+
+    def call(self, inputs: Any) -> Any:
+        return inputs * self.by
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "by": self.by}
+
+
+class Above(keras.metrics.Metric):
+    def __init__(self, limit: float = 0.5, name: str = "above", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        self.limit = limit
+        self.count = self.add_weight(name="count", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.count.assign_add(ops.sum(ops.cast(y_pred > self.limit, "float32")))
+
+    def result(self) -> Any:
+        return self.count
+
+
+class AboveTold(Above):
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "limit": self.limit}
+
+
+class Slower(keras.optimizers.SGD):
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient, variable, learning_rate / 2)
+
+
+def twice(x: Any) -> Any:
+    return 2 * x
+
+
+def asymmetric(y_true: Any, y_pred: Any) -> Any:
+    return ops.mean(ops.maximum(3 * (y_true - y_pred), y_pred - y_true), axis=-1)
+
+
+def objects() -> dict[str, Any]:
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((3,))
+    dense = keras.layers.Dense(2, activation=twice)
+    model = keras.Model(inputs, Scaled(3.0)(dense(inputs)))
+    model.compile(Slower(0.5), FocalTold(gamma=1.5), metrics=[AboveTold(0.25)])
+    return {
+        "loss": Focal(gamma=3.0),
+        "wrapped": keras.losses.MeanSquaredError(),
+        "metric": AboveTold(0.25),
+        "mean": keras.metrics.MeanMetricWrapper(asymmetric, name="mean"),
+        "optimizer": Slower(0.5),
+        "model": model,
+        "several": [keras.Sequential([keras.Input((3,)), Scaled(2.0)])],
+    }
+
+
+def told(found: dict[str, Any]) -> list[np.ndarray]:
+    """Return what the objects compute."""
+    x = np.linspace(0, 1, 12, dtype="float32").reshape(4, 3)
+    y = x[:, :2] + 0.3
+    values = [found[name](y, y * 0.5) for name in ("loss", "wrapped")]
+    for name in ("metric", "mean"):
+        found[name].update_state(y, y * 0.5)
+        values.append(found[name].result())
+    weight = keras.Variable(np.ones(2, "float32"))
+    found["optimizer"].apply([ops.ones(2)], [weight])
+    values += [weight, found["model"](x), found["several"][0](x)]
+    found["model"].fit(x, y, batch_size=4, shuffle=False, verbose=0)
+    return [np.array(value) for value in (*values, *found["model"].get_weights())]
+
+
+def test_they_are_the_same_where_they_come_to(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(dumps((told, objects())))
+    code = (
+        "import pickle, sys; folder = sys.argv[1]; "
+        "told, found = pickle.load(open(folder + '/in', 'rb')); "
+        "pickle.dump(told(found), open(folder + '/out', 'wb'))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-I", "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    there = pickle.loads((tmp_path / "out").read_bytes())
+    for ours, theirs in zip(told(objects()), there, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def compiled(**given: Any) -> Any:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(**given)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: Above(0.25), "of Above leaves out limit"),
+        (lambda: [Above(), "accuracy"], "of Above leaves out limit"),
+        (lambda: compiled(loss=Focal(1.5)), "of Focal leaves out gamma"),
+        (lambda: compiled(loss="mse", metrics=[Above()]), "of Above leaves out limit"),
+    ],
+)
+def test_a_configuration_that_leaves_something_out_is_refused(made: Any, message: str) -> None:
+    kept = made()
+
+    def model_fn() -> Any:
+        return kept
+
+    named = r"(variable 'kept' captured by function|element 0 \(a tests).*"
+    with pytest.raises(InvalidInputError, match=named + rf"get_config\(\) {message}.*inside"):
+        check_picklable({"model_fn": model_fn})
