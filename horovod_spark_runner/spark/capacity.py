@@ -117,19 +117,21 @@ def check_slots(
             it can run.
         EnvironmentProblem: Spark's settings rule barrier scheduling or the resources out.
     """
-    if str(spark.conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
+    shape = task_shape(spark, options)
+    asked = None if workers is None else workers // shape.ranks
+    master = master_of(spark)
+    in_driver = re.fullmatch(r"local(\[.*\])?", master) is not None
+    dynamic = str(spark.conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
+    if dynamic and not in_driver:
         raise EnvironmentProblem(
             "spark.dynamicAllocation.enabled is true, but Spark starts the tasks of a barrier "
             "stage, all at once, only with a fixed set of executors; set it to false"
         )
-    shape = task_shape(spark, options)
-    asked = None if workers is None else workers // shape.ranks
-    master = master_of(spark)
     fixed = local_capacity(master, shape.cpus, os.cpu_count() or 1)
     if fixed is not None and fixed.slots < (asked or 1):
         raise _not_enough(asked or 1, shape, fixed, f"master {master} more cores")
     context = classic_context(spark)
-    if context is None or re.fullmatch(r"local(\[.*\])?", master):
+    if context is None or in_driver:
         if asked is not None:
             return Allotment(asked, shape, None if fixed is None else fixed.slots)
         if fixed is None:

@@ -160,6 +160,49 @@ def test_mpirun_is_ended(spark: Any, tmp_path: Path, number: signal.Signals, tol
     assert seconds < SOON
 
 
+def raise_once_told(folder: str) -> None:
+    """Leave the process ids in ``folder``; rank 1 then raises once the file "go" is there."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    Path(folder, f"{hvd.rank()}.pid").write_text(f"{os.getpid()} {own_task()}")
+    while hvd.rank() == 0 or not Path(folder, "go").exists():
+        hvd.allreduce(tf.constant(1.0), name="x")
+        time.sleep(0.02)
+    raise ValueError("told to")
+
+
+def test_a_stopped_mpirun_hides_no_exception(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would end the ranks, which wait for it."""
+
+    def do() -> None:
+        signal_mpirun(signal.SIGSTOP)
+        (tmp_path / "go").touch()
+
+    fault = Fault(tmp_path, 2, do)
+    fault.start()
+    with pytest.raises(RankFailedError, match="ValueError: told to") as caught:
+        HorovodRunner(2, stream_logs=False).run(raise_once_told, str(tmp_path))
+    assert caught.value.rank == 1
+    assert time.monotonic() - fault.at < SOON
+    named = (
+        r"mpirun \(process \d+\) is stopped \(by SIGSTOP or a debugger\): until it goes on, ranks"
+    )
+    assert re.search(named, caplog.text)
+    await_nothing_left()
+
+
+def test_a_stopped_mpirun_is_named_by_a_stall(spark: Any, tmp_path: Path) -> None:
+    error, _ = run_with_fault(
+        tmp_path, 2, lambda fault: signal_mpirun(signal.SIGSTOP), stall_timeout=4
+    )
+    assert isinstance(error, StalledError)
+    assert re.search(r"; mpirun \(process \d+\) is stopped", str(error))
+
+
 @pytest.mark.parametrize(
     "cancel",
     [

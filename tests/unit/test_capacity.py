@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from horovod_spark_runner.errors import InvalidInputError, NotEnoughSlotsError
+from horovod_spark_runner.errors import EnvironmentProblem, InvalidInputError, NotEnoughSlotsError
 from horovod_spark_runner.settings.launching import LaunchSettings
 from horovod_spark_runner.spark import capacity as capacity_module
 from horovod_spark_runner.spark.capacity import (
@@ -52,6 +52,7 @@ class Cluster:
         self.master = master
         self.conf = self._sc = self._jsc = self
         self.startTime = 0
+        self.settings: dict[str, str] = {}
         self.maxNumConcurrentTasks = lambda profile: slots
         self.size = lambda: 1 + bool(slots)  # of what tells the memory of driver and executors
 
@@ -61,6 +62,7 @@ class Cluster:
             "spark.task.cpus": "1",
             "spark.executor.cores": "4",
             "spark.executor.memory": "8g",
+            **self.settings,
         }
         return known.get(name, default)
 
@@ -132,6 +134,20 @@ def test_as_many_as_there_are(
     assert (found.workers, found.slots) == (workers, workers)
     assert re.search(f"num_workers={workers}, as many as Spark can run.*{reason}", found.describe())
     assert check_slots(session, LaunchSettings(), 2).workers == 2
+
+
+def test_dynamic_allocation_is_refused_where_there_are_executors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(capacity_module, "java_profile", lambda *arguments: None)
+    for master in ("spark://h:1", "local-cluster[2,3,1024]", "yarn", "local[4]", "local"):
+        session: Any = Cluster(master, 1)
+        session.settings["spark.dynamicAllocation.enabled"] = "true"
+        if master.startswith("local") and "cluster" not in master:
+            assert check_slots(session, LaunchSettings(), 1).workers == 1
+            continue
+        with pytest.raises(EnvironmentProblem, match=r"dynamicAllocation.* set it to false"):
+            check_slots(session, LaunchSettings(), 1)
 
 
 def test_where_there_are_none_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

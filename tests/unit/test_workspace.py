@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,8 +16,10 @@ import psutil
 import pytest
 
 from horovod_spark_runner.launch.slot import workspace as module
+from horovod_spark_runner.launch.slot.daemon import Daemon
 from horovod_spark_runner.launch.slot.workspace import Workspace
 from horovod_spark_runner.machine import numbering
+from tests.faults.disks import memory_disk
 
 # Says where its directories are, and the number of its sweeper.
 SLOT = """
@@ -102,3 +105,19 @@ def test_what_may_be_of_a_living_slot_is_left_alone(temporary: Path) -> None:
     open_to_all.chmod(0o700)
     with another():
         assert not open_to_all.exists()
+
+
+def test_an_mpirun_that_found_no_room_is_said_to_have(temporary: Path) -> None:
+    command = ["/bin/sh", "-c", "kill -BUS $$"]
+    with memory_disk(temporary / "disk", "1m") as disk, contextlib.ExitStack() as closing:
+        for place, told in (
+            (disk, r"SIGBUS\): \S+/hsr-\S+ has 1 MiB left \(TMPDIR\)"),
+            (temporary, "SIGBUS\\)$"),
+        ):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(module, "short_temporary", lambda below, place=place: str(place))
+                made = Workspace(uuid.uuid4().hex[:8])
+            closing.callback(made.close)
+            daemon = Daemon(command, dict(os.environ), made)
+            closing.callback(daemon.close)
+            assert re.search(told, daemon.describe_end())

@@ -114,6 +114,17 @@ class RankOutcome:
         return -1 if self.placement is None else self.placement.rank
 
 
+def kind_of(error: Exception) -> str:
+    """Return the kind of failure that an error of a slot itself is."""
+    return ENVIRONMENT if isinstance(error, EnvironmentProblem) else LAUNCH
+
+
+def in_short(error: Exception) -> str:
+    """Return an error of a slot itself as one line."""
+    # Of other errors (a full disk, no descriptors) the kind says as much as the text.
+    return str(error) if isinstance(error, HorovodSparkError) else repr(error)
+
+
 def describe_exception(error: BaseException) -> tuple[str, str, str]:
     """Return the qualified type name, one-line message and formatted traceback of ``error``."""
     cls = type(error)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ...machine import environment_at_start
+from ...machine import environment_at_start, is_stopped
 from ...settings.launching import MpiOptions
 from ..shared.command import daemon_environment, mpirun_command
 from ..shared.network import Interface, daemon_network
@@ -22,7 +23,7 @@ from ..shared.processes import (
     start_tethered,
 )
 from ..shared.topology import Node, Part
-from .workspace import Workspace
+from .workspace import SMALL_MEMORY, Workspace
 
 # How long it gets to take its processes and files away when it is ended.
 END_GRACE = 2.0
@@ -71,11 +72,20 @@ class Daemon:
             handlers.update(dict.fromkeys(self._watched, _look))
         return handlers
 
+    def describe_stop(self) -> str:
+        """Say that it has been stopped; ``""`` if it has not."""
+        if not is_stopped(self._process.pid):
+            return ""
+        return f"{self._name} (process {self._process.pid}) is stopped (by SIGSTOP or a debugger)"
+
     def describe_end(self) -> str:
         """Say how it ended; all of its output is then in `log_tail`."""
         code = self._process.wait()
         self._output.drain()
-        return f"{self._name} {describe_exit(code)}"
+        room = self._workspace.room_left() if code == -signal.SIGBUS else SMALL_MEMORY
+        # PMIx maps a file there, whose pages are taken when they are written.
+        full = f": {self._workspace.path} has {room / 2**20:.0f} MiB left (TMPDIR)"
+        return f"{self._name} {describe_exit(code)}{full if room < SMALL_MEMORY else ''}"
 
     def end(self) -> None:
         """End it and with it all shims of its host; safe to call again."""

@@ -15,6 +15,8 @@ from .json_door import Caller, JsonDoor, RemoteLaunch
 from .node_door import NodeDoor, daemon_arguments, send_to_node
 from .workspace import Workspace
 
+# Seconds between looks at whether it has been stopped.
+LOOK_SECONDS = 2.0
 BACKING_DIRECTORY = "OMPI_MCA_btl_sm_backing_directory"
 
 
@@ -28,11 +30,14 @@ class NodeRuntime:
 
     Attributes:
         problem: why a daemon on another host cannot be started; ``""`` if nothing is wrong.
+        stopped: that it has been stopped, when last looked at; ``""`` if it has not.
     """
 
     def __init__(self, interface: Interface, key: bytes, workspace: Workspace) -> None:
         self.interface = interface
         self.problem = ""
+        self.stopped = ""
+        self._looked = 0.0
         self._key = key
         self._workspace = workspace
         self._part: Part | None = None
@@ -93,6 +98,17 @@ class NodeRuntime:
         if self._daemon is not None:
             handlers.update(self._daemon.handlers())
         return handlers
+
+    def look(self, now: float) -> str:
+        """Look now and then whether it has been stopped; return what is to be told of that."""
+        if self.is_over or now - self._looked < LOOK_SECONDS:
+            return ""
+        assert self._daemon is not None
+        self._looked, before = now, self.stopped
+        self.stopped = self._daemon.describe_stop()
+        if not self.stopped or before:
+            return ""
+        return f"{self.stopped}: until it goes on, ranks can neither end nor join"
 
     def describe_end(self) -> str:
         """Say how it ended; all of its output is then in `log_tail`."""

@@ -13,6 +13,8 @@ from .rank_process import LargeResult, RankProcess
 
 # How long a rank may go on after the world ended, to tell of its own failure first.
 ABORT_GRACE = 2.0
+# How long a rank that has told why it failed may take to end: MPI's abort hangs without mpirun.
+END_SECONDS = 5.0
 # How long the Python stacks of a process take to be written.
 STACKS_GRACE = 0.5
 
@@ -39,6 +41,7 @@ class Rank:
         self._failure: Failure | None = None
         self._shim: Caller | None = None
         self._world_ended: float | None = None
+        self._told_since: float | None = None
 
     @property
     def started(self) -> bool:
@@ -78,6 +81,10 @@ class Rank:
             self.timings.update(end.timings)
             self.large = end.large
             self.settle(end.result, end.failure)
+        if not self.settled and (told := self.process.told_failure()) is not None:
+            self._told_since = self._told_since or now
+            if now - self._told_since > END_SECONDS:
+                self.settle(None, told)
         if self._shim is not None and self._shim.ended and not self.settled:
             # mpirun ended it, because another rank failed or because it died itself.
             self._world_ended = self._world_ended or now

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ...errors import EnvironmentProblem, HorovodSparkError, LaunchError
+from ...errors import HorovodSparkError, LaunchError
 from ...machine import environment_at_start
 from ..shared.command import worker_environment
 from ..shared.messages import (
@@ -37,7 +37,7 @@ from ..shared.messages import (
     Stop,
 )
 from ..shared.network import choose_interface, node_identity, own_interfaces, route_to
-from ..shared.outcome import ABORTED, ENVIRONMENT, LAUNCH, STALLED, Failure, RankOutcome
+from ..shared.outcome import ABORTED, LAUNCH, STALLED, Failure, RankOutcome, in_short, kind_of
 from ..shared.processes import can_be_read
 from ..shared.rendezvous import info_of, placed
 from ..shared.slot_plan import ORPHAN_GRACE, SlotPlan
@@ -163,7 +163,7 @@ class Slot:
         except StoppedError as stopped:
             self._fail(ABORTED, str(stopped))
         except Exception as error:  # becomes the ranks' outcome; the driver raises it
-            self._fail(_kind_of(error), _describe(error))
+            self._fail(kind_of(error), in_short(error))
         if self._part is not None and self._mpi.has_ended:
             end = self._mpi.describe_end()
             for rank in self._ranks:
@@ -184,8 +184,8 @@ class Slot:
             self._start()
             own: Joining = Located(self._info())
         except (HorovodSparkError, OSError) as error:
-            self._fail(_kind_of(error), _describe(error))
-            own = CannotJoin(self._index, _describe(error))
+            self._fail(kind_of(error), in_short(error))
+            own = CannotJoin(self._index, in_short(error))
         answer = self._link.ask(own)
         if isinstance(answer, Refused):
             raise LaunchError(answer.reason)
@@ -247,7 +247,7 @@ class Slot:
             self._tell_of_leaving()
             now = time.monotonic()
             self._check_executor(now)
-            self._check_daemon()  # first: the ranks die of its death
+            self._check_daemon(now)  # first: the ranks die of its death
             for rank in self._ranks:
                 rank.check(now)
             self._check_start(now)
@@ -294,7 +294,9 @@ class Slot:
             self._abort(ABORTED, EXECUTOR_ENDED)
             self._mpi.end()
 
-    def _check_daemon(self) -> None:
+    def _check_daemon(self, now: float) -> None:
+        if news := self._mpi.look(now):
+            self._link.tell(Notice(news, warn=True))
         if self._mpi.problem:
             self._abort(LAUNCH, self._mpi.problem)
         if self._mpi.was_killed and not self._settled:
@@ -318,7 +320,8 @@ class Slot:
 
     def _check_stall(self, now: float) -> None:
         if self._stall is not None and now - self._stall[0] > STACKS_GRACE:
-            self._abort(STALLED, self._stall[1])
+            told = filter(None, (self._stall[1], self._mpi.stopped))
+            self._abort(STALLED, "; ".join(told))
 
     def _check_end(self, now: float) -> None:
         """After a rank failed: give MPI a moment to end the others, then end it."""
@@ -389,12 +392,3 @@ class Slot:
     def _rank_at(self, index: int) -> int:
         placement = self._ranks[index].placement if index < len(self._ranks) else None
         return -1 if placement is None else placement.rank
-
-
-def _kind_of(error: Exception) -> str:
-    return ENVIRONMENT if isinstance(error, EnvironmentProblem) else LAUNCH
-
-
-def _describe(error: Exception) -> str:
-    # Of other errors (a full disk, no descriptors) the kind says as much as the text.
-    return str(error) if isinstance(error, HorovodSparkError) else repr(error)

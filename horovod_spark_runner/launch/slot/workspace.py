@@ -24,7 +24,7 @@ _PREFIX = "hsr-"
 _OWNER = "owner-"
 CLOSE_TIMEOUT = 10.0
 _SHARED_MEMORY = Path("/dev/shm")
-# Bytes of shared memory below which MPI may not start.
+# Bytes of shared memory, or of the temporary folder, below which MPI may not start.
 SMALL_MEMORY = 32 * 2**20
 
 
@@ -59,10 +59,11 @@ class Workspace:
     @staticmethod
     def shared_memory_left() -> int:
         """Return how many bytes shared memory has room for."""
-        try:
-            return shutil.disk_usage(_SHARED_MEMORY).free
-        except OSError:
-            return 0
+        return _room_left(_SHARED_MEMORY)
+
+    def room_left(self) -> int:
+        """Return how many bytes the slot's own folder has room for."""
+        return _room_left(self.path)
 
     def folder(self, name: str) -> Path:
         """Return a new private folder inside."""
@@ -138,6 +139,13 @@ def _shared_memory(name: str) -> Path | None:
         return path
     except OSError:
         return None
+
+
+def _room_left(place: Path) -> int:
+    try:
+        return shutil.disk_usage(place).free
+    except OSError:
+        return 0
 
 
 def is_private(path: Path) -> bool:
