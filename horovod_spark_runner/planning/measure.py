@@ -132,22 +132,39 @@ def _shared(
         return []
     found: dict[float, Crowded] = {}
     for per_core in sorted({2, min(wanted, _MOST_PER_CORE)}):
-        enough = every.here >= per_core
-        count = len(every.ranks) if enough else len(set(every.hosts)) * per_core
-        if count * checked.fit.batch_size > question.spec.train.rows:
+        one = _crowd(checked, replace(question, per_core=per_core), every, modules, console)
+        if one is None:
             break
-        asked_of = replace(question, per_core=per_core)
-        try:
-            result = _answers(checked, measure_shared, asked_of, count, modules)
-        except NotEnoughSlotsError:
-            break
-        except HorovodSparkError as error:
-            console.say(f"what {in_words(per_core)} on a core take is not known: {brief(error)}")
-            break
-        hosts = tuple(one.host for one in result.placement)
-        one = Crowded(result.results, hosts)
         found.setdefault(one.per_core, one)
     return list(found.values())
+
+
+def _crowd(
+    checked: CheckedRequest,
+    question: Question,
+    every: Launched,
+    modules: Sequence[str],
+    console: Console,
+) -> Crowded | None:
+    """Let so many ranks share each core; ``None`` if there is no room, or they cannot."""
+    per_core = question.per_core
+    all_cores = len(every.ranks) * per_core
+    fewest = len(every.ranks) if every.here >= per_core else len(set(every.hosts)) * per_core
+    # Ranks are slower where no core is free, as in a training of so many.
+    for count in dict.fromkeys((all_cores, fewest)):
+        if count * checked.fit.batch_size > question.spec.train.rows:
+            continue
+        try:
+            result = _answers(checked, measure_shared, question, count, modules)
+        except NotEnoughSlotsError:
+            continue
+        except HorovodSparkError as error:
+            console.say(f"what {in_words(per_core)} on a core take is not known: {brief(error)}")
+            return None
+        hosts = tuple(one.host for one in result.placement)
+        if count == fewest or set(hosts) == set(every.hosts):
+            return Crowded(result.results, hosts)
+    return None
 
 
 def _answers(
