@@ -179,7 +179,7 @@ def measured_for(frame: Any, case: Case, folder: Path, here: int, cores: int | N
         batch_size=case.batch_size,
         batch_sizes=(),
         epochs=EPOCHS,
-        networks=(),
+        networks=("1gbit",),
         ranks_per_host=here,
         cores_per_host=cores,
         data=DataOptions(shapes={"image": (SIDE, SIDE, 1)}, data_dir=folder / "rows"),

@@ -163,7 +163,8 @@ def left_behind(place: Location, destination: Location) -> dict[str, Any] | None
             return found
         if not told:
             logger.warning(
-                "%s is of another machine; whether its call still lives shows in at most %.0f s",
+                "%s is of another machine or container; whether its call lives shows in at most "
+                "%.0f s",
                 place,
                 STALE_SECONDS,
             )

@@ -59,6 +59,8 @@ class Converter:
             InvalidInputError: it cannot be right.
         """
         kind = kind_of(_field(self.settings, self.name))
+        if kind.converter == "toInt" and isinstance(value, float) and value.is_integer():
+            value = int(value)  # as Spark's own converter does
         checked = kind.check(camel_case(self.name), value)
         if checked is None:
             return None
@@ -68,6 +70,11 @@ class Converter:
             checked = dict(checked)
         checked = _apart(checked)
         return getattr(TypeConverters, kind.converter)(checked)
+
+
+def _converted(one: Param[Any], value: Any) -> Any:
+    own = isinstance(one.typeConverter, Converter) and value is not None
+    return one.typeConverter.checked(value) if own else value
 
 
 def _apart(value: Any) -> Any:
@@ -228,7 +235,8 @@ class PredictionParams(FeatureParams):
             InvalidInputError: a key is no stage's Param, or a value cannot be right.
         """
         check_params(extra or {})
-        copied: P = super().copy(dict(extra or {}))  # type: ignore[misc]
+        given = {one: _converted(one, value) for one, value in (extra or {}).items()}
+        copied: P = super().copy(given)  # type: ignore[misc]
         # Spark's copy shares the defaults, which a caller of a getter may change.
         defaults = {one: _apart(value) for one, value in copied._defaultParamMap.items()}
         copied._defaultParamMap = defaults

@@ -56,6 +56,10 @@ def named_links(networks: Sequence[str | Link]) -> list[tuple[str, Link]]:
     """
     if isinstance(networks, (str, Link)) or not isinstance(networks, Sequence):
         raise InvalidInputError(f"networks must be a list, got {brief(networks)}")
+    if not networks:
+        raise InvalidInputError(
+            "networks is an empty list; name those to plan for, such as ['10gbit'], or leave it out"
+        )
     links = [link_of(given) for given in networks]
     return [
         (given if isinstance(given, str) else link_text(link), link)
@@ -71,4 +75,4 @@ def check_counts(name: str, given: object) -> list[int]:
     """
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise InvalidInputError(f"{name} must be a list of whole numbers, got {brief(given)}")
-    return [check_count(name, one) for one in given]
+    return [check_count(f"{name}[{index}]", one) for index, one in enumerate(given)]

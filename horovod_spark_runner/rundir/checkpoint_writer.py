@@ -92,14 +92,22 @@ class CheckpointWriter:
     def _write(
         self, info: CheckpointInfo, files: Mapping[str, Arrays], accounts: Sequence[Account]
     ) -> None:
-        patiently(
-            functools.partial(self._write_once, info, files, accounts),
-            f"the checkpoint of step {info.step} could not be written to "
-            f"{self._directory.checkpoints}",
-            "Those before are untouched; once the storage takes files again, the same call goes on "
-            "from the newest. With on_error='warn' the training goes on without",
-            self._pause,
-        )
+        what = f"the checkpoint of step {info.step} could not be written"
+        try:
+            patiently(
+                functools.partial(self._write_once, info, files, accounts),
+                f"{what} to {self._directory.checkpoints}",
+                "Those before are untouched; once the storage takes files again, the same call "
+                "goes on from the newest. With on_error='warn' the training goes on without",
+                self._pause,
+            )
+        except CheckpointError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            raise CheckpointError(
+                f"{what}: run_dir {self._directory.location}, or what it held, was deleted while "
+                f"this run wrote to it ({error.__cause__}), and so may be the checkpoints before"
+            ) from error.__cause__
 
     def _write_once(
         self, info: CheckpointInfo, files: Mapping[str, Arrays], accounts: Sequence[Account]

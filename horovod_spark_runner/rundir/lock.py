@@ -91,7 +91,7 @@ class RunLock:
         if self._taken(watch):
             return
         logger.warning(
-            "%s is of another machine; whether its run still lives shows in at most %.0f s",
+            "%s is of another machine or container; whether its run lives shows in at most %.0f s",
             self._place,
             STALE_SECONDS,
         )

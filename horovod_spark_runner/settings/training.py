@@ -44,8 +44,7 @@ def _check_class_weight(name: str, weights: object) -> dict[int, float]:
             for label, weight in weights.items()
         }
     if not isinstance(weights, Mapping) or not all(
-        isinstance(label, Integral)
-        and not isinstance(label, bool)
+        isinstance(label, Integral)  # also True and False, as of labels that are those
         and isinstance(weight, Real)
         and math.isfinite(weight)
         and float(weight) >= 0

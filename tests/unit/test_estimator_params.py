@@ -92,6 +92,17 @@ def test_run_training_has_no_setting_that_the_estimator_lacks() -> None:
     assert {camel_case(name) for name in taken - set(otherwise)} <= params
 
 
+def test_maps_give_what_setters_give() -> None:
+    """Spark converts what a map holds, too: a whole number may come as 2.0, as of a grid."""
+    estimator = HorovodEstimator()
+    copied = estimator.copy({estimator.epochs: 2.0, estimator.classWeight: {True: 3, False: 1}})
+    assert repr(copied.getEpochs()) == "2"
+    assert repr(copied.getClassWeight()) == repr({1: 3.0, 0: 1.0})
+    assert repr(estimator.setEpochs(3.0).getEpochs()) == "3"
+    with pytest.raises(InvalidInputError, match=r"epochs must be a whole number .* got 2\.5"):
+        estimator.copy({estimator.epochs: 2.5})
+
+
 def test_setters_return_the_estimator_and_none_takes_back() -> None:
     estimator = HorovodEstimator(epochs=3).setEpochs(4).setLabelCol("y").setWeightCol("w")
     assert (estimator.getEpochs(), estimator.getLabelCol(), estimator.getWeightCol()) == (
@@ -135,7 +146,7 @@ def test_setters_return_the_estimator_and_none_takes_back() -> None:
         ({"data": {"transforms": {"x": 3}}}, "transforms gives column 'x' 3"),
         ({"runDir": ""}, "runDir is empty"),
         ({"numWorkers": 0}, "numWorkers must be"),
-        ({"classWeight": {True: 2.0}}, "classWeight must map classes"),
+        ({"classWeight": {1.5: 2.0}}, "classWeight must map classes"),
     ],
 )
 def test_wrong_params_are_refused_when_they_are_given(params: dict[str, Any], message: str) -> None:

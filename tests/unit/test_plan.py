@@ -243,7 +243,9 @@ def test_a_number_of_ranks_is_marked_as_best_only_where_it_pays(tmp_path: Path) 
         ({"networks": "10gbit"}, "networks must be a list"),
         ({"networks": ["soon"]}, "a network is a speed"),
         ({"ranks": 4}, "ranks must be a list of whole numbers"),
-        ({"ranks": [0]}, "ranks must be"),
+        ({"networks": []}, "networks is an empty list; name those to plan for"),
+        ({"ranks": [1, 0]}, r"ranks\[1\] must be a whole number of at least 1, got 0"),
+        ({"batch_sizes": [-1]}, r"batch_sizes\[0\] must be a whole number of at least 1, got -1"),
     ],
 )
 def test_impossible_questions_are_refused(changes: dict[str, Any], words: str) -> None:

@@ -261,7 +261,8 @@ def test_a_run_directory_that_is_gone_is_not_taken_for_anothers(
     writer, pauses = make_writer()
     directory.location.delete_folder()
     writer.submit(info(1), files())
-    with pytest.raises(CheckpointError, match=r"lock\.json is gone"):
+    told = r"step 1 could not be written: run_dir \S+/run, or what it held, was deleted while this"
+    with pytest.raises(CheckpointError, match=rf"{told} run wrote to it .*lock\.json is gone"):
         writer.wait()
     assert len(pauses) == 2
 
