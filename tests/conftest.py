@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import uuid
@@ -44,6 +45,8 @@ def marked(
 
     Ranks that wait for others, which start, save or are held by a fault, leave their core to them.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a script has put behind
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     patient = build(PATIENT, tmp_path_factory.getbasetemp())  # stays where it is, to be looked at
     uses_spark = any(item.get_closest_marker("spark") for item in request.session.items)
     options = java.options() if uses_spark else java.FAST
