@@ -65,10 +65,11 @@ def _is_custom(thing: Any) -> bool:
 
 
 def is_by_value(thing: Any) -> bool:
-    """Tell whether a class or function is pickled by value, as one that workers cannot import."""
-    if thing.__module__ == "__main__" or "<locals>" in thing.__qualname__:
+    """Tell whether a class or function is pickled by value, as one that others cannot import."""
+    module = thing.__module__
+    if module == "__main__" or module not in sys.modules or "<locals>" in thing.__qualname__:
         return True
-    return thing.__module__ in cloudpickle.list_registry_pickle_by_value()
+    return module in cloudpickle.list_registry_pickle_by_value()
 
 
 def reduce_keras_object(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from keras import ops
 
 from horovod_spark_runner.errors import InvalidInputError
+from horovod_spark_runner.pickling import Pickler
 from horovod_spark_runner.serialize import check_picklable, dumps
 
 
@@ -130,6 +132,17 @@ def test_they_are_the_same_where_they_come_to(tmp_path: Path) -> None:
     there = pickle.loads((tmp_path / "out").read_bytes())
     for ours, theirs in zip(told(objects()), there, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_what_a_function_returns_is_held_to_the_same() -> None:
+    """On a rank, the module of a class that came by value is none that could be imported."""
+    there = {"__module__": "a_module_of_the_drivers"}
+    untold, told = (type(cls.__name__, (cls,), dict(there)) for cls in (Above, AboveTold))
+    with pytest.raises(pickle.PicklingError, match="of Above leaves out limit"):
+        Pickler(io.BytesIO()).dump(untold(0.25))
+    stream = io.BytesIO()
+    Pickler(stream).dump(told(0.25))
+    assert pickle.loads(stream.getvalue()).limit == 0.25
 
 
 def compiled(**given: Any) -> Any:
