@@ -30,7 +30,13 @@ def meet(folder: str, name: str, others: list[str]) -> tuple[int, int, int]:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{name} is alone")
         time.sleep(0.05)
+    if ASKED in others:
+        time.sleep(2)  # it comes to wait meanwhile
     return hvd.rank(), int(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)), os.getppid()
+
+
+# What is there once a run that has to wait is asked for.
+ASKED = "asked"
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
@@ -62,8 +68,12 @@ def test_runs_share_the_slots_there_are(
     def run(name: str, ranks: int | None, others: list[str]) -> Callable[[], Any]:
         return lambda: HorovodRunner(ranks, spark=spark).run(meet, folder, name, others).results
 
+    def ask_for_all() -> Any:
+        (tmp_path / f"{ASKED}-0").touch()
+        return run("all", None, ["one", "two"])()
+
     one, two, everything = at_once(
-        run("one", 2, ["two"]), run("two", 2, ["one"]), run("all", None, ["one", "two"])
+        run("one", 2, ["two", ASKED]), run("two", 2, ["one", ASKED]), ask_for_all
     )
     parents = {parent for _, _, parent in (*one, *two, *everything)}
     assert [result[:2] for result in one] == [(0, 2), (1, 2)]
