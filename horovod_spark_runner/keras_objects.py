@@ -11,6 +11,7 @@ import copyreg
 import inspect
 import pickle
 import sys
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,20 +19,29 @@ import cloudpickle
 
 # Modules whose objects need no pickling: the workers have them.
 _KNOWN = ("keras", "tensorflow", "numpy", "builtins")
+# Keras looks here first for functions, by their bare names.
+_BUILT_IN = ("activations", "constraints", "initializers", "losses", "metrics", "regularizers")
+# Arguments of its layers that Keras restores otherwise, or that no longer matter once it is made.
+_RESTORED = ("autocast", "batch_input_shape", "batch_size", "input_dim", "input_shape", "weights")
 
 
-def living_objects(value: Any) -> dict[str, Any]:
+def living_objects(value: Any) -> dict[str, list[Any]]:
     """Return classes and functions by name: of a model's layers, or an object, and what they hold.
 
     Args:
         value: a Keras object.
+
+    Returns:
+        Those of each name; several where a name says too little.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, list[Any]] = {}
     for part in _parts(value):
-        if inspect.isfunction(part):
-            found.setdefault(part.__name__, part)
-        elif _is_custom(type(part)):
-            found.setdefault(type(part).__name__, type(part))
+        thing = part if inspect.isfunction(part) else type(part)
+        if not inspect.isfunction(part) and not _is_custom(thing):
+            continue
+        named = found.setdefault(thing.__name__, [])
+        if all(other is not thing for other in named):
+            named.append(thing)
     return found
 
 
@@ -66,53 +76,132 @@ def _is_custom(thing: Any) -> bool:
 
 def is_by_value(thing: Any) -> bool:
     """Tell whether a class or function is pickled by value, as one that others cannot import."""
-    module = thing.__module__
-    if module == "__main__" or module not in sys.modules or "<locals>" in thing.__qualname__:
+    name = str(thing.__module__)
+    if name == "__main__" or name not in sys.modules:
         return True
-    return module in cloudpickle.list_registry_pickle_by_value()
+    for module in cloudpickle.list_registry_pickle_by_value():
+        if name == module or name.startswith(f"{module}."):
+            return True
+    found: Any = sys.modules[name]
+    for part in thing.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is not thing
 
 
 def reduce_keras_object(value: Any) -> Any:
-    """Return how a Keras object is pickled, or ``NotImplemented`` where Keras' own way will do.
+    """Return how a Keras object is pickled, or ``NotImplemented`` where its own way will do.
 
     Raises:
-        pickle.PicklingError: a configuration does not tell all that an object was made with.
+        pickle.PicklingError: a configuration does not tell all that an object was made with, or
+            which of several functions or classes of one name.
     """
     keras: Any = sys.modules.get("keras")
     # There is no layer while Keras is being imported.
     bases = getattr(getattr(keras, "Layer", None), "__mro__", ())
-    saveable = next((base for base in bases if base.__name__ == "KerasSaveable"), None)
+    saveable: Any = next((base for base in bases if base.__name__ == "KerasSaveable"), None)
     if saveable is None or not isinstance(value, saveable):
         return NotImplemented
-    custom = {name: found for name, found in living_objects(value).items() if _is_custom(found)}
+    cls: Any = type(value)
+    if cls.__reduce__ is not saveable.__reduce__ or cls.__reduce_ex__ is not saveable.__reduce_ex__:
+        return NotImplemented  # the user's own way
+    custom = _custom_objects(value, keras)
     if not custom:
         return NotImplemented
     if isinstance(value, keras.losses.Loss):
-        return copyreg.__newobj__, (type(value),), vars(value)  # type: ignore[attr-defined]
+        return copyreg.__newobj__, (cls,), _state(value)  # type: ignore[attr-defined]
     for part in _parts(value):
         if not inspect.isfunction(part) and is_by_value(type(part)):
             _check_told(part)
-    name_of = keras.saving.get_registered_name
-    named = {key: found for name, found in custom.items() for key in (name, name_of(found))}
-    # A configuration may also name what is registered and not yet made.
-    given = {**keras.saving.get_custom_objects(), **named}
+    given = {key: _only(key, found, keras) for key, found in custom.items()}
     make, arguments = value.__reduce__()
+    # A configuration may also name what is registered and not yet made.
+    text = _configuration(arguments[0])
+    for key, found in keras.saving.get_custom_objects().items():
+        if f'"{key}"' in text:
+            given.setdefault(key, found)
     return _make_knowing, (given, make, arguments)
 
 
+def _custom_objects(value: Any, keras: Any) -> dict[str, list[Any]]:
+    """Return what Keras may look up, of the user's or a third party's, by the keys it uses."""
+    # Of these alone, Keras pickles the code.
+    parts = [one for one in _parts(value) if isinstance(one, keras.layers.Lambda)]
+    coded = [one.function for one in parts if getattr(one.function, "__name__", "") == "<lambda>"]
+    custom: dict[str, list[Any]] = {}
+    for name, found in living_objects(value).items():
+        for thing in found:
+            if not _is_custom(thing) or any(thing is one for one in coded):
+                continue
+            for key in {name, keras.saving.get_registered_name(thing)}:
+                custom.setdefault(key, []).append(thing)
+    return custom
+
+
+def _only(key: str, found: list[Any], keras: Any) -> Any:
+    what = "classes" if isinstance(found[0], type) else "functions"
+    if len(found) > 1:
+        raise pickle.PicklingError(
+            f"it holds several {what} called {key!r}, and Keras tells them apart by their names "
+            "only, so that one would come out as the other"
+        )
+    others = (getattr(getattr(keras, one, None), key, found[0]) for one in _BUILT_IN)
+    if inspect.isfunction(found[0]) and any(other is not found[0] for other in others):
+        raise pickle.PicklingError(
+            f"it holds a function called {key!r}, as is one of Keras', which would come out in its "
+            "place; call it otherwise"
+        )
+    return found[0]
+
+
+def _state(loss: Any) -> Any:
+    own = getattr(type(loss), "__getstate__", None)
+    if own is None or own is getattr(object, "__getstate__", None):
+        return vars(loss)
+    return loss.__getstate__()
+
+
+def _configuration(archive: Any) -> str:
+    try:
+        with zipfile.ZipFile(archive) as stored:
+            return stored.read("config.json").decode()
+    finally:
+        archive.seek(0)
+
+
 def _check_told(value: Any) -> None:
-    """Check that the configuration of an object of a user's class holds what that takes."""
+    """Check that the configuration of an object of a user's class is that of its ``__init__``."""
     cls = type(value)
     if _is_custom(cls.from_config):  # which knows better
         return
-    taken = inspect.signature(cls.__init__).parameters
-    named = (p.name for p in taken.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
-    missing = sorted(set(named) - {"self"} - set(value.get_config()))
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    kinds = [one.kind for one in parameters]
+    named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    config = value.get_config()
+    missing = sorted(
+        one.name
+        for one in named
+        if one.name not in (*config, *_RESTORED) and not _has_default(value, one)
+    )
     if missing:
         raise pickle.PicklingError(
             f"get_config() of {cls.__name__} leaves out {', '.join(missing)}, which its __init__ "
             "takes, so a copy would be another one"
         )
+    unknown = sorted(set(config) - {one.name for one in named})
+    if unknown and inspect.Parameter.VAR_KEYWORD not in kinds and named:
+        raise pickle.PicklingError(
+            f"get_config() of {cls.__name__} holds {', '.join(unknown)}, which its __init__ does "
+            "not take, so that no copy can be made; let it take **kwargs and pass them on"
+        )
+
+
+def _has_default(value: Any, one: inspect.Parameter) -> bool:
+    """Tell whether an argument is known to be the one that is taken where none is given."""
+    found = getattr(value, one.name, getattr(value, f"_{one.name}", one.empty))
+    try:
+        return found is one.default or bool(found == one.default)
+    except Exception:  # an array of several, say
+        return False
 
 
 def _make_knowing(

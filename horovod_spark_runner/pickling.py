@@ -41,6 +41,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._reduce_code(value)
         if isinstance(value, _CACHED) and is_by_value(value):
             return _cached, (value.__wrapped__, value.cache_parameters())
+        if type(value) is functools.cached_property:  # which may hold a lock
+            return functools.cached_property, (value.func,), {"attrname": value.attrname}
         if (reduced := reduce_keras_object(value)) is not NotImplemented:
             return reduced
         return super().reducer_override(value)
@@ -60,6 +62,7 @@ class _Source:
         self._file = file
 
     def __reduce__(self) -> tuple[Callable[..., str], tuple[str, bytes]]:
+        linecache.checkcache(self._file)  # it may have been edited, and loaded again
         text = "".join(linecache.getlines(self._file))
         # Frameworks are looked for by their names in what is pickled; this is no use of them.
         return _know_source, (self._file, zlib.compress(text.encode(errors="surrogatepass"), 1))

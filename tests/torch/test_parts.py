@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -340,6 +340,11 @@ def test_losses_that_cannot_be_computed(
         loss_of(given, torch.zeros(output), label)
 
 
+class Scored(NamedTuple):
+    score: Tensor
+    other: Tensor
+
+
 def test_a_sum_over_rows_is_refused_and_what_is_no_mean_is_told() -> None:
     output, label = torch.arange(6.0), torch.zeros(6)
     functions = [("total", lambda o, y: (o - y).sum())]
@@ -354,6 +359,14 @@ def test_a_sum_over_rows_is_refused_and_what_is_no_mean_is_told() -> None:
     given = {"score": torch.zeros(6), "id": torch.ones(6, dtype=torch.int64)}
     (text,) = check_means(functions, given, label)
     assert "'spread' is no mean" in text
+    named = Scored(torch.zeros(6), output)
+    (text,) = check_means([("spread", lambda o, y: o.score.std())], named, label)
+    assert "'spread' is no mean" in text
+    # What the function cannot be given, or makes nothing of, tells nothing.
+    at_least_one = [("grows", lambda o, y: torch.acosh(o).mean())]
+    assert not list(check_means(at_least_one, torch.ones(6), label))
+    sparse = torch.eye(6).to_sparse()
+    assert not list(check_means([("mean", lambda o, y: o.to_dense().mean())], sparse, label))
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "Adamax"])

@@ -185,6 +185,11 @@ def test_rows_that_are_predicted_alike_hide_nothing(warnings: list[str]) -> None
         tf.debugging.assert_equal(p, tf.fill(tf.shape(p), 0.5))
         return squares(y, p)
 
+    def raises(y: Any, p: Any) -> Any:
+        if np.any(np.array(p) != 0.5):
+            raise RuntimeError("scores must be one half")
+        return squares(y, p)
+
     cases: list[tuple[Any, Any, Any]] = [
         (ranked, None, zeros()),
         (Crossed(), None, zeros()),
@@ -198,10 +203,26 @@ def test_rows_that_are_predicted_alike_hide_nothing(warnings: list[str]) -> None
         assert len(warnings) == number + 1, number
         assert "is no mean over the rows" in warnings[-1]
     # What takes none but the model's own predictions is tried on those alone.
-    model.compile("sgd", guarded, metrics=[guarded])
-    model.test_on_batch(X, Y)
-    probe.Probe(model, DATA).run()
+    model = keras.Sequential([keras.Input((3,)), zeros("sigmoid")])
+    for refusal in (guarded, raises):
+        model.compile("sgd", refusal, metrics=[refusal], run_eagerly=True)
+        model.test_on_batch(X, Y)
+        probe.Probe(model, DATA).run()
     assert len(warnings) == len(cases)
+    # What is refused is refused.
+    model = keras.Sequential([keras.Input((3,)), zeros()])
+    model.compile("sgd", lambda y, p: ops.sum(ops.relu(p)))
+    model.test_on_batch(X, Y)
+    with pytest.raises(ModelError, match="is a sum over the rows"):
+        probe.Probe(model, DATA).run()
+    model.compile("sgd", ranked)
+    model.test_on_batch(X, Y)
+    with pytest.raises(ModelError, match="is no mean over the rows"):
+        probe.Probe(model, DATA, exact=True).run()
+    model.compile("sgd", "mse", metrics=[Largest()])
+    model.test_on_batch(X, Y)
+    with pytest.raises(ModelError, match="'largest' .* its variable 'value' is not a sum"):
+        probe.Probe(model, DATA).run()
 
 
 def test_a_metric_that_is_no_sum_is_refused() -> None:

@@ -6,6 +6,7 @@ import fnmatch
 import functools
 import inspect
 import linecache
+import os
 import pickle
 import subprocess
 import sys
@@ -100,9 +101,16 @@ def test_code_brings_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     payload = dumps(space["told"])
     script.write_text("# edited since\n" + text)
     assert loaded_elsewhere(payload, show, tmp_path) == text.strip()
+    # What was edited and loaded again is sent as it is now.
+    later = text.replace("x + 1", "x * 1000 + 7")
+    script.write_text(later)
+    os.utime(script, (1, 1))
+    exec(compile(later, str(script), "exec"), space)
+    assert loaded_elsewhere(dumps(space["told"]), show, tmp_path) == later.strip()
     # A process that has read the file itself reads it again when it has changed.
     known = linecache.cache[str(script)]
     assert pickle.loads(payload)(1) == 2
+    assert pickle.loads(dumps(space["told"]))(1) == 1007
     assert linecache.cache[str(script)] is known
 
 
@@ -124,6 +132,22 @@ def test_cached_functions_travel_by_value(tmp_path: Path) -> None:
         return -x
 
     assert loaded_elsewhere(dumps(local), "print(it(3))", tmp_path) == "-3"
+
+    class Holder:
+        @functools.cached_property
+        def half(self) -> float:
+            return 0.5
+
+        @functools.lru_cache  # noqa: B019 - as users write them
+        def twice(self, x: int) -> int:
+            return 2 * x
+
+    show = "print(it.half, vars(it), it.twice(3))"
+    assert loaded_elsewhere(dumps(Holder()), show, tmp_path) == "0.5 {'half': 0.5} 6"
+    # What a rank returns is of a module that it cannot import.
+    again = "import io; from horovod_spark_runner.pickling import Pickler\n"
+    again += "out = io.BytesIO(); Pickler(out).dump(it); print(pickle.loads(out.getvalue())(5))"
+    assert loaded_elsewhere(dumps(space["main"]), again, tmp_path) == "120"
     installed = fnmatch._compile_pattern  # type: ignore[attr-defined]
     assert pickle.loads(dumps(installed)) is installed
 

@@ -82,10 +82,12 @@ class Daemon:
         """Say how it ended; all of its output is then in `log_tail`."""
         code = self._process.wait()
         self._output.drain()
-        room = self._workspace.room_left() if code == -signal.SIGBUS else SMALL_MEMORY
+        end = f"{self._name} {describe_exit(code)}"
         # PMIx maps a file there, whose pages are taken when they are written.
-        full = f": {self._workspace.path} has {room / 2**20:.0f} MiB left (TMPDIR)"
-        return f"{self._name} {describe_exit(code)}{full if room < SMALL_MEMORY else ''}"
+        room = self._workspace.room_left() if code == -signal.SIGBUS else None
+        if room is None or room >= SMALL_MEMORY:
+            return end
+        return f"{end}: {self._workspace.path} has {room / 2**20:.0f} MiB left (TMPDIR)"
 
     def end(self) -> None:
         """End it and with it all shims of its host; safe to call again."""

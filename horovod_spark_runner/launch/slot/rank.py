@@ -41,7 +41,7 @@ class Rank:
         self._failure: Failure | None = None
         self._shim: Caller | None = None
         self._world_ended: float | None = None
-        self._told_since: float | None = None
+        self._told: tuple[float, Failure] | None = None  # since when it says that it failed
 
     @property
     def started(self) -> bool:
@@ -81,10 +81,11 @@ class Rank:
             self.timings.update(end.timings)
             self.large = end.large
             self.settle(end.result, end.failure)
-        if not self.settled and (told := self.process.told_failure()) is not None:
-            self._told_since = self._told_since or now
-            if now - self._told_since > END_SECONDS:
-                self.settle(None, told)
+        if self._told is None and not self.settled:
+            told = self.process.told_failure()
+            self._told = None if told is None else (now, told)
+        elif self._told is not None and now - self._told[0] > END_SECONDS:
+            self.settle(None, self._told[1])
         if self._shim is not None and self._shim.ended and not self.settled:
             # mpirun ended it, because another rank failed or because it died itself.
             self._world_ended = self._world_ended or now

@@ -59,10 +59,10 @@ class Workspace:
     @staticmethod
     def shared_memory_left() -> int:
         """Return how many bytes shared memory has room for."""
-        return _room_left(_SHARED_MEMORY)
+        return _room_left(_SHARED_MEMORY) or 0
 
-    def room_left(self) -> int:
-        """Return how many bytes the slot's own folder has room for."""
+    def room_left(self) -> int | None:
+        """Return how many bytes the slot's own folder has room for, if that can be told."""
         return _room_left(self.path)
 
     def folder(self, name: str) -> Path:
@@ -141,11 +141,11 @@ def _shared_memory(name: str) -> Path | None:
         return None
 
 
-def _room_left(place: Path) -> int:
+def _room_left(place: Path) -> int | None:
     try:
         return shutil.disk_usage(place).free
     except OSError:
-        return 0
+        return None
 
 
 def is_private(path: Path) -> bool:

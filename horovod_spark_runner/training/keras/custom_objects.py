@@ -26,7 +26,8 @@ def find_objects(
         given: objects by name that the model itself was made with.
     """
     registered = keras.saving.get_custom_objects()
-    living = living_objects(model)
+    # Of several that have one name, none is known to be the one that is meant.
+    living = {name: ones[0] for name, ones in living_objects(model).items() if len(ones) == 1}
     found: dict[str, object] = {}
     for part in parts:
         if part.name == LAMBDA:

@@ -6,14 +6,16 @@ begins with zeros gives the same for each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import ModelError
+from ..parting import parting_shares
 from .outputs import leaves, one_number
 
 # How far rounding may be off, relative to the value.
@@ -38,7 +40,9 @@ def check_means(
     Raises:
         ModelError: one is a sum over rows, which would count twice on two ranks.
     """
-    trials = [outputs, _varied(outputs)] if vary else [outputs]
+    trials = [outputs]
+    with contextlib.suppress(Exception):  # a tensor of another kind
+        trials += [_varied(outputs)] if vary else []
     for name, function in functions:
         if not all(_is_mean(name, function, given, target) for given in trials):
             yield (
@@ -63,6 +67,8 @@ def _is_mean(name: str, function: Callable[..., Any], outputs: Any, target: Any)
     if len(numbers) < len(values):  # one value per row, or what is no mean but a pair
         return True
     whole, one, other = numbers
+    if not all(map(math.isfinite, numbers)):
+        return True
     if _close(whole, (first * one + (rows - first) * other) / rows):
         return True
     if _close(whole, one + other):
@@ -76,13 +82,12 @@ def _is_mean(name: str, function: Callable[..., Any], outputs: Any, target: Any)
 def _varied(value: Any) -> Any:
     """Return outputs of which no two are equal, about as large; a probability stays one."""
     if isinstance(value, Tensor) and value.is_floating_point():
-        random = np.random.Generator(np.random.Philox(0))
-        shares = torch.as_tensor(0.3 * random.random(value.shape)).to(value)
+        shares = torch.as_tensor(parting_shares(tuple(value.shape))).to(value)
         return torch.where(value == 0, shares, value * (1 - shares))
     if isinstance(value, Mapping):
         return {key: _varied(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_varied(each) for each in value)
+        return _like(value, map(_varied, value))
     return value
 
 
@@ -96,5 +101,10 @@ def _rows(value: Any, part: slice) -> Any:
     if isinstance(value, Mapping):
         return {key: _rows(each, part) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_rows(each, part) for each in value)
+        return _like(value, (_rows(each, part) for each in value))
     return value
+
+
+def _like(value: Any, parts: Iterable[Any]) -> Any:
+    """Return a list or a tuple, also one with names, of other parts."""
+    return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
