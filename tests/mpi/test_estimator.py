@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -206,7 +205,8 @@ def test_no_fit_begins_after_a_search_was_interrupted(
     def interrupt() -> None:
         while len(begun()) < 2:
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
+        # To this thread itself, which waits: another one would not wake it.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     pressing = threading.Thread(target=interrupt)
     pressing.start()

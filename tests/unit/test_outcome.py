@@ -25,6 +25,7 @@ from horovod_spark_runner.launch.shared.outcome import (
     LAUNCH,
     MPI_ENDED,
     RAISED,
+    STALLED,
     Failure,
     RankOutcome,
     failure_error,
@@ -224,3 +225,14 @@ assert decode_outcomes([value.as_py() for value in batches[0].column("data")]) =
 assert "pandas" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_stall_says_what_any_slot_knows_of_it() -> None:
+    first = Failure(STALLED, 1.0, "no rank reported progress")
+    second = Failure(STALLED, 2.0, "no rank reported progress; mpirun (process 7) is stopped")
+    ended = Failure(
+        ABORTED, 3.0, "ended because another rank failed, in whatever many words that takes"
+    )
+    outcomes = [outcome(0, second), outcome(1, first), outcome(2, ended)]
+    error = failure_error(outcomes[1], outcomes, None)
+    assert str(error).startswith("no rank reported progress; mpirun (process 7) is stopped\n")

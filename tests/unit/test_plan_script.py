@@ -82,7 +82,7 @@ def test_a_script_is_run_as_a_program(tmp_path: Path, capsys: pytest.CaptureFixt
         (["runs/x", "--", "--epochs", "3"], "arguments after --: a plan from a run"),
         (["runs/x", "--ranks", "two"], "--ranks must be whole numbers with commas"),
         (["runs/x", "--ranks", ""], "--ranks must be whole numbers with commas"),
-        (["runs/x", "--ranks", "0"], "ranks must be"),
+        (["runs/x", "--ranks", "0"], "ranks[0] must be a whole number of at least 1"),
         (["runs/x", "--network", "fast"], "a network is a speed such as"),
     ],
 )

@@ -216,7 +216,7 @@ def failure_error(
     if failure.kind == ENVIRONMENT:
         return EnvironmentProblem(f"{_who(cause)} on {cause.host}: {failure.message}")
     if failure.kind == STALLED:
-        return _stalled_error(failure.message, outcomes)
+        return _stalled_error(outcomes)
     others = _summarise_others(cause, outcomes)
     if failure.kind == LAUNCH or failure.kind in _FOLLOWING:
         text = [f"slot {cause.slot} on {cause.host}: {failure.message}"]
@@ -236,14 +236,16 @@ def failure_error(
     return error
 
 
-def _stalled_error(message: str, outcomes: Sequence[RankOutcome]) -> StalledError:
+def _stalled_error(outcomes: Sequence[RankOutcome]) -> StalledError:
     ordered = sorted(outcomes, key=lambda outcome: outcome.rank)
     stacks = {o.rank: o.failure.traceback for o in ordered if o.failure is not None}
     hosts = {o.rank: o.host for o in ordered}
     parts = [
         f"Python stacks of rank {rank} on {hosts[rank]}:\n{text}" for rank, text in stacks.items()
     ]
-    return StalledError("\n\n".join([message, *parts]), stacks=stacks)
+    # All say the same, but one that also knows why.
+    told = [o.failure.message for o in ordered if o.failure and o.failure.kind == STALLED]
+    return StalledError("\n\n".join([max(told, key=len), *parts]), stacks=stacks)
 
 
 def _log_lines(failure: Failure) -> list[str]:
