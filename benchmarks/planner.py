@@ -168,7 +168,7 @@ def rates_of(
 def measured_for(frame: Any, case: Case, folder: Path, here: int, cores: int | None) -> Measurement:
     """Measure for a plan of so many ranks on a host of so many cores, with one rank and two.
 
-    Where these will share cores, two and four on one are measured, too.
+    Where these will share cores, two and four on each are measured, too.
     """
     return plan_training(
         frame,
@@ -315,7 +315,7 @@ def main() -> None:
         goals.append(goal(f"worst error {what}", max(apart), at_most=0.25))
     minutes = (time.monotonic() - began) / 60
     text = (
-        "Plans from 1 and 2 ranks, and from 2 and 4 on one core, and trainings, in turns, "
+        "Plans from 1 and 2 ranks, and from 2 and 4 on each core, and trainings, in turns, "
         f"{arguments.rounds} of each, in "
         f"{minutes:.0f} minutes; a rank has 64 rows in a step where nothing else is said. Of two "
         f"hosts, each has one core. The load average was {load:.1f} before.\n\n"
