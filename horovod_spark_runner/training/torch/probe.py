@@ -44,15 +44,25 @@ def check_means(
     with contextlib.suppress(Exception):  # a tensor of another kind
         trials += [_varied(outputs)] if vary else []
     for name, function in functions:
-        if not all(_is_mean(name, function, given, target) for given in trials):
+        if not all(_is_mean(name, function, given, target, given is outputs) for given in trials):
             yield (
                 f"{name!r} is no mean over the rows of a batch: with several ranks it is the mean "
                 "of what each gives for its own rows"
             )
 
 
-def _is_mean(name: str, function: Callable[..., Any], outputs: Any, target: Any) -> bool:
-    """Tell whether a function's number for a batch is a mean over its rows, or none is known."""
+def _is_mean(
+    name: str, function: Callable[..., Any], outputs: Any, target: Any, real: bool
+) -> bool:
+    """Tell whether a function's number for a batch is a mean over its rows, or none is known.
+
+    Args:
+        name: of the function.
+        function: of outputs and labels.
+        outputs: what the module gave, or may give.
+        target: the labels.
+        real: whether it did: what has no number for other outputs tells nothing.
+    """
     rows = next(leaves(outputs))[1].shape[0]
     first = max(1, rows // 3)
     try:
@@ -67,7 +77,7 @@ def _is_mean(name: str, function: Callable[..., Any], outputs: Any, target: Any)
     if len(numbers) < len(values):  # one value per row, or what is no mean but a pair
         return True
     whole, one, other = numbers
-    if not all(map(math.isfinite, numbers)):
+    if not real and not all(map(math.isfinite, numbers)):
         return True
     if _close(whole, (first * one + (rows - first) * other) / rows):
         return True
