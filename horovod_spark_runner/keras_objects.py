@@ -12,7 +12,7 @@ import inspect
 import pickle
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -34,8 +34,12 @@ def living_objects(value: Any) -> dict[str, list[Any]]:
     Returns:
         Those of each name; several where a name says too little.
     """
+    return _by_name(_parts(value))
+
+
+def _by_name(parts: Iterable[Any]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
-    for part in _parts(value):
+    for part in parts:
         thing = part if inspect.isfunction(part) else type(part)
         if not inspect.isfunction(part) and not _is_custom(thing):
             continue
@@ -104,12 +108,13 @@ def reduce_keras_object(value: Any) -> Any:
     cls: Any = type(value)
     if cls.__reduce__ is not saveable.__reduce__ or cls.__reduce_ex__ is not saveable.__reduce_ex__:
         return NotImplemented  # the user's own way
-    custom = _custom_objects(value, keras)
+    parts = list(_parts(value))
+    custom = _custom_objects(parts, keras)
     if not custom:
         return NotImplemented
     if isinstance(value, keras.losses.Loss):
         return copyreg.__newobj__, (cls,), _state(value)  # type: ignore[attr-defined]
-    for part in _parts(value):
+    for part in parts:
         if not inspect.isfunction(part) and is_by_value(type(part)):
             _check_told(part)
     given = {key: _only(key, found, keras) for key, found in custom.items()}
@@ -122,13 +127,13 @@ def reduce_keras_object(value: Any) -> Any:
     return _make_knowing, (given, make, arguments)
 
 
-def _custom_objects(value: Any, keras: Any) -> dict[str, list[Any]]:
+def _custom_objects(parts: Sequence[Any], keras: Any) -> dict[str, list[Any]]:
     """Return what Keras may look up, of the user's or a third party's, by the keys it uses."""
     # Of these alone, Keras pickles the code.
-    parts = [one for one in _parts(value) if isinstance(one, keras.layers.Lambda)]
-    coded = [one.function for one in parts if getattr(one.function, "__name__", "") == "<lambda>"]
+    called = [one.function for one in parts if isinstance(one, keras.layers.Lambda)]
+    coded = [one for one in called if getattr(one, "__name__", "") == "<lambda>"]
     custom: dict[str, list[Any]] = {}
-    for name, found in living_objects(value).items():
+    for name, found in _by_name(parts).items():
         for thing in found:
             if not _is_custom(thing) or any(thing is one for one in coded):
                 continue
@@ -205,9 +210,9 @@ def _has_default(value: Any, one: inspect.Parameter) -> bool:
 
 
 def _make_knowing(
-    given: Mapping[str, Any], make: Callable[..., Any], arguments: tuple[Any, ...]
+    given: dict[str, Any], make: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> Any:
     import keras
 
-    with keras.saving.custom_object_scope(dict(given)):
+    with keras.saving.custom_object_scope(given):
         return make(*arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import linecache
 import zlib
 from collections.abc import Callable, Sequence
@@ -53,6 +54,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if self._sources is not None:
             file = self._sources.setdefault(code.co_filename, _Source(code.co_filename))
         return _code_in_file, (make, arguments, file)
+
+
+def pickled(value: Any, *, sources: bool = False) -> bytes:
+    """Return ``value`` as `Pickler` pickles it."""
+    stream = io.BytesIO()
+    Pickler(stream, sources=sources).dump(value)
+    return stream.getvalue()
 
 
 class _Source:

@@ -21,7 +21,7 @@ import cloudpickle
 
 from .errors import InvalidInputError
 from .frameworks import head_starts
-from .pickling import Pickler
+from .pickling import Pickler, pickled
 
 T = TypeVar("T")
 
@@ -36,10 +36,8 @@ _lock = threading.Lock()
 
 def dumps(value: Any) -> bytes:
     """Return ``value`` pickled for the workers."""
-    buffer = io.BytesIO()
     with _lock, _own_modules_by_value():
-        Pickler(buffer, sources=True).dump(value)
-    return buffer.getvalue()
+        return pickled(value, sources=True)
 
 
 def dumps_without(value: Any, left_out: type[T]) -> tuple[bytes, list[T]]:

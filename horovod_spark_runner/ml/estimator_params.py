@@ -8,7 +8,7 @@ from typing import Any
 from ..settings.estimator import EstimatorSettings
 from ..settings.launching import LaunchSettings
 from ..settings.training import FitOptions
-from .params import PredictionParams, param, set_defaults
+from .params import PredictionParams, converted, param, set_defaults
 
 Getter = Callable[[Any], Any]
 Setter = Callable[[Any, Any], Any]
@@ -113,5 +113,5 @@ class EstimatorParams(PredictionParams):
         # Converters name functions, for grids; a stage keeps what it was given.
         for name, value in values.items():
             one = self.getParam(name)
-            self._paramMap[one] = None if value is None else one.typeConverter.checked(value)
+            self._paramMap[one] = converted(one, value)
         return self

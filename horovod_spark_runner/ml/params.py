@@ -72,7 +72,8 @@ class Converter:
         return getattr(TypeConverters, kind.converter)(checked)
 
 
-def _converted(one: Param[Any], value: Any) -> Any:
+def converted(one: Param[Any], value: Any) -> Any:
+    """Return a value as a stage keeps it; that of another stage's Param as it is."""
     own = isinstance(one.typeConverter, Converter) and value is not None
     return one.typeConverter.checked(value) if own else value
 
@@ -235,7 +236,7 @@ class PredictionParams(FeatureParams):
             InvalidInputError: a key is no stage's Param, or a value cannot be right.
         """
         check_params(extra or {})
-        given = {one: _converted(one, value) for one, value in (extra or {}).items()}
+        given = {one: converted(one, value) for one, value in (extra or {}).items()}
         copied: P = super().copy(given)  # type: ignore[misc]
         # Spark's copy shares the defaults, which a caller of a getter may change.
         defaults = {one: _apart(value) for one, value in copied._defaultParamMap.items()}

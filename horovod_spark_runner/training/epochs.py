@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from ..data.manifest import Manifest
 from ..data.read.reader import Batch, DatasetReader
-from ..data.read.sharding import EpochPlan, plan_epoch
+from ..data.read.sharding import EpochPlan, batch_rows, plan_epoch
 from ..settings.training import FitOptions
 
 
@@ -123,7 +123,7 @@ class Epochs:
             for number in range(first, self.steps):
                 batch = next(reading.batches)
                 reading.at += 1
-                rows = min(self._global_batch, self._rows - batch.step * self._global_batch)
+                rows = batch_rows(self._rows, self._global_batch, batch.step)
                 equal = rows == self._global_batch and rows % part[1] == 0
                 yield Step(number, batch, rows, equal)
         finally:
@@ -142,14 +142,10 @@ class Epochs:
         if known is None or (known.part, known.at, known.end) != (part, at, end):
             self.close()
             passed, begin = divmod(at, self._steps_of_pass)
-            plans = self._plans(passed, -(-end // self._steps_of_pass))
+            plans = map(self._plan, range(passed, -(-end // self._steps_of_pass)))
             known = _Reading(self._reader.passes(plans, *part, begin), part, at, end)
             self._reading = known
         return known
-
-    def _plans(self, first: int, last: int) -> Iterator[EpochPlan]:
-        for passed in range(first, last):
-            yield self._plan(passed)
 
     def _plan(self, passed: int) -> EpochPlan:
         return plan_epoch(

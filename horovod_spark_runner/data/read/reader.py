@@ -102,7 +102,7 @@ class DatasetReader:
         self, plan: EpochPlan, rank: int, world: int, first_step: int = 0
     ) -> Generator[Batch, None, None]:
         """Yield the batches of ``rank`` from ``first_step`` on, read ahead by a thread."""
-        return _split(self.chunks(plan, rank, world, first_step))
+        return self.passes([plan], rank, world, first_step)
 
     def passes(
         self, plans: Iterable[EpochPlan], rank: int, world: int, first_step: int = 0

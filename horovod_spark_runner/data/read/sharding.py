@@ -104,6 +104,11 @@ def lane_count(row_groups: Sequence[int], global_batch: int, window_row_groups: 
     return next(lanes for lanes in range(limit, 0, -1) if global_batch % lanes == 0)
 
 
+def batch_rows(rows: int, global_batch: int, step: int) -> int:
+    """Return the rows of a global batch: the last one of so many rows may be partial."""
+    return min(global_batch, rows - step * global_batch)
+
+
 @dataclass(frozen=True)
 class EpochPlan:
     """The order of one epoch.
@@ -137,7 +142,7 @@ class EpochPlan:
 
     def batch_rows(self, step: int) -> int:
         """Rows of the global batch of ``step``."""
-        return min(self.global_batch, self.rows - step * self.global_batch)
+        return batch_rows(self.rows, self.global_batch, step)
 
     def lane_rows(self, lane: int) -> int:
         return self.rows // self.lanes + (lane < self.rows % self.lanes)

@@ -12,7 +12,6 @@ import contextlib
 import faulthandler
 import gc
 import importlib
-import io
 import os
 import pickle
 import signal
@@ -25,7 +24,7 @@ from types import ModuleType
 
 from ...errors import LaunchError
 from ...frameworks import FRAMEWORKS
-from ...pickling import Pickler
+from ...pickling import Pickler, pickled
 from ...quiet import quiet_imports
 from ..shared.affinity import bind_to_cores
 from ..shared.messages import Finished, Started
@@ -206,9 +205,7 @@ def describe_failure(error: BaseException) -> Failure:
     """Return ``error`` as a value that survives this process."""
     name, message, text = describe_exception(error)
     try:
-        stream = io.BytesIO()
-        Pickler(stream).dump(error)
-        exception = stream.getvalue()
+        exception = pickled(error)
         pickle.loads(exception)  # some exceptions pickle but cannot be built again
     except Exception:
         exception = None

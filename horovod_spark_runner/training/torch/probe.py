@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,14 +91,14 @@ def _is_mean(
 
 def _varied(value: Any) -> Any:
     """Return outputs of which no two are equal, about as large; a probability stays one."""
-    if isinstance(value, Tensor) and value.is_floating_point():
-        shares = torch.as_tensor(parting_shares(tuple(value.shape))).to(value)
-        return torch.where(value == 0, shares, value * (1 - shares))
-    if isinstance(value, Mapping):
-        return {key: _varied(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return _like(value, map(_varied, value))
-    return value
+
+    def vary(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        shares = torch.as_tensor(parting_shares(tuple(tensor.shape))).to(tensor)
+        return torch.where(tensor == 0, shares, tensor * (1 - shares))
+
+    return _mapped(vary, value)
 
 
 def _close(value: float, other: float) -> bool:
@@ -106,15 +106,16 @@ def _close(value: float, other: float) -> bool:
 
 
 def _rows(value: Any, part: slice) -> Any:
+    return _mapped(lambda tensor: tensor[part], value)
+
+
+def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Return ``value`` with each tensor in it changed; also a tuple with names stays one."""
     if isinstance(value, Tensor):
-        return value[part]
+        return change(value)
     if isinstance(value, Mapping):
-        return {key: _rows(each, part) for key, each in value.items()}
+        return {key: _mapped(change, each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return _like(value, (_rows(each, part) for each in value))
+        parts = [_mapped(change, each) for each in value]
+        return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
     return value
-
-
-def _like(value: Any, parts: Iterable[Any]) -> Any:
-    """Return a list or a tuple, also one with names, of other parts."""
-    return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
