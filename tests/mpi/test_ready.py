@@ -254,7 +254,9 @@ def test_a_rank_ends_though_its_ready_process_is_stopped(spark: Any, tmp_path: P
             run(stop_parent_and_exit, str(note))
         await_nothing_left()
     finally:
-        os.kill(int(note.read_text()), signal.SIGKILL)
+        pid = int(note.read_text())
+        os.kill(pid, signal.SIGKILL)
+        await_end(pid)  # until then the next test's run would still find it
 
 
 def fork_and(what: str) -> int:
