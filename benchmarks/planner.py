@@ -1,8 +1,8 @@
 """How near what `plan_training` predicts comes to what a training then does.
 
 For each of several models, a plan is measured with one rank and with two. What it predicts for 2, 4
-and 8 ranks is compared with the samples per second of `run_training` on so many, in its epochs but
-the first, and both are done in turns: on this host, where ranks share the cores, and between two
+and 8 ranks is compared with the samples per second of `run_training` on so many, in all of
+its epochs, and both are done in turns: on this host, where ranks share the cores, and between two
 hosts, network namespaces with a core each and a cable that the kernel (``tbf``) shapes to 1 Gbit/s
 and to 100 Mbit/s. Run it as root with ``python benchmarks/planner.py``, where nothing else runs;
 ``--write`` puts the result into ``docs/benchmarks.md``, ``--cases 0 --where "1 Gbit/s"`` looks at a
@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from model import SIDE, make_arrays, make_cnn, make_frame, waiting_layer
 from report import GOAL_HEAD, goal, present, shown_command, table
 
@@ -30,11 +31,14 @@ from horovod_spark_runner import DataOptions, LaunchOptions, plan_training, run_
 from horovod_spark_runner.planning.links import link_of
 from horovod_spark_runner.planning.measurement import Measurement
 from horovod_spark_runner.planning.model import Cluster, predict
+from horovod_spark_runner.training.accounting import Kind
 from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import Hosts
 
 RANKS = (2, 4, 8)
 EPOCHS = 4
+# Steps of 4,096 rows, or of a part of that: none is of another size, which would be traced anew.
+ROWS = 32_768
 # Seconds that an epoch is to take, about, and how many steps it has at least.
 SECONDS, STEPS = 2.0, 8
 HERE = "this host"
@@ -104,7 +108,8 @@ class Compared(NamedTuple):
         case: name of the model.
         ranks: how many.
         predicted: samples per second, by each plan.
-        measured: likewise, in each epoch.
+        measured: likewise, in all epochs of each training.
+        in_epochs: likewise, in each epoch.
     """
 
     where: str
@@ -112,19 +117,20 @@ class Compared(NamedTuple):
     ranks: int
     predicted: tuple[float, ...]
     measured: tuple[float, ...]
+    in_epochs: tuple[float, ...]
 
     @property
     def error(self) -> float:
         """By how much the predictions are off, as a part of what came; negative if too low."""
-        return statistics.fmean(self.predicted) / statistics.median(self.measured) - 1
+        return statistics.fmean(self.predicted) / statistics.fmean(self.measured) - 1
 
     def cells(self) -> list[str]:
         """Return a row of the table."""
         numbers = [
             f"{statistics.fmean(self.predicted):,.0f}",
-            f"{statistics.median(self.measured):,.0f}",
+            f"{statistics.fmean(self.measured):,.0f}",
         ]
-        span = f"{min(self.measured):,.0f} to {max(self.measured):,.0f}"
+        span = f"{min(self.in_epochs):,.0f} to {max(self.in_epochs):,.0f}"
         return [self.where, self.case, str(self.ranks), *numbers, span, f"{self.error:+.0%}"]
 
 
@@ -135,8 +141,11 @@ def rates_of(
     folder: Path,
     steps: int,
     env: Mapping[str, str] | None = None,
-) -> list[float]:
-    """Return the samples per second of a training, in each epoch but the first.
+) -> tuple[float, list[float]]:
+    """Return the samples per second of a training, in all epochs and in each.
+
+    What comes before the second step, building the model and tracing it, is left out, as a plan
+    tells it by itself.
 
     Args:
         frame: its rows.
@@ -161,8 +170,16 @@ def rates_of(
         launch=LaunchOptions(env=dict(env or {})),
         stream_logs=False,
     )
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()[1:]
-    return [json.loads(line)["accounting"]["samples_per_second"] for line in lines]
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    spent = [_steps_seconds(json.loads(line)["accounting"]) for line in lines]
+    rows = steps * ranks * case.batch_size
+    return EPOCHS * rows / sum(spent), [rows / seconds for seconds in spent]
+
+
+def _steps_seconds(account: Mapping[str, Any]) -> float:
+    """Return the seconds of an epoch but for those of building and the first step, of rank 0."""
+    by_rank = account["seconds"].items()
+    return sum(each[0] for kind, each in by_rank if kind not in (Kind.BUILD, Kind.FIRST_STEP))
 
 
 def measured_for(frame: Any, case: Case, folder: Path, here: int, cores: int | None) -> Measurement:
@@ -200,6 +217,7 @@ def compare(frame: Any, case: Case, where: str, rounds: int) -> list[Compared]:
     hosts = 1 if where == HERE else len(NAMES)
     predicted: dict[int, list[float]] = {ranks: [] for ranks in RANKS}
     measured: dict[int, list[float]] = {ranks: [] for ranks in RANKS}
+    in_epochs: dict[int, list[float]] = {ranks: [] for ranks in RANKS}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for _ in range(rounds):
@@ -215,16 +233,31 @@ def compare(frame: Any, case: Case, where: str, rounds: int) -> list[Compared]:
                 one = predict(found.workload, cluster, ranks)
                 predicted[ranks].append(one.samples_per_second)
                 steps = max(STEPS, int(SECONDS / one.step_seconds))
-                measured[ranks] += rates_of(frame, case, ranks, folder, steps)
+                rate, rates = rates_of(frame, case, ranks, folder, steps)
+                measured[ranks].append(rate)
+                in_epochs[ranks] += rates
     return [
-        Compared(where, case.name, ranks, tuple(predicted[ranks]), tuple(measured[ranks]))
+        Compared(
+            where,
+            case.name,
+            ranks,
+            tuple(predicted[ranks]),
+            tuple(measured[ranks]),
+            tuple(in_epochs[ranks]),
+        )
         for ranks in RANKS
     ]
 
 
+def make_rows() -> tuple[np.ndarray, np.ndarray]:
+    """Return the images and labels to train on."""
+    images, labels = make_arrays()
+    return images[:ROWS], labels[:ROWS]
+
+
 def on_this_host(cases: Sequence[int], rounds: int) -> Iterator[Compared]:
     """Compare on this machine."""
-    frame = make_frame(*make_arrays(), cores=max(RANKS))
+    frame = make_frame(*make_rows(), cores=max(RANKS))
     try:
         for number in cases:
             yield from compare(frame, CASES[number], HERE, rounds)

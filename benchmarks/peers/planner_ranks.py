@@ -15,16 +15,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from model import make_arrays, put_into_spark
+from model import put_into_spark
 from peers.session import join
-from planner import CASES, compare
+from planner import CASES, compare, make_rows
 
 
 def main() -> None:
     master, folder, address = sys.argv[1:]
     tempfile.tempdir = folder
     spark = join(master, address)
-    frame = put_into_spark(spark, *make_arrays())
+    frame = put_into_spark(spark, *make_rows())
     for line in sys.stdin:
         asked = json.loads(line)
         found = compare(frame, CASES[asked["case"]], asked["where"], asked["rounds"])

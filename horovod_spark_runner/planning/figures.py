@@ -17,6 +17,7 @@ class Question:
         batch_sizes: rows of a rank in a step; those of which the rows do not fill a step of all
             ranks are left out.
         seconds: how long to train with each, and to read, about.
+        kept: whether a rank keeps the rows it has read.
         noise: whether to tell the gradient noise scale; of two ranks, or more.
         per_core: how many ranks of a host `measure_shared` keeps to a core.
     """
@@ -24,6 +25,7 @@ class Question:
     spec: TrainingSpec
     batch_sizes: Sequence[int]
     seconds: float
+    kept: bool
     noise: bool = False
     per_core: int = 1
 
@@ -57,7 +59,7 @@ class RankFigures:
         latency: seconds of MPI's own sum of one number.
         gradient_bytes: of all weights that are trained.
         model_bytes: of all real numbers of the model.
-        reader_rows: rows per second that the reader gives, with nothing else to do.
+        reader_rows: rows per second that the reader gives at first, with nothing else to do.
         reader_cpu_seconds: processor time of a row.
         cores: of the host that this process may use.
         noise: mean squares of the gradients of single ranks, and of those of all, if asked for.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..data.read.sharding import MAX_LANES
 from ..errors import InvalidInputError, brief
 from ..report.numbers import duration
 from ..report.runs.facts import RunFacts, read_facts
@@ -131,6 +132,8 @@ def _measurement(
         model_bytes=size,
         reader_rows={here: batch / reads if is_slow else 1e12},
         reader_cpu_seconds=0.0,
+        # Waiting was seen with so many.
+        lanes=max(ranks, MAX_LANES),
         overhead=0.0 if between is not None else exchange,
         overlap=0.0,
         crowding=1.0,

@@ -58,7 +58,8 @@ def measure(checked: CheckedRequest, asked: Asked, seconds: float, rows: int) ->
             f"{written.seconds:.1f} s of writing"
         )
         spec = training_spec(checked, Prepared(written.data, None, False), "plan", None, "")
-        question = Question(spec, asked.sizes(checked.fit.batch_size), seconds)
+        kept = written.data.size * rows / known <= request.data.window_bytes
+        question = Question(spec, asked.sizes(checked.fit.batch_size), seconds, kept)
         alone = _launch(checked, question, 1, modules)
         every = alone
         if checked.workers > 1:
@@ -72,7 +73,7 @@ def measure(checked: CheckedRequest, asked: Asked, seconds: float, rows: int) ->
         shared=shared,
         rows=rows,
         known=known,
-        kept=written.data.size * rows / known <= request.data.window_bytes,
+        kept=kept,
         materialize=written.seconds,
         seconds=time.monotonic() - began,
         # An algorithm that is asked for goes over all ranks, as NCCL does.

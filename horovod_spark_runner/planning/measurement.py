@@ -23,7 +23,7 @@ from .links import (
     tree_seconds,
 )
 from .model import Cluster, Prediction, StepTime, Workload, predict
-from .waiting import BACKWARD, waiting_seconds
+from .waiting import BACKWARD, lanes_of, waiting_seconds
 
 # By how much messages of a step may take less than larger ones tell.
 _FASTEST = 0.5
@@ -178,6 +178,9 @@ def combined(
             shown = max(0.0, longer - waiting_seconds(step.spread, ranks))
             overhead, overlap = _hidden(shown, ring, waiting, step.seconds, hides=hides)
     on_one_host = hosts == 1
+    lanes = lanes_of(len(spec.train.row_groups))
+    # Each of so many ranks reads as many rows for one that it uses.
+    whole = max(1.0, ranks / lanes)
     steps_per_epoch = spec.fit.steps_per_epoch
     workload = Workload(
         rows=rows if steps_per_epoch is None else steps_per_epoch * ranks * batch,
@@ -186,8 +189,9 @@ def combined(
         steps=steps,
         gradient_bytes=gradients,
         model_bytes=one.model_bytes,
-        reader_rows={1: one.reader_rows, here: _mean([rank.reader_rows for rank in all_of])},
+        reader_rows={1: one.reader_rows, here: whole * _mean([r.reader_rows for r in all_of])},
         reader_cpu_seconds=one.reader_cpu_seconds,
+        lanes=lanes_of(len(spec.train.row_groups) * rows // known),
         overhead=overhead,
         overlap=overlap,
         crowding=max(1.0, here / cores),
@@ -315,8 +319,8 @@ def _against_apart(
     """Return what a step takes longer than if each rank had a core, and what it would be then."""
     here = max(Counter(crowded.hosts).values())
     cluster = Cluster(here, here, between or link_of("10gbit"))
-    apart = predict(work, cluster, len(crowded.ranks))
     # What was measured was in memory already.
+    apart = predict(replace(work, reader_cpu_seconds=0.0), cluster, len(crowded.ranks))
     return crowded.seconds - (apart.step_seconds - apart.reading), apart
 
 

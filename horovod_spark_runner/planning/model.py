@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ..data.read.sharding import MAX_LANES
 from .links import Link, ring_seconds, slowed, slower, tree_seconds
 from .waiting import (
     hidden_seconds,
@@ -50,9 +51,11 @@ class Workload:
         steps: by batch size, and by ranks on a host that computed at once.
         gradient_bytes: what a step exchanges.
         model_bytes: what ranks exchange where they take the mean of their models.
-        reader_rows: rows per second that a rank reads, while it does nothing else, by ranks on a
-            host that read at once.
+        reader_rows: rows per second that a rank reads at first, while it does nothing else, by
+            ranks on a host that read at once.
         reader_cpu_seconds: processor time of reading a row.
+        lanes: in how many parts the rows can be dealt out: where there are more ranks, several of
+            them read the whole of each.
         overhead: seconds that an exchange takes besides its messages: packing, and Horovod's
             waiting for the next cycle.
         overlap: which part of an exchange hides behind the backward pass, as long as that lasts.
@@ -86,6 +89,7 @@ class Workload:
     launch: Mapping[int, float]
     materialize: float
     build: float
+    lanes: int = MAX_LANES
     by_hosts: bool = False
     sharing: Mapping[float, float] = field(default_factory=dict)
 
@@ -208,17 +212,19 @@ def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str
     if work.sharing and per_core > 1:
         # Ranks that share a core wait for their turns on it, whatever a step consists of.
         own = replace(cluster, cores_per_host=here)
-        parts = _parts_in_memory(work, own, ranks, every, crowding=1.0)
+        in_memory = replace(work, reader_cpu_seconds=0.0)
+        parts = _parts_in_memory(in_memory, own, ranks, every, crowding=1.0)
         # It was measured on rows in memory; all on a core read theirs there, too.
         parts["cores"] += longer_by_sharing(work.sharing, per_core)
-        parts["cores"] += (per_core - 1) * _reading_cpu(work, ranks)
+        parts["cores"] += per_core * _reading_cpu(work, ranks)
         slower_by = per_core
     else:
         parts = _parts_in_memory(work, cluster, ranks, every, crowding)
         slower_by = crowding
-    reads = slower_by * work.batch_size / between_measured(work.reader_rows, here)
+    reads = slower_by * _rows_read(work, ranks) / between_measured(work.reader_rows, here)
     step = sum(parts.values())
-    reading = waited_for_reader(reads, step, ranks, work.epochs, kept=work.kept)
+    dealt = min(ranks, work.lanes)
+    reading = waited_for_reader(reads, step, dealt, work.epochs, kept=work.kept)
     return {**parts, "reading": reading}
 
 
@@ -252,8 +258,13 @@ def _parts_in_memory(
 
 def _reading_cpu(work: Workload, ranks: int) -> float:
     """Return the processor seconds of reading the rows of a rank's step, the mean of all epochs."""
-    read = read_part(ranks, work.epochs) if work.kept else 1.0
-    return read * work.batch_size * work.reader_cpu_seconds
+    part = read_part(min(ranks, work.lanes), work.epochs) if work.kept else 1.0
+    return part * _rows_read(work, ranks) * work.reader_cpu_seconds
+
+
+def _rows_read(work: Workload, ranks: int) -> float:
+    """Return the rows that a rank reads for those of a step, where it has kept none of them."""
+    return work.batch_size * max(1.0, ranks / work.lanes)
 
 
 def _exchange(

@@ -7,6 +7,8 @@ from functools import cache
 from itertools import pairwise
 from statistics import NormalDist
 
+from ..data.read.sharding import MAX_LANES
+
 # The exchange may hide behind the backward pass, which is no more of a step's computing than this.
 BACKWARD = 2 / 3
 
@@ -49,16 +51,21 @@ def longer_by_sharing(measured: Mapping[float, float], per_core: float) -> float
     return less + (per_core - low) * (more - less) / (high - low)
 
 
-def read_part(ranks: int, epochs: int) -> float:
+def lanes_of(row_groups: int) -> int:
+    """Return in how many parts, at most, so many row groups are dealt out."""
+    return max(1, min(row_groups, MAX_LANES))
+
+
+def read_part(parts: int, epochs: int) -> float:
     """Return which part of its rows a rank that keeps them reads in an epoch, the mean of all.
 
-    In every epoch it is dealt others, by chance: of those of a second epoch on N ranks it has read
-    an N-th already.
+    In every epoch it is dealt others, by chance: of those of a second epoch, where the rows are
+    dealt out in N parts, it has read an N-th already.
     """
-    return ranks * (1 - (1 - 1 / ranks) ** epochs) / epochs
+    return parts * (1 - (1 - 1 / parts) ** epochs) / epochs
 
 
-def waited_for_reader(reads: float, step: float, ranks: int, epochs: int, *, kept: bool) -> float:
+def waited_for_reader(reads: float, step: float, parts: int, epochs: int, *, kept: bool) -> float:
     """Return the seconds that a step waits for the reader, the mean of all epochs.
 
     Rows that are kept are read from storage once by each rank; see `read_part`.
@@ -66,7 +73,7 @@ def waited_for_reader(reads: float, step: float, ranks: int, epochs: int, *, kep
     Args:
         reads: seconds of reading the rows of a step from storage.
         step: seconds of all else.
-        ranks: how many deal the rows out.
+        parts: in how many the rows are dealt out.
         epochs: how many there are to be.
         kept: whether rows are kept.
     """
@@ -77,5 +84,5 @@ def waited_for_reader(reads: float, step: float, ranks: int, epochs: int, *, kep
         if reads <= step:
             break
         waited += reads - step
-        reads *= 1 - 1 / ranks
+        reads *= 1 - 1 / parts
     return waited / epochs
