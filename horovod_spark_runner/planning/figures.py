@@ -60,7 +60,7 @@ class RankFigures:
         gradient_bytes: of all weights that are trained.
         model_bytes: of all real numbers of the model.
         reader_rows: rows per second that the reader gives at first, with nothing else to do.
-        reader_cpu_seconds: processor time of a row.
+        reader_cpu_seconds: processor time of a row, likewise.
         cores: of the host that this process may use.
         noise: mean squares of the gradients of single ranks, and of those of all, if asked for.
     """
@@ -83,16 +83,18 @@ class Shared:
     """Steps of one rank on a core that it shares.
 
     Attributes:
-        seconds: of a step, the mean.
+        seconds: of a step on rows in memory, the mean.
         per_core: ranks for each core.
+        reader_cpu_seconds: processor time of reading a row at first, all of these ranks at once.
     """
 
     seconds: float
     per_core: float
+    reader_cpu_seconds: float
 
 
 def measure_shared(question: Question) -> Shared:
-    """Measure steps of the training's batch size on this rank, several ranks on a core.
+    """Measure steps of the training's batch size, and reading, several ranks on a core.
 
     Raises:
         HorovodSparkError: see `measure_rank`.

@@ -131,7 +131,7 @@ def _measurement(
         gradient_bytes=gradients,
         model_bytes=size,
         reader_rows={here: batch / reads if is_slow else 1e12},
-        reader_cpu_seconds=0.0,
+        reader_cpu_seconds={1.0: 0.0},
         # Waiting was seen with so many.
         lanes=max(ranks, MAX_LANES),
         overhead=0.0 if between is not None else exchange,

@@ -23,7 +23,7 @@ from .links import (
     tree_seconds,
 )
 from .model import Cluster, Prediction, StepTime, Workload, predict
-from .waiting import BACKWARD, lanes_of, waiting_seconds
+from .waiting import BACKWARD, lanes_of, rows_read, waiting_seconds
 
 # By how much messages of a step may take less than larger ones tell.
 _FASTEST = 0.5
@@ -73,6 +73,11 @@ class Crowded:
     def seconds(self) -> float:
         """Of a step of those that shared a core; one that had its own tells nothing."""
         return statistics.fmean(rank.seconds for rank in self.ranks if rank.per_core > 1)
+
+    @property
+    def reader_cpu_seconds(self) -> float:
+        """Processor time in which those read a row."""
+        return _mean([rank.reader_cpu_seconds for rank in self.ranks if rank.per_core > 1])
 
 
 @dataclass(frozen=True)
@@ -178,9 +183,8 @@ def combined(
             shown = max(0.0, longer - waiting_seconds(step.spread, ranks))
             overhead, overlap = _hidden(shown, ring, waiting, step.seconds, hides=hides)
     on_one_host = hosts == 1
-    lanes = lanes_of(len(spec.train.row_groups))
-    # Each of so many ranks reads as many rows for one that it uses.
-    whole = max(1.0, ranks / lanes)
+    groups = len(spec.train.row_groups)
+    read = rows_read(ranks, lanes_of(groups))
     steps_per_epoch = spec.fit.steps_per_epoch
     workload = Workload(
         rows=rows if steps_per_epoch is None else steps_per_epoch * ranks * batch,
@@ -189,9 +193,9 @@ def combined(
         steps=steps,
         gradient_bytes=gradients,
         model_bytes=one.model_bytes,
-        reader_rows={1: one.reader_rows, here: whole * _mean([r.reader_rows for r in all_of])},
-        reader_cpu_seconds=one.reader_cpu_seconds,
-        lanes=lanes_of(len(spec.train.row_groups) * rows // known),
+        reader_rows={1: one.reader_rows, here: read * _mean([r.reader_rows for r in all_of])},
+        reader_cpu_seconds={1.0: one.reader_cpu_seconds},
+        lanes=lanes_of(groups * rows // known),
         overhead=overhead,
         overlap=overlap,
         crowding=max(1.0, here / cores),
@@ -210,8 +214,16 @@ def combined(
     sharing = {
         one.per_core: max(0.0, _against_apart(workload, one, many or between)[0]) for one in usable
     }
+    reading = {
+        one.per_core: one.reader_cpu_seconds / rows_read(len(one.ranks), lanes_of(groups))
+        for one in usable
+    }
     return Measurement(
-        workload=replace(workload, sharing=sharing),
+        workload=replace(
+            workload,
+            sharing=sharing,
+            reader_cpu_seconds={**workload.reader_cpu_seconds, **reading},
+        ),
         cores=cores,
         ranks_per_host=here,
         workers=ranks,
@@ -320,7 +332,7 @@ def _against_apart(
     here = max(Counter(crowded.hosts).values())
     cluster = Cluster(here, here, between or link_of("10gbit"))
     # What was measured was in memory already.
-    apart = predict(replace(work, reader_cpu_seconds=0.0), cluster, len(crowded.ranks))
+    apart = predict(replace(work, reader_cpu_seconds={1.0: 0.0}), cluster, len(crowded.ranks))
     return crowded.seconds - (apart.step_seconds - apart.reading), apart
 
 

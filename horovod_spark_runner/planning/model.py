@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,9 +21,12 @@ from .waiting import (
     hidden_seconds,
     longer_by_sharing,
     read_part,
+    rows_read,
     waited_for_reader,
     waiting_seconds,
 )
+
+Count = TypeVar("Count", int, float)
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,9 @@ class Workload:
         model_bytes: what ranks exchange where they take the mean of their models.
         reader_rows: rows per second that a rank reads at first, while it does nothing else, by
             ranks on a host that read at once.
-        reader_cpu_seconds: processor time of reading a row.
-        lanes: in how many parts the rows can be dealt out: where there are more ranks, several of
-            them read the whole of each.
+        reader_cpu_seconds: processor time of reading a row, by ranks for each core: so many at
+            once take more, as each keeps what it reads in memory that nobody has used before.
+        lanes: in how many parts the rows are dealt out, at most; see `rows_read`.
         overhead: seconds that an exchange takes besides its messages: packing, and Horovod's
             waiting for the next cycle.
         overlap: which part of an exchange hides behind the backward pass, as long as that lasts.
@@ -80,7 +84,7 @@ class Workload:
     gradient_bytes: int
     model_bytes: int
     reader_rows: Mapping[int, float]
-    reader_cpu_seconds: float
+    reader_cpu_seconds: Mapping[float, float]
     overhead: float
     overlap: float
     crowding: float
@@ -212,16 +216,17 @@ def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str
     if work.sharing and per_core > 1:
         # Ranks that share a core wait for their turns on it, whatever a step consists of.
         own = replace(cluster, cores_per_host=here)
-        in_memory = replace(work, reader_cpu_seconds=0.0)
+        in_memory = replace(work, reader_cpu_seconds={1.0: 0.0})
         parts = _parts_in_memory(in_memory, own, ranks, every, crowding=1.0)
         # It was measured on rows in memory; all on a core read theirs there, too.
         parts["cores"] += longer_by_sharing(work.sharing, per_core)
-        parts["cores"] += per_core * _reading_cpu(work, ranks)
+        parts["cores"] += per_core * _reading_cpu(work, ranks, per_core)
         slower_by = per_core
     else:
         parts = _parts_in_memory(work, cluster, ranks, every, crowding)
         slower_by = crowding
-    reads = slower_by * _rows_read(work, ranks) / between_measured(work.reader_rows, here)
+    rows = work.batch_size * rows_read(ranks, work.lanes)
+    reads = slower_by * rows / between_measured(work.reader_rows, here)
     step = sum(parts.values())
     dealt = min(ranks, work.lanes)
     reading = waited_for_reader(reads, step, dealt, work.epochs, kept=work.kept)
@@ -256,15 +261,11 @@ def _parts_in_memory(
     }
 
 
-def _reading_cpu(work: Workload, ranks: int) -> float:
+def _reading_cpu(work: Workload, ranks: int, per_core: float = 1.0) -> float:
     """Return the processor seconds of reading the rows of a rank's step, the mean of all epochs."""
     part = read_part(min(ranks, work.lanes), work.epochs) if work.kept else 1.0
-    return part * _rows_read(work, ranks) * work.reader_cpu_seconds
-
-
-def _rows_read(work: Workload, ranks: int) -> float:
-    """Return the rows that a rank reads for those of a step, where it has kept none of them."""
-    return work.batch_size * max(1.0, ranks / work.lanes)
+    rows = part * work.batch_size * rows_read(ranks, work.lanes)
+    return rows * between_measured(work.reader_cpu_seconds, per_core)
 
 
 def _exchange(
@@ -309,7 +310,7 @@ def step_time(work: Workload, here: int, batch_size: int | None = None) -> StepT
     return _at(measured, here, extend=False)
 
 
-def between_measured(values: Mapping[int, float], at: float) -> float:
+def between_measured(values: Mapping[Count, float], at: float) -> float:
     """Return the value at a number, on the lines between the known ones, constant beyond."""
     known = sorted(values)
     return float(np.interp(at, known, [values[one] for one in known]))

@@ -88,9 +88,10 @@ def measure_on_shared_cores(question: Question) -> Shared:
     with contextlib.closing(_Measuring(question, world, trainee)) as measuring:
         measuring.first_step()
         steps = measuring.steps(spec.fit.batch_size)
-    if steps is None:
-        raise DataError(f"the rows do not fill a step of {world.Get_size()} ranks")
-    return Shared(steps.seconds, per_core)
+        if steps is None:
+            raise DataError(f"the rows do not fill a step of {world.Get_size()} ranks")
+        _, cpu = measuring.reading()
+    return Shared(steps.seconds, per_core, cpu)
 
 
 def _share_cores(world: MPI.Comm, per_core: int) -> float:

@@ -56,6 +56,14 @@ def lanes_of(row_groups: int) -> int:
     return max(1, min(row_groups, MAX_LANES))
 
 
+def rows_read(ranks: int, lanes: int) -> float:
+    """Return how many rows a rank reads for each that it uses, if it has kept none.
+
+    Where there are more ranks than ``lanes``, several read the whole of each.
+    """
+    return max(1.0, ranks / lanes)
+
+
 def read_part(parts: int, epochs: int) -> float:
     """Return which part of its rows a rank that keeps them reads in an epoch, the mean of all.
 

@@ -36,7 +36,7 @@ def workload(**changes: Any) -> Workload:
         gradient_bytes=10_000_000,
         model_bytes=10_000_000,
         reader_rows={1: 1e6},
-        reader_cpu_seconds=0.0,
+        reader_cpu_seconds={1.0: 0.0},
         overhead=0.001,
         overlap=0.0,
         crowding=1.0,

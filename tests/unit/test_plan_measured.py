@@ -36,11 +36,18 @@ GRADIENTS = 10_000_000
 BATCH = 32
 
 
+class RowsOf(NamedTuple):
+    """What of a `Manifest` is looked at."""
+
+    row_groups: tuple[int, ...]
+
+
 class SpecOf(NamedTuple):
     """What of a `TrainingSpec` is looked at."""
 
     engine: str
     fit: FitOptions
+    train: RowsOf
 
 
 def sums_on(link: Link, ranks: int, horovod: float = 0.0) -> dict[int, float]:
@@ -92,6 +99,8 @@ def told(
     launches: tuple[float, float] = (3.0, 3.0),
     by_hosts: bool = False,
     crowded: Sequence[Crowded] = (),
+    groups: int = 64,
+    rows: int = 10_000_000,
     **given: Any,
 ) -> Measurement:
     """Return what a rank of 0.1 s a step tells, and ranks on a known link that take ``shared``."""
@@ -99,14 +108,14 @@ def told(
     shown = sums[GRADIENTS] if exchange is None else exchange
     rank = figures(shared + shown, shown, sums, doubling_rounds(ranks) * link.latency, **given)
     fit = FitOptions(batch_size=BATCH, epochs=10, steps_per_epoch=steps_per_epoch)
-    spec: Any = SpecOf(engine, fit)
+    spec: Any = SpecOf(engine, fit, RowsOf((100,) * groups))
     names = tuple(f"host-{number % hosts}" for number in range(ranks))
     same = {name: given[name] for name in ("cores", "spread") if name in given}
     return combined(
         spec,
         Launched((figures(0.1, **same),), ("host-0",), launches[0]),
         Launched((rank,) * ranks, names, launches[1]),
-        rows=10_000_000,
+        rows=rows,
         known=100_000,
         kept=False,
         materialize=1.0,
@@ -296,7 +305,7 @@ def test_rows_that_are_kept_are_read_once() -> None:
     only = replace(kept, epochs=1)
     assert predict(only, cluster, 4) == predict(replace(only, kept=False), cluster, 4)
     # Nor is the processor time of reading paid again: by one rank alone in one epoch of ten.
-    costly = replace(kept, reader_rows={1: 1e12}, reader_cpu_seconds=1.0)
+    costly = replace(kept, reader_rows={1: 1e12}, reader_cpu_seconds={1.0: 1.0})
     crowded = Cluster(4, 1, cluster.between)
     single, always = (predict(work, crowded, 1) for work in (costly, replace(costly, kept=False)))
     assert single.step_seconds == pytest.approx(0.1 * always.step_seconds, rel=0.1)
@@ -398,10 +407,12 @@ def test_steps_that_vary_make_no_link_faster(spread: float) -> None:
     assert inside.bandwidth == pytest.approx(link.bandwidth, rel=0.1)
 
 
-def crowd(per_core: int, seconds: float, hosts: int = 1, on: int | None = None) -> Crowded:
+def crowd(
+    per_core: int, seconds: float, hosts: int = 1, on: int | None = None, cpu: float = 0.0
+) -> Crowded:
     """Return what ranks that share a core of each host have measured, ``on`` so many of them."""
     names = tuple(f"host-{number % (on or hosts)}" for number in range(per_core * hosts))
-    return Crowded((Shared(seconds, float(per_core)),) * len(names), names)
+    return Crowded((Shared(seconds, float(per_core), cpu),) * len(names), names)
 
 
 def test_ranks_that_had_a_core_to_themselves_tell_nothing_of_sharing_one() -> None:
@@ -410,7 +421,7 @@ def test_ranks_that_had_a_core_to_themselves_tell_nothing_of_sharing_one() -> No
         return told(Link(20e-6, 1e9), 2, exchange=0.03, cores=2, crowded=crowded).workload.sharing
 
     apart = 0.13
-    alone, two, four = (Shared(apart + per_core, per_core) for per_core in (1.0, 2.0, 4.0))
+    alone, two, four = (Shared(apart + per_core, per_core, 0.0) for per_core in (1.0, 2.0, 4.0))
     assert not sharing(alone, alone)
     assert sharing(two, alone) == {2.0: pytest.approx(2.0, rel=0.01)}
     assert sharing(two, four) == {3.0: pytest.approx(3.0, rel=0.01)}
@@ -439,6 +450,24 @@ def test_what_ranks_that_share_a_core_have_taken_is_what_they_are_predicted_to_t
             predict(measured.workload, Cluster(4, cores, other), 4 * hosts) for cores in (1, 4)
         )
         assert one.step_seconds >= alone.step_seconds
+
+
+def test_what_ranks_that_share_a_core_read_takes_turns_on_it() -> None:
+    """Of two row groups, each is read whole by half of the ranks."""
+
+    def step(cpu: float, ranks: int, **kept: Any) -> float:
+        crowded = [crowd(4, 1.0, cpu=cpu)]
+        measured = told(Link(20e-6, 1e9), 2, cores=2, crowded=crowded, groups=2, rows=100_000)
+        work = replace(measured.workload, **kept)
+        return predict(work, Cluster(4, 1, FAST), ranks).step_seconds
+
+    def longer(ranks: int, **kept: Any) -> float:
+        return (step(0.002, ranks, **kept) - step(0.0, ranks, **kept)) / BATCH
+
+    assert longer(4) == pytest.approx(4 * 0.002)
+    assert longer(8) == pytest.approx(8 * 0.002)
+    # All that is kept is read once: half of it by each in the first epoch, a half of that then.
+    assert longer(4, kept=True, epochs=2) == pytest.approx(4 * 0.002 * 3 / 4)
 
 
 def test_ranks_that_came_to_other_hosts_tell_nothing_of_sharing_a_core() -> None:

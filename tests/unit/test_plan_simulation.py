@@ -79,7 +79,7 @@ def workload(seconds: float = 0.1, spread: float = 0.0, size: int = 100_000_000)
         gradient_bytes=size,
         model_bytes=size,
         reader_rows={1: 1e12},
-        reader_cpu_seconds=0.0,
+        reader_cpu_seconds={1.0: 0.0},
         overhead=0.0,
         overlap=0.0,
         crowding=1.0,
