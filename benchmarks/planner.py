@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -230,9 +231,12 @@ def compare(frame: Any, case: Case, where: str, rounds: int) -> list[Compared]:
             for ranks in RANKS:
                 cable = found.link_between(ranks // hosts) or link_of("10gbit")
                 cluster = Cluster(ranks // hosts, own or found.cores, cable)
-                one = predict(found.workload, cluster, ranks)
+                work = found.workload
+                seconds = predict(work, cluster, ranks).step_seconds
+                steps = max(STEPS, int(SECONDS / seconds))
+                passes = EPOCHS * steps * ranks * case.batch_size / ROWS
+                one = predict(replace(work, passes=passes), cluster, ranks)
                 predicted[ranks].append(one.samples_per_second)
-                steps = max(STEPS, int(SECONDS / one.step_seconds))
                 rate, rates = rates_of(frame, case, ranks, folder, steps)
                 measured[ranks].append(rate)
                 in_epochs[ranks] += rates

@@ -186,8 +186,9 @@ def combined(
     groups = len(spec.train.row_groups)
     read = rows_read(ranks, lanes_of(groups))
     steps_per_epoch = spec.fit.steps_per_epoch
+    of_epoch = rows if steps_per_epoch is None else steps_per_epoch * ranks * batch
     workload = Workload(
-        rows=rows if steps_per_epoch is None else steps_per_epoch * ranks * batch,
+        rows=of_epoch,
         epochs=spec.fit.epochs,
         batch_size=batch,
         steps=steps,
@@ -195,6 +196,7 @@ def combined(
         model_bytes=one.model_bytes,
         reader_rows={1: one.reader_rows, here: read * _mean([r.reader_rows for r in all_of])},
         reader_cpu_seconds={1.0: one.reader_cpu_seconds},
+        passes=spec.fit.epochs * of_epoch / rows,
         lanes=lanes_of(groups * rows // known),
         overhead=overhead,
         overlap=overlap,

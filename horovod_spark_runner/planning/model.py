@@ -59,6 +59,8 @@ class Workload:
             ranks on a host that read at once.
         reader_cpu_seconds: processor time of reading a row, by ranks for each core: so many at
             once take more, as each keeps what it reads in memory that nobody has used before.
+        passes: how often a training goes over the rows that there are, with ``steps_per_epoch``.
+            0 if as often as it has epochs.
         lanes: in how many parts the rows are dealt out, at most; see `rows_read`.
         overhead: seconds that an exchange takes besides its messages: packing, and Horovod's
             waiting for the next cycle.
@@ -93,6 +95,7 @@ class Workload:
     launch: Mapping[int, float]
     materialize: float
     build: float
+    passes: float = 0.0
     lanes: int = MAX_LANES
     by_hosts: bool = False
     sharing: Mapping[float, float] = field(default_factory=dict)
@@ -229,7 +232,7 @@ def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str
     reads = slower_by * rows / between_measured(work.reader_rows, here)
     step = sum(parts.values())
     dealt = min(ranks, work.lanes)
-    reading = waited_for_reader(reads, step, dealt, work.epochs, kept=work.kept)
+    reading = waited_for_reader(reads, step, dealt, _passes(work), kept=work.kept)
     return {**parts, "reading": reading}
 
 
@@ -262,10 +265,14 @@ def _parts_in_memory(
 
 
 def _reading_cpu(work: Workload, ranks: int, per_core: float = 1.0) -> float:
-    """Return the processor seconds of reading the rows of a rank's step, the mean of all epochs."""
-    part = read_part(min(ranks, work.lanes), work.epochs) if work.kept else 1.0
+    """Return the processor seconds of reading the rows of a rank's step, the mean of all passes."""
+    part = read_part(min(ranks, work.lanes), _passes(work)) if work.kept else 1.0
     rows = part * work.batch_size * rows_read(ranks, work.lanes)
     return rows * between_measured(work.reader_cpu_seconds, per_core)
+
+
+def _passes(work: Workload) -> float:
+    return work.passes or work.epochs
 
 
 def _exchange(

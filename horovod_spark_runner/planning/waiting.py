@@ -64,17 +64,19 @@ def rows_read(ranks: int, lanes: int) -> float:
     return max(1.0, ranks / lanes)
 
 
-def read_part(parts: int, epochs: int) -> float:
-    """Return which part of its rows a rank that keeps them reads in an epoch, the mean of all.
+def read_part(parts: int, passes: float) -> float:
+    """Return which part of its rows a rank that keeps them reads, the mean of all passes over them.
 
-    In every epoch it is dealt others, by chance: of those of a second epoch, where the rows are
-    dealt out in N parts, it has read an N-th already.
+    In every pass it is dealt others, by chance: of those of a second one, where the rows are dealt
+    out in N parts, it has read an N-th already.
     """
-    return parts * (1 - (1 - 1 / parts) ** epochs) / epochs
+    passes = max(1.0, passes)
+    unread: float = (1 - 1 / parts) ** passes
+    return parts * (1 - unread) / passes
 
 
-def waited_for_reader(reads: float, step: float, parts: int, epochs: int, *, kept: bool) -> float:
-    """Return the seconds that a step waits for the reader, the mean of all epochs.
+def waited_for_reader(reads: float, step: float, parts: int, passes: float, *, kept: bool) -> float:
+    """Return the seconds that a step waits for the reader, the mean of all passes over the rows.
 
     Rows that are kept are read from storage once by each rank; see `read_part`.
 
@@ -82,15 +84,15 @@ def waited_for_reader(reads: float, step: float, parts: int, epochs: int, *, kep
         reads: seconds of reading the rows of a step from storage.
         step: seconds of all else.
         parts: in how many the rows are dealt out.
-        epochs: how many there are to be.
+        passes: how many there are to be.
         kept: whether rows are kept.
     """
     if not kept:
         return max(0.0, reads - step)
-    waited = 0.0
-    for _ in range(epochs):
+    waited, whole = 0.0, max(1, round(passes))
+    for _ in range(whole):
         if reads <= step:
             break
         waited += reads - step
         reads *= 1 - 1 / parts
-    return waited / epochs
+    return waited / whole

@@ -467,7 +467,15 @@ def test_what_ranks_that_share_a_core_read_takes_turns_on_it() -> None:
     assert longer(4) == pytest.approx(4 * 0.002)
     assert longer(8) == pytest.approx(8 * 0.002)
     # All that is kept is read once: half of it by each in the first epoch, a half of that then.
-    assert longer(4, kept=True, epochs=2) == pytest.approx(4 * 0.002 * 3 / 4)
+    assert longer(4, kept=True, passes=2) == pytest.approx(4 * 0.002 * 3 / 4)
+
+
+def test_passes_over_the_rows_are_not_epochs() -> None:
+    """Ten epochs of a tenth of the rows are one pass."""
+    measured = told(Link(20e-6, 1e9), 2, steps_per_epoch=100, rows=10 * 100 * 2 * BATCH)
+    assert measured.workload.rows == 100 * 2 * BATCH
+    assert measured.workload.passes == pytest.approx(1.0)
+    assert told(Link(20e-6, 1e9), 2, rows=20_000).workload.passes == 10
 
 
 def test_ranks_that_came_to_other_hosts_tell_nothing_of_sharing_a_core() -> None:
