@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ..data.read.sharding import MAX_LANES
 from ..errors import InvalidInputError, brief
 from ..report.numbers import duration
 from ..report.runs.facts import RunFacts, read_facts
@@ -132,8 +131,6 @@ def _measurement(
         model_bytes=size,
         reader_rows={here: batch / reads if is_slow else 1e12},
         reader_cpu_seconds={1.0: 0.0},
-        # Waiting was seen with so many.
-        lanes=max(ranks, MAX_LANES),
         overhead=0.0 if between is not None else exchange,
         overlap=0.0,
         crowding=1.0,

@@ -23,7 +23,7 @@ from .links import (
     tree_seconds,
 )
 from .model import Cluster, Prediction, StepTime, Workload, predict
-from .waiting import BACKWARD, lanes_of, rows_read, waiting_seconds
+from .waiting import BACKWARD, Lying, waiting_seconds
 
 # By how much messages of a step may take less than larger ones tell.
 _FASTEST = 0.5
@@ -183,8 +183,9 @@ def combined(
             shown = max(0.0, longer - waiting_seconds(step.spread, ranks))
             overhead, overlap = _hidden(shown, ring, waiting, step.seconds, hides=hides)
     on_one_host = hosts == 1
-    groups = len(spec.train.row_groups)
-    read = rows_read(ranks, lanes_of(groups))
+    sizes = [group.size for group in spec.train.row_groups]
+    measured = Lying(len(sizes), max(1, spec.window_bytes // max(1, *sizes)))
+    read = measured.rows_read(ranks, batch)
     steps_per_epoch = spec.fit.steps_per_epoch
     of_epoch = rows if steps_per_epoch is None else steps_per_epoch * ranks * batch
     workload = Workload(
@@ -197,7 +198,7 @@ def combined(
         reader_rows={1: one.reader_rows, here: read * _mean([r.reader_rows for r in all_of])},
         reader_cpu_seconds={1.0: one.reader_cpu_seconds},
         passes=spec.fit.epochs * of_epoch / rows,
-        lanes=lanes_of(groups * rows // known),
+        lying=replace(measured, row_groups=max(1, len(sizes) * rows // known)),
         overhead=overhead,
         overlap=overlap,
         crowding=max(1.0, here / cores),
@@ -217,7 +218,7 @@ def combined(
         one.per_core: max(0.0, _against_apart(workload, one, many or between)[0]) for one in usable
     }
     reading = {
-        one.per_core: one.reader_cpu_seconds / rows_read(len(one.ranks), lanes_of(groups))
+        one.per_core: one.reader_cpu_seconds / measured.rows_read(len(one.ranks), batch)
         for one in usable
     }
     return Measurement(

@@ -15,18 +15,17 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..data.read.sharding import MAX_LANES
 from .links import Link, ring_seconds, slowed, slower, tree_seconds
 from .waiting import (
+    Lying,
     hidden_seconds,
     longer_by_sharing,
     read_part,
-    rows_read,
     waited_for_reader,
     waiting_seconds,
 )
 
-Count = TypeVar("Count", int, float)
+Key = TypeVar("Key", int, float)
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,8 @@ class Workload:
             once take more, as each keeps what it reads in memory that nobody has used before.
         passes: how often a training goes over the rows that there are, with ``steps_per_epoch``.
             0 if as often as it has epochs.
-        lanes: in how many parts the rows are dealt out, at most; see `rows_read`.
+        lying: how the rows lie in storage; ``None`` where it is not known, and no rank is taken to
+            read more of them than it uses.
         overhead: seconds that an exchange takes besides its messages: packing, and Horovod's
             waiting for the next cycle.
         overlap: which part of an exchange hides behind the backward pass, as long as that lasts.
@@ -96,7 +96,7 @@ class Workload:
     materialize: float
     build: float
     passes: float = 0.0
-    lanes: int = MAX_LANES
+    lying: Lying | None = None
     by_hosts: bool = False
     sharing: Mapping[float, float] = field(default_factory=dict)
 
@@ -221,18 +221,24 @@ def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str
         own = replace(cluster, cores_per_host=here)
         in_memory = replace(work, reader_cpu_seconds={1.0: 0.0})
         parts = _parts_in_memory(in_memory, own, ranks, every, crowding=1.0)
-        # It was measured on rows in memory; all on a core read theirs there, too.
         parts["cores"] += longer_by_sharing(work.sharing, per_core)
-        parts["cores"] += per_core * _reading_cpu(work, ranks, per_core)
+        # It was measured on rows in memory; all on a core read theirs there, too, and waiting for
+        # others keeps it busy.
+        at_first = per_core * _reading_cpu(work, ranks, per_core)
         slower_by = per_core
     else:
         parts = _parts_in_memory(work, cluster, ranks, every, crowding)
-        slower_by = crowding
-    rows = work.batch_size * rows_read(ranks, work.lanes)
-    reads = slower_by * rows / between_measured(work.reader_rows, here)
-    step = sum(parts.values())
-    dealt = min(ranks, work.lanes)
-    reading = waited_for_reader(reads, step, dealt, _passes(work), kept=work.kept)
+        slower_by, at_first = crowding, 0.0
+    reads = slower_by * _rows_read(work, ranks) / between_measured(work.reader_rows, here)
+    reading = waited_for_reader(
+        reads,
+        sum(parts.values()),
+        _dealt(work, ranks),
+        _passes(work),
+        kept=work.kept,
+        cpu=at_first,
+    )
+    parts["cores"] += _read_part(work, ranks) * at_first
     return {**parts, "reading": reading}
 
 
@@ -243,7 +249,8 @@ def _parts_in_memory(
     here = min(ranks, cluster.ranks_per_host)
     free = step_time(work, 1)
     shared = step_time(work, here)
-    asked = here * (shared.cpu_seconds + _reading_cpu(work, ranks))
+    reading = _read_part(work, ranks) * _reading_cpu(work, ranks)
+    asked = here * (shared.cpu_seconds + reading)
     busy = max(shared.seconds, asked / cluster.cores_per_host)
     steps = epoch_steps(work, ranks)
     between_meetings = steps / math.ceil(steps / every)
@@ -265,10 +272,24 @@ def _parts_in_memory(
 
 
 def _reading_cpu(work: Workload, ranks: int, per_core: float = 1.0) -> float:
-    """Return the processor seconds of reading the rows of a rank's step, the mean of all passes."""
-    part = read_part(min(ranks, work.lanes), _passes(work)) if work.kept else 1.0
-    rows = part * work.batch_size * rows_read(ranks, work.lanes)
-    return rows * between_measured(work.reader_cpu_seconds, per_core)
+    """Return the processor seconds of reading the rows of a rank's step, if it has kept none."""
+    return _rows_read(work, ranks) * between_measured(work.reader_cpu_seconds, per_core)
+
+
+def _rows_read(work: Workload, ranks: int) -> float:
+    """Return the rows that a rank reads for a step, if it has kept none."""
+    for_each = work.lying.rows_read(ranks, work.batch_size) if work.lying else 1.0
+    return work.batch_size * for_each
+
+
+def _dealt(work: Workload, ranks: int) -> int:
+    """Return in how many parts the rows are dealt out to so many ranks."""
+    return min(ranks, work.lying.lanes(ranks * work.batch_size)) if work.lying else ranks
+
+
+def _read_part(work: Workload, ranks: int) -> float:
+    """Return which part of its rows a rank reads, the mean of all passes."""
+    return read_part(_dealt(work, ranks), _passes(work)) if work.kept else 1.0
 
 
 def _passes(work: Workload) -> float:
@@ -317,7 +338,7 @@ def step_time(work: Workload, here: int, batch_size: int | None = None) -> StepT
     return _at(measured, here, extend=False)
 
 
-def between_measured(values: Mapping[Count, float], at: float) -> float:
+def between_measured(values: Mapping[Key, float], at: float) -> float:
     """Return the value at a number, on the lines between the known ones, constant beyond."""
     known = sorted(values)
     return float(np.interp(at, known, [values[one] for one in known]))

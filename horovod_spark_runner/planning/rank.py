@@ -240,31 +240,35 @@ class _Measuring:
         raise AssertionError("passes do not end")
 
     def reading(self) -> tuple[float, float]:
-        """Return the rows per second that are read at first, and the processor seconds of a row."""
-        question = self._question
-        spec, limit = question.spec, question.seconds
-        # Rows that are kept take memory that nobody has used before, which may cost more than
-        # reading them: only the first pass tells.
-        keep_bytes, enough = (spec.train.size, limit / 10) if question.kept else (0, limit / 2)
-        self._world.Barrier()
-        began, cpu, rows = time.perf_counter(), time.process_time(), 0
-        for number in itertools.count():
-            reader = DatasetReader(spec.train, self._trainee.columns, spec.transforms, keep_bytes)
+        """Return the rows per second that are read at first, and the processor seconds of a row.
+
+        Rows that are kept take memory that nobody has used before, which may cost more than reading
+        them: one whole first pass tells, however long.
+        """
+        question, spec = self._question, self._question.spec
+        with contextlib.ExitStack() as stack:
+            reader = self._reader
+            if question.kept:
+                reader = DatasetReader(
+                    spec.train, self._trainee.columns, spec.transforms, spec.train.size
+                )
+                stack.enter_context(contextlib.closing(reader))
             epochs = self._epochs(spec.fit.batch_size, reader)
-            with (
-                contextlib.closing(reader),
-                contextlib.closing(epochs.steps_from(number)) as steps,
-            ):
-                for step in steps:
-                    rows += step.batch.rows
-                    if time.perf_counter() - began > limit:
-                        break
-            report_progress()
-            seconds = time.perf_counter() - began
-            if seconds > enough:
-                break
-        rows = max(rows, 1)
-        return rows / seconds, (time.process_time() - cpu) / rows
+            self._world.Barrier()
+            began, cpu, rows = time.perf_counter(), time.process_time(), 0
+            for number in itertools.count():
+                with contextlib.closing(epochs.steps_from(number)) as steps:
+                    for step in steps:
+                        rows += step.batch.rows
+                        report_progress()
+                        late = time.perf_counter() - began > question.seconds
+                        if late and not question.kept:
+                            break
+                seconds = time.perf_counter() - began
+                if question.kept or seconds > question.seconds / 2:
+                    break
+            rows = max(rows, 1)
+            return rows / seconds, (time.process_time() - cpu) / rows
 
     def _kept(self, size: int) -> list[Step]:
         """Return steps in which every rank has so many rows."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from statistics import NormalDist
 
-from ..data.read.sharding import MAX_LANES
+import numpy as np
+
+from ..data.read.sharding import lane_count
 
 # The exchange may hide behind the backward pass, which is no more of a step's computing than this.
 BACKWARD = 2 / 3
@@ -51,17 +55,37 @@ def longer_by_sharing(measured: Mapping[float, float], per_core: float) -> float
     return less + (per_core - low) * (more - less) / (high - low)
 
 
-def lanes_of(row_groups: int) -> int:
-    """Return in how many parts, at most, so many row groups are dealt out."""
-    return max(1, min(row_groups, MAX_LANES))
+@dataclass(frozen=True)
+class Lying:
+    """How rows lie in storage.
 
-
-def rows_read(ranks: int, lanes: int) -> float:
-    """Return how many rows a rank reads for each that it uses, if it has kept none.
-
-    Where there are more ranks than ``lanes``, several read the whole of each.
+    Attributes:
+        row_groups: how many there are.
+        in_window: how many fit the shuffle window of a rank.
     """
-    return max(1.0, ranks / lanes)
+
+    row_groups: int
+    in_window: int
+
+    def lanes(self, global_batch: int) -> int:
+        """Return in how many parts the rows are dealt out; see `data.read.sharding`."""
+        return lane_count(range(self.row_groups), global_batch, self.in_window)
+
+    def rows_read(self, ranks: int, batch: int) -> float:
+        """Return how many rows a rank reads for each that it uses, if it has kept none.
+
+        It reads the lanes of which it takes rows, and the row groups of which these have some,
+        whole. The mean of all ranks.
+
+        Args:
+            ranks: how many there are.
+            batch: rows of each in a step.
+        """
+        lanes = self.lanes(ranks * batch)
+        rank = np.arange(ranks)
+        first, end = rank * lanes // ranks, -(-(rank + 1) * lanes // ranks)
+        groups = -(-end * self.row_groups // lanes) - first * self.row_groups // lanes
+        return float(groups.mean()) * ranks / self.row_groups
 
 
 def read_part(parts: int, passes: float) -> float:
@@ -75,7 +99,9 @@ def read_part(parts: int, passes: float) -> float:
     return parts * (1 - unread) / passes
 
 
-def waited_for_reader(reads: float, step: float, parts: int, passes: float, *, kept: bool) -> float:
+def waited_for_reader(
+    reads: float, step: float, parts: int, passes: float, *, kept: bool, cpu: float = 0.0
+) -> float:
     """Return the seconds that a step waits for the reader, the mean of all passes over the rows.
 
     Rows that are kept are read from storage once by each rank; see `read_part`.
@@ -86,13 +112,12 @@ def waited_for_reader(reads: float, step: float, parts: int, passes: float, *, k
         parts: in how many the rows are dealt out.
         passes: how many there are to be.
         kept: whether rows are kept.
+        cpu: seconds by which a step is longer while all its rows are read.
     """
     if not kept:
-        return max(0.0, reads - step)
-    waited, whole = 0.0, max(1, round(passes))
-    for _ in range(whole):
-        if reads <= step:
-            break
-        waited += reads - step
-        reads *= 1 - 1 / parts
-    return waited / whole
+        return max(0.0, reads - step - cpu)
+    waited, passes = 0.0, max(1.0, passes)
+    for number in range(math.ceil(passes)):
+        unread = (1 - 1 / parts) ** number
+        waited += min(1.0, passes - number) * max(0.0, (reads - cpu) * unread - step)
+    return waited / passes

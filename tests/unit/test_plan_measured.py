@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from horovod_spark_runner import InvalidInputError, Link, RunFailedError
+from horovod_spark_runner.data.manifest import RowGroup
+from horovod_spark_runner.data.read.sharding import plan_epoch
 from horovod_spark_runner.frameworks import KERAS, TORCH
 from horovod_spark_runner.planning import writing
 from horovod_spark_runner.planning.advice import advise
@@ -26,7 +28,7 @@ from horovod_spark_runner.planning.measurement import (
     combined,
 )
 from horovod_spark_runner.planning.model import Cluster, StepTime, predict
-from horovod_spark_runner.planning.waiting import longer_by_sharing
+from horovod_spark_runner.planning.waiting import Lying, longer_by_sharing, waited_for_reader
 from horovod_spark_runner.planning.writing import seconds_of_all
 from horovod_spark_runner.settings.training import FitOptions
 from horovod_spark_runner.storage.filesystem import Location
@@ -39,7 +41,7 @@ BATCH = 32
 class RowsOf(NamedTuple):
     """What of a `Manifest` is looked at."""
 
-    row_groups: tuple[int, ...]
+    row_groups: tuple[RowGroup, ...]
 
 
 class SpecOf(NamedTuple):
@@ -48,6 +50,7 @@ class SpecOf(NamedTuple):
     engine: str
     fit: FitOptions
     train: RowsOf
+    window_bytes: int = 1 << 20
 
 
 def sums_on(link: Link, ranks: int, horovod: float = 0.0) -> dict[int, float]:
@@ -108,7 +111,7 @@ def told(
     shown = sums[GRADIENTS] if exchange is None else exchange
     rank = figures(shared + shown, shown, sums, doubling_rounds(ranks) * link.latency, **given)
     fit = FitOptions(batch_size=BATCH, epochs=10, steps_per_epoch=steps_per_epoch)
-    spec: Any = SpecOf(engine, fit, RowsOf((100,) * groups))
+    spec: Any = SpecOf(engine, fit, RowsOf((RowGroup(0, 0, 100, 1),) * groups))
     names = tuple(f"host-{number % hosts}" for number in range(ranks))
     same = {name: given[name] for name in ("cores", "spread") if name in given}
     return combined(
@@ -468,6 +471,30 @@ def test_what_ranks_that_share_a_core_read_takes_turns_on_it() -> None:
     assert longer(8) == pytest.approx(8 * 0.002)
     # All that is kept is read once: half of it by each in the first epoch, a half of that then.
     assert longer(4, kept=True, passes=2) == pytest.approx(4 * 0.002 * 3 / 4)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 5, 7, 10, 64])
+@pytest.mark.parametrize("ranks", [1, 3, 4, 8, 48, 96])
+@pytest.mark.parametrize("window", [4, 1000])
+def test_ranks_read_as_many_rows_as_the_reader_gives_them(
+    groups: int, ranks: int, window: int
+) -> None:
+    rows = ranks * BATCH * 10
+    plan = plan_epoch(
+        [(rows, 1)] * groups, global_batch=ranks * BATCH, seed=1, epoch=0, window_bytes=window
+    )
+    read = [len({p.row_group for p in plan.pieces(0, rank, ranks)}) for rank in range(ranks)]
+    found = Lying(groups, window).rows_read(ranks, BATCH)
+    assert found == pytest.approx(sum(read) / groups, rel=1e-9)
+
+
+def test_a_reader_is_waited_for_in_each_pass_by_itself() -> None:
+    """What of reading a step is longer by is not waited for once more."""
+    assert waited_for_reader(3.0, 1.0, 2, 1, kept=True) == pytest.approx(2.0)
+    assert waited_for_reader(3.0, 1.0, 2, 2, kept=True) == pytest.approx((2.0 + 0.5) / 2)
+    assert waited_for_reader(3.0, 1.0, 2, 1.5, kept=True) == pytest.approx((2.0 + 0.25) / 1.5)
+    assert waited_for_reader(3.0, 1.0, 2, 2, kept=True, cpu=1.5) == pytest.approx(0.5 / 2)
+    assert waited_for_reader(3.0, 1.0, 2, 2, kept=False, cpu=1.5) == pytest.approx(0.5)
 
 
 def test_passes_over_the_rows_are_not_epochs() -> None:
