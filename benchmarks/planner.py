@@ -32,7 +32,7 @@ from horovod_spark_runner import DataOptions, LaunchOptions, plan_training, run_
 from horovod_spark_runner.planning.links import link_of
 from horovod_spark_runner.planning.measurement import Measurement
 from horovod_spark_runner.planning.model import Cluster, predict
-from horovod_spark_runner.training.accounting import Kind
+from horovod_spark_runner.training.accounting import Kind, mean_seconds
 from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import Hosts
 
@@ -42,6 +42,7 @@ EPOCHS = 4
 ROWS = 32_768
 # Seconds that an epoch is to take, about, and how many steps it has at least.
 SECONDS, STEPS = 2.0, 8
+OF_STEPS = (Kind.DATA, Kind.STEP, Kind.COMPUTE, Kind.EXCHANGE, Kind.CALLBACKS)
 HERE = "this host"
 NAMES = ("plan-1", "plan-2")
 # What the kernel is told, by what people say, with bursts that the rate needs.
@@ -145,8 +146,8 @@ def rates_of(
 ) -> tuple[float, list[float]]:
     """Return the samples per second of a training, in all epochs and in each.
 
-    What comes before the second step, building the model and tracing it, is left out, as a plan
-    tells it by itself.
+    The first step is left out, and all but steps: a plan tells building the model and tracing it by
+    themselves, and does not count what an epoch ends with.
 
     Args:
         frame: its rows.
@@ -173,14 +174,16 @@ def rates_of(
     )
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     spent = [_steps_seconds(json.loads(line)["accounting"]) for line in lines]
-    rows = steps * ranks * case.batch_size
-    return EPOCHS * rows / sum(spent), [rows / seconds for seconds in spent]
+    counted = [steps - (epoch == 0) for epoch in range(EPOCHS)]
+    rows = ranks * case.batch_size
+    rates = [rows * count / seconds for count, seconds in zip(counted, spent, strict=True)]
+    return rows * sum(counted) / sum(spent), rates
 
 
 def _steps_seconds(account: Mapping[str, Any]) -> float:
-    """Return the seconds of an epoch but for those of building and the first step, of rank 0."""
-    by_rank = account["seconds"].items()
-    return sum(each[0] for kind, each in by_rank if kind not in (Kind.BUILD, Kind.FIRST_STEP))
+    """Return the seconds of an epoch's steps but for the first of a training, the mean of ranks."""
+    means = mean_seconds(account)
+    return sum(means.get(kind, 0.0) for kind in OF_STEPS)
 
 
 def measured_for(frame: Any, case: Case, folder: Path, here: int, cores: int | None) -> Measurement:
