@@ -129,7 +129,7 @@ class Prediction:
         waiting: for the slowest rank, whose step is longer by chance.
         latency: of the exchange that is not hidden: messages, however small, and their overhead.
         transfer: of the exchange that is not hidden: bytes.
-        reading: what steps wait for the reader, the mean of all epochs.
+        reading: what steps wait for the reader, the mean of all passes over the rows.
         samples_per_second: of all ranks.
         efficiency: of the rate of one rank, times their number.
         epoch_seconds: of the steps of an epoch.
