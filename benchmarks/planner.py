@@ -32,7 +32,7 @@ from horovod_spark_runner import DataOptions, LaunchOptions, plan_training, run_
 from horovod_spark_runner.planning.links import link_of
 from horovod_spark_runner.planning.measurement import Measurement
 from horovod_spark_runner.planning.model import Cluster, predict
-from horovod_spark_runner.training.accounting import Kind, mean_seconds
+from horovod_spark_runner.training.accounting import step_seconds
 from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import Hosts
 
@@ -42,7 +42,6 @@ EPOCHS = 4
 ROWS = 32_768
 # Seconds that an epoch is to take, about, and how many steps it has at least.
 SECONDS, STEPS = 2.0, 8
-OF_STEPS = (Kind.DATA, Kind.STEP, Kind.COMPUTE, Kind.EXCHANGE, Kind.CALLBACKS)
 HERE = "this host"
 NAMES = ("plan-1", "plan-2")
 # What the kernel is told, by what people say, with bursts that the rate needs.
@@ -173,17 +172,11 @@ def rates_of(
         stream_logs=False,
     )
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    spent = [_steps_seconds(json.loads(line)["accounting"]) for line in lines]
+    spent = [step_seconds(json.loads(line)["accounting"]) for line in lines]
     counted = [steps - (epoch == 0) for epoch in range(EPOCHS)]
     rows = ranks * case.batch_size
     rates = [rows * count / seconds for count, seconds in zip(counted, spent, strict=True)]
     return rows * sum(counted) / sum(spent), rates
-
-
-def _steps_seconds(account: Mapping[str, Any]) -> float:
-    """Return the seconds of an epoch's steps but for the first of a training, the mean of ranks."""
-    means = mean_seconds(account)
-    return sum(means.get(kind, 0.0) for kind in OF_STEPS)
 
 
 def measured_for(frame: Any, case: Case, folder: Path, here: int, cores: int | None) -> Measurement:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ..data.read.sharding import groups_in_window
 from ..frameworks import TORCH
 from ..training.spec import TrainingSpec
 from ..training.sync.buckets import BUCKET_BYTES
@@ -184,7 +185,7 @@ def combined(
             overhead, overlap = _hidden(shown, ring, waiting, step.seconds, hides=hides)
     on_one_host = hosts == 1
     sizes = [group.size for group in spec.train.row_groups]
-    measured = Lying(len(sizes), max(1, spec.window_bytes // max(1, *sizes)))
+    measured = Lying(len(sizes), groups_in_window(sizes, spec.window_bytes))
     read = measured.rows_read(ranks, batch)
     steps_per_epoch = spec.fit.steps_per_epoch
     of_epoch = rows if steps_per_epoch is None else steps_per_epoch * ranks * batch

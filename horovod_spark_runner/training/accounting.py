@@ -46,6 +46,8 @@ class Kind:
     SAVE = "save"
 
 
+# What a plan counts of an epoch: its steps.
+OF_STEPS = (Kind.DATA, Kind.STEP, Kind.COMPUTE, Kind.EXCHANGE, Kind.CALLBACKS)
 KINDS: tuple[str, ...] = tuple(v for k, v in vars(Kind).items() if k.isupper())
 # Bytes that all ranks have sent in an epoch or run, and what allreduce would without compression.
 SENT, WHOLE = "bytes_sent", "bytes_uncompressed"
@@ -228,6 +230,12 @@ def mean_seconds(account: Account) -> dict[str, float]:
     if "mean" in account:
         return dict(account["mean"])
     return {kind: sum(each) / len(each) for kind, each in account["seconds"].items()}
+
+
+def step_seconds(account: Account) -> float:
+    """Return the seconds of an epoch's steps, its first step left out, as the mean of all ranks."""
+    means = mean_seconds(account)
+    return sum(means.get(kind, 0.0) for kind in OF_STEPS)
 
 
 def phases(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -104,6 +104,11 @@ def lane_count(row_groups: Sequence[int], global_batch: int, window_row_groups: 
     return next(lanes for lanes in range(limit, 0, -1) if global_batch % lanes == 0)
 
 
+def groups_in_window(sizes: Sequence[int], window_bytes: int) -> int:
+    """Return how many row groups of these bytes a window holds, by the largest; 1 or more."""
+    return max(1, window_bytes // max(1, *sizes)) if sizes else 1
+
+
 def batch_rows(rows: int, global_batch: int, step: int) -> int:
     """Return the rows of a global batch: the last one of so many rows may be partial."""
     return min(global_batch, rows - step * global_batch)
@@ -305,7 +310,7 @@ def plan_epoch(
     """
     sizes = [size for _, size in row_groups]
     rows = tuple(count for count, _ in row_groups)
-    affordable = max(1, window_bytes // max(1, *sizes)) if sizes else 1
+    affordable = groups_in_window(sizes, window_bytes)
     lanes = lane_count(rows, global_batch, affordable) if shuffle else 1
     row_bytes = max(1.0, sum(sizes) / max(1, sum(rows)))
     block_rows = max(1, int(window_bytes / lanes / row_bytes)) if shuffle else 1

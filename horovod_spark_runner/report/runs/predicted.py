@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...settings.sync import Allreduce, recorded_sync
-from ...training.accounting import Kind, mean_seconds
+from ...training.accounting import Kind, step_seconds
 from ..markup import Child
 from ..numbers import duration, number
 from ..page import paragraph, table
@@ -18,8 +18,6 @@ from .facts import RunFacts
 _ALLREDUCE = recorded_sync(Allreduce())
 # Epochs are compared if their rows differ by no more than this part.
 _SAME_ROWS = 0.02
-# What a plan counts of an epoch: its steps.
-_OF_STEPS = (Kind.DATA, Kind.STEP, Kind.COMPUTE, Kind.EXCHANGE, Kind.CALLBACKS)
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def _compared(run: RunFacts, plan: Mapping[str, Any]) -> Prediction:
         )
     whole = same_rows and _is_whole(run, work)
     rate = statistics.median(float(account["samples_per_second"]) for account in accounts)
-    epoch = statistics.median(_step_seconds(account) for account in accounts)
+    epoch = statistics.median(step_seconds(account) for account in accounts)
     compared = []
     for name, one in chosen.items():
         on = f", {name}" if len(chosen) > 1 else ""
@@ -159,11 +157,6 @@ def _accounts(run: RunFacts, ranks: int) -> tuple[list[Mapping[str, Any]], list[
         return later, [f"Measured: the median of {len(later):,} epochs, those that calls began "
                        "with left out."]  # fmt: skip
     return own, ["Measured: in the first epoch, which there is only."] if own else []
-
-
-def _step_seconds(account: Mapping[str, Any]) -> float:
-    means = mean_seconds(account)
-    return sum(means.get(kind, 0.0) for kind in _OF_STEPS)
 
 
 def _is_whole(run: RunFacts, work: Mapping[str, Any]) -> bool:
