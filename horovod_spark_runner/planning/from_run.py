@@ -122,9 +122,12 @@ def _measurement(
     seconds = call.get("seconds", {})
     launch = sum(seconds.get(name, 0.0) for name in ("check", "tasks", "rendezvous", "start"))
     own = mean_seconds(call.get("accounts"))
+    epochs = int(fit.get("epochs", 1))
+    of_epoch = rows if fit.get("steps_per_epoch") is None else steps * ranks * batch
     workload = Workload(
-        rows=rows if fit.get("steps_per_epoch") is None else steps * ranks * batch,
-        epochs=int(fit.get("epochs", 1)),
+        rows=of_epoch,
+        epochs=epochs,
+        passes=epochs * of_epoch / rows,
         batch_size=batch,
         steps={batch: {here: StepTime(computing, computing, 0.0)}},
         gradient_bytes=gradients,

@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..data.read.sharding import groups_in_window
 from ..frameworks import TORCH
@@ -161,29 +161,9 @@ def combined(
     one, all_of = alone.ranks[0], every.ranks
     cores = min(rank.cores for rank in all_of)
     sums = {size: _mean([rank.sums[size] for rank in all_of]) for size in all_of[0].sums}
-    hosts = len(set(every.hosts))
-    # How many a ring goes around.
-    members = hosts if by_hosts and hosts > 1 else ranks
-    link, waiting = (None, 0.0) if ranks == 1 else _link(sums, all_of, members)
     steps = _steps(one, every, sums, cores / here)
-    gradients = one.gradient_bytes
-    overhead, overlap = waiting, 0.0
-    if link is not None:
-        # What fits in one bucket leaves after the backward pass, and all that Keras' ranks sum
-        # within a host.
-        hides = gradients > BUCKET_BYTES and (spec.engine == TORCH or hosts > 1)
-        step = steps[batch].get(here, steps[batch][1])
-        longer = _longer([rank.steps[batch] for rank in all_of], step)
-        ring = ring_seconds(members, gradients, link) + tree_seconds(ranks, link)
-        if longer is not None and not hides and longer < ring:
-            # Links are no straight lines: what is sent in every step counts, not larger sums.
-            faster = max(longer / ring, _FASTEST)
-            link, ring = slowed(link, faster), faster * ring
-        if longer is not None:
-            # Waiting for slower ranks counts by itself.
-            shown = max(0.0, longer - waiting_seconds(step.spread, ranks))
-            overhead, overlap = _hidden(shown, ring, waiting, step.seconds, hides=hides)
-    on_one_host = hosts == 1
+    exchange = _exchange(spec, every, steps[batch], sums, by_hosts)
+    on_one_host = len(set(every.hosts)) == 1
     sizes = [group.size for group in spec.train.row_groups]
     measured = Lying(len(sizes), groups_in_window(sizes, spec.window_bytes))
     read = measured.rows_read(ranks, batch)
@@ -192,19 +172,19 @@ def combined(
     workload = Workload(
         rows=of_epoch,
         epochs=spec.fit.epochs,
+        passes=spec.fit.epochs * of_epoch / rows,
         batch_size=batch,
         steps=steps,
-        gradient_bytes=gradients,
+        gradient_bytes=one.gradient_bytes,
         model_bytes=one.model_bytes,
         reader_rows={1: one.reader_rows, here: read * _mean([r.reader_rows for r in all_of])},
         reader_cpu_seconds={1.0: one.reader_cpu_seconds},
-        passes=spec.fit.epochs * of_epoch / rows,
         lying=replace(measured, row_groups=max(1, len(sizes) * rows // known)),
-        overhead=overhead,
-        overlap=overlap,
+        overhead=exchange.overhead,
+        overlap=exchange.overlap,
         crowding=max(1.0, here / cores),
         kept=kept,
-        inside=link if on_one_host else None,
+        inside=exchange.link if on_one_host else None,
         # The first launch may have imported the framework, as that of a training to come will,
         # whatever the number of its ranks.
         launch={1: alone.seconds, here: max(alone.seconds, every.seconds)},
@@ -212,22 +192,10 @@ def combined(
         build=max(rank.build + rank.first_step for rank in all_of),
         by_hosts=by_hosts,
     )
-    between = None if on_one_host else link
-    usable = [one for one in shared if one.per_core > 1 and len(set(one.hosts)) == hosts]
-    many = _link_of_many(workload, usable, between)
-    sharing = {
-        one.per_core: max(0.0, _against_apart(workload, one, many or between)[0]) for one in usable
-    }
-    reading = {
-        one.per_core: one.reader_cpu_seconds / measured.rows_read(len(one.ranks), batch)
-        for one in usable
-    }
+    between = None if on_one_host else exchange.link
+    workload, many = _with_shared(workload, every, shared, between, measured)
     return Measurement(
-        workload=replace(
-            workload,
-            sharing=sharing,
-            reader_cpu_seconds={**workload.reader_cpu_seconds, **reading},
-        ),
+        workload=workload,
         cores=cores,
         ranks_per_host=here,
         workers=ranks,
@@ -241,6 +209,94 @@ def combined(
         if all_of[0].noise is None
         else noise_scale(*all_of[0].noise, batch, ranks),
     )
+
+
+class _Exchange(NamedTuple):
+    """What the exchange of a step takes.
+
+    Attributes:
+        link: that of its ring; ``None`` of one rank.
+        overhead: seconds besides its messages; see `Workload`.
+        overlap: which part of it hides; see `Workload`.
+    """
+
+    link: Link | None
+    overhead: float
+    overlap: float
+
+
+def _exchange(
+    spec: TrainingSpec,
+    every: Launched,
+    steps: Mapping[int, StepTime],
+    sums: Mapping[int, float],
+    by_hosts: bool,
+) -> _Exchange:
+    """Return what sums, and what steps took longer than computing, tell of the exchange.
+
+    Args:
+        spec: the training.
+        every: what all ranks have measured.
+        steps: what computes in a step, by ranks of a host.
+        sums: seconds of sums, by bytes.
+        by_hosts: whether sums are made within hosts first; see `Workload`.
+    """
+    ranks, all_of = len(every.ranks), every.ranks
+    if ranks == 1:
+        return _Exchange(None, 0.0, 0.0)
+    hosts = len(set(every.hosts))
+    # How many a ring goes around.
+    members = hosts if by_hosts and hosts > 1 else ranks
+    link, waiting = _link(sums, all_of, members)
+    step = steps.get(every.here, steps[1])
+    longer = _longer([rank.steps[spec.fit.batch_size] for rank in all_of], step)
+    if longer is None:
+        return _Exchange(link, waiting, 0.0)
+    gradients = all_of[0].gradient_bytes
+    # What fits in one bucket leaves after the backward pass, and all that Keras' ranks sum within a
+    # host.
+    hides = gradients > BUCKET_BYTES and (spec.engine == TORCH or hosts > 1)
+    ring = ring_seconds(members, gradients, link) + tree_seconds(ranks, link)
+    if not hides and longer < ring:
+        # Links are no straight lines: what is sent in every step counts, not larger sums.
+        faster = max(longer / ring, _FASTEST)
+        link, ring = slowed(link, faster), faster * ring
+    # Waiting for slower ranks counts by itself.
+    shown = max(0.0, longer - waiting_seconds(step.spread, ranks))
+    return _Exchange(link, *_hidden(shown, ring, waiting, step.seconds, hides=hides))
+
+
+def _with_shared(
+    work: Workload,
+    every: Launched,
+    shared: Sequence[Crowded],
+    between: Link | None,
+    lying: Lying,
+) -> tuple[Workload, Link | None]:
+    """Return the training with what ranks that share cores have measured.
+
+    Args:
+        work: what ranks with a core each have measured.
+        every: those.
+        shared: what others have measured, by launches.
+        between: the link between hosts, if there are several.
+        lying: how the rows lay that were read.
+
+    Returns:
+        The training, and the link between hosts of several ranks, if it was seen to be better.
+    """
+    hosts = len(set(every.hosts))
+    usable = [one for one in shared if one.per_core > 1 and len(set(one.hosts)) == hosts]
+    many = _link_of_many(work, usable, between)
+    sharing = {
+        one.per_core: max(0.0, _against_apart(work, one, many or between)[0]) for one in usable
+    }
+    reading = {
+        one.per_core: one.reader_cpu_seconds / lying.rows_read(len(one.ranks), work.batch_size)
+        for one in usable
+    }
+    cpu = {**work.reader_cpu_seconds, **reading}
+    return replace(work, sharing=sharing, reader_cpu_seconds=cpu), many
 
 
 def _steps(

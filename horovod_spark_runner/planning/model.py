@@ -50,6 +50,8 @@ class Workload:
     Attributes:
         rows: rows of an epoch.
         epochs: how many there are to be.
+        passes: how often they go over the rows that there are: with ``steps_per_epoch``, each takes
+            more of them than there are, or fewer.
         batch_size: rows of a rank in a step.
         steps: by batch size, and by ranks on a host that computed at once.
         gradient_bytes: what a step exchanges.
@@ -58,8 +60,6 @@ class Workload:
             ranks on a host that read at once.
         reader_cpu_seconds: processor time of reading a row, by ranks for each core: so many at
             once take more, as each keeps what it reads in memory that nobody has used before.
-        passes: how often a training goes over the rows that there are, with ``steps_per_epoch``.
-            0 if as often as it has epochs.
         lying: how the rows lie in storage; ``None`` where it is not known, and no rank is taken to
             read more of them than it uses.
         overhead: seconds that an exchange takes besides its messages: packing, and Horovod's
@@ -81,6 +81,7 @@ class Workload:
 
     rows: int
     epochs: int
+    passes: float
     batch_size: int
     steps: Mapping[int, Mapping[int, StepTime]]
     gradient_bytes: int
@@ -95,7 +96,6 @@ class Workload:
     launch: Mapping[int, float]
     materialize: float
     build: float
-    passes: float = 0.0
     lying: Lying | None = None
     by_hosts: bool = False
     sharing: Mapping[float, float] = field(default_factory=dict)
@@ -234,7 +234,7 @@ def _parts(work: Workload, cluster: Cluster, ranks: int, every: int) -> dict[str
         reads,
         sum(parts.values()),
         _dealt(work, ranks),
-        _passes(work),
+        work.passes,
         kept=work.kept,
         cpu=at_first,
     )
@@ -289,11 +289,7 @@ def _dealt(work: Workload, ranks: int) -> int:
 
 def _read_part(work: Workload, ranks: int) -> float:
     """Return which part of its rows a rank reads, the mean of all passes."""
-    return read_part(_dealt(work, ranks), _passes(work)) if work.kept else 1.0
-
-
-def _passes(work: Workload) -> float:
-    return work.passes or work.epochs
+    return read_part(_dealt(work, ranks), work.passes) if work.kept else 1.0
 
 
 def _exchange(

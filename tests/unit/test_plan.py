@@ -31,6 +31,7 @@ def workload(**changes: Any) -> Workload:
     given = Workload(
         rows=1_000_000,
         epochs=10,
+        passes=10.0,
         batch_size=100,
         steps={100: {1: StepTime(0.2, 0.2, 0.002)}},
         gradient_bytes=10_000_000,
@@ -173,7 +174,7 @@ def test_what_does_not_pay_is_not_to_be_distributed() -> None:
     assert found.break_even_epochs is not None
     for part, pays in ((0.8, False), (1.2, True)):
         epochs = int(found.break_even_epochs * part)
-        again = advise("", replace(tiny, epochs=epochs), found.cluster, RANKS)
+        again = advise("", replace(tiny, epochs=epochs, passes=epochs), found.cluster, RANKS)
         assert (again.break_even is not None) == pays
     hopeless = advise("slow", tiny, Cluster(1, 1, Link(0.1, 1e6)), RANKS)
     assert hopeless.break_even_epochs is None

@@ -305,7 +305,7 @@ def test_rows_that_are_kept_are_read_once() -> None:
     # Ranks are dealt other rows in the next epochs, until they have had all.
     one, four = predict(kept, cluster, 1), predict(kept, cluster, 4)
     assert one.reading < four.reading < predict(read, cluster, 4).reading
-    only = replace(kept, epochs=1)
+    only = replace(kept, epochs=1, passes=1.0)
     assert predict(only, cluster, 4) == predict(replace(only, kept=False), cluster, 4)
     # Nor is the processor time of reading paid again: by one rank alone in one epoch of ten.
     costly = replace(kept, reader_rows={1: 1e12}, reader_cpu_seconds={1.0: 1.0})
@@ -329,7 +329,7 @@ def test_what_pays_is_chosen_where_what_is_almost_as_good_does_not() -> None:
     """One process takes 240 s, 6 ranks 221, 8 ranks 211 and 12, the fastest, 201."""
     step = StepTime(1.0, 1.0, 0.0)
     work = workload(
-        rows=24_000, epochs=1, steps={100: {1: step}}, gradient_bytes=1, model_bytes=1,
+        rows=24_000, epochs=1, passes=1.0, steps={100: {1: step}}, gradient_bytes=1, model_bytes=1,
         overhead=0.0, reader_rows={1: 1e12}, build=0.0, launch={1: 1.0}, materialize=180.0,
         inside=Link(0.0, 1e15),
     )  # fmt: skip

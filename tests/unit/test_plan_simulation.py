@@ -74,6 +74,7 @@ def workload(seconds: float = 0.1, spread: float = 0.0, size: int = 100_000_000)
     return Workload(
         rows=10**9,
         epochs=1,
+        passes=1.0,
         batch_size=32,
         steps={32: {1: StepTime(seconds, seconds, spread)}},
         gradient_bytes=size,
