@@ -23,7 +23,8 @@ from ..spark.session import described
 from ..training.entry import modules_for
 from .asked import Asked
 from .figures import Question, measure_rank, measure_shared
-from .measurement import Crowded, Launched, Measurement, combined
+from .launched import Crowded, Launched
+from .measurement import Measurement, combined
 from .writing import written_rows
 
 # Ranks on a core that are measured together at most.

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,9 @@ from ..training.sync.noise import NoiseSynchroniser, SquaringCollectives
 from ..training.sync.synchroniser import Collectives, Synchroniser
 from ..training.trainee import Trainee
 from ..training.ways import SYNCHRONISERS
+from .cores import usable_cores
 from .figures import Question, RankFigures, Shared, StepFigures
+from .reading import read_at_first
 
 # Batches that are trained on again and again, so that no reader is in the way: at most so many.
 _BATCHES, _BATCHES_BYTES = 16, 64 << 20
@@ -36,7 +37,6 @@ _WARM_STEPS, _MOST_STEPS = 3, 2000
 _NOISE_STEPS = 500
 # Bytes of the sums that tell latency and bandwidth, besides the model's own.
 SUM_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def measure(question: Question) -> RankFigures:
@@ -240,35 +240,14 @@ class _Measuring:
         raise AssertionError("passes do not end")
 
     def reading(self) -> tuple[float, float]:
-        """Return the rows per second that are read at first, and the processor seconds of a row.
-
-        Rows that are kept take memory that nobody has used before, which may cost more than reading
-        them: one whole first pass tells, however long.
-        """
+        """Return the rows per second that are read at first, and the processor seconds of a row."""
         question, spec = self._question, self._question.spec
-        with contextlib.ExitStack() as stack:
-            reader = self._reader
-            if question.kept:
-                reader = DatasetReader(
-                    spec.train, self._trainee.columns, spec.transforms, spec.train.size
-                )
-                stack.enter_context(contextlib.closing(reader))
+        keeping = spec.train.size if question.kept else 0
+        reader = DatasetReader(spec.train, self._trainee.columns, spec.transforms, keeping)
+        with contextlib.closing(reader):
             epochs = self._epochs(spec.fit.batch_size, reader)
             self._world.Barrier()
-            began, cpu, rows = time.perf_counter(), time.process_time(), 0
-            for number in itertools.count():
-                with contextlib.closing(epochs.steps_from(number)) as steps:
-                    for step in steps:
-                        rows += step.batch.rows
-                        report_progress()
-                        late = time.perf_counter() - began > question.seconds
-                        if late and not question.kept:
-                            break
-                seconds = time.perf_counter() - began
-                if question.kept or seconds > question.seconds / 2:
-                    break
-            rows = max(rows, 1)
-            return rows / seconds, (time.process_time() - cpu) / rows
+            return read_at_first(epochs, question.seconds, whole=question.kept)
 
     def _kept(self, size: int) -> list[Step]:
         """Return steps in which every rank has so many rows."""
@@ -341,47 +320,3 @@ def _agreed(world: MPI.Comm, wanted: float) -> int:
 
 def _least(world: MPI.Comm, own: int) -> int:
     return int(min(world.allgather(own)))
-
-
-def usable_cores(cgroup: Path = _CGROUP) -> int:
-    """Return the cores of this host that its processes may use, by what limits containers.
-
-    Args:
-        cgroup: where the kernel tells what it allows the container, if this is one.
-    """
-    cores = os.cpu_count() or 1
-    # By version 2 and version 1 of the kernel's control groups.
-    for file in ("cpuset.cpus.effective", "cpuset/cpuset.effective_cpus"):
-        with contextlib.suppress(OSError, ValueError):
-            cores = min(cores, _listed(_read(cgroup, file)))
-    with contextlib.suppress(OSError, ValueError):  # none, or "max"
-        cores = min(cores, _of_quota(*_read(cgroup, "cpu.max").split()))
-    with contextlib.suppress(OSError, ValueError):
-        quota = _read(cgroup, "cpu/cpu.cfs_quota_us")
-        cores = min(cores, _of_quota(quota, _read(cgroup, "cpu/cpu.cfs_period_us")))
-    return cores
-
-
-def _read(cgroup: Path, file: str) -> str:
-    return (cgroup / file).read_text().strip()
-
-
-def _listed(cores: str) -> int:
-    """Return how many cores a list of the kernel's names, such as ``0-3,8``.
-
-    Raises:
-        ValueError: it is none.
-    """
-    ends = [part.split("-") for part in cores.split(",")]
-    return sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
-
-
-def _of_quota(allowed: str, period: str) -> int:
-    """Return the cores that a quota of processor time is as good as.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if int(allowed) <= 0:
-        raise ValueError("no limit")
-    return max(1, round(int(allowed) / int(period)))

@@ -15,10 +15,10 @@ from horovod_spark_runner import InvalidInputError, Link
 from horovod_spark_runner.planning.advice import advise
 from horovod_spark_runner.planning.asked import Asked
 from horovod_spark_runner.planning.call import plan_of
+from horovod_spark_runner.planning.cores import usable_cores
 from horovod_spark_runner.planning.links import fitted_link, link_of, ring_seconds
 from horovod_spark_runner.planning.measurement import Measurement
 from horovod_spark_runner.planning.model import Cluster, StepTime, Workload, predict, step_time
-from horovod_spark_runner.planning.rank import usable_cores
 from horovod_spark_runner.planning.table import notes
 
 RANKS = [2**n for n in range(13)]

@@ -20,13 +20,9 @@ from horovod_spark_runner.planning.advice import advise
 from horovod_spark_runner.planning.asked import Asked
 from horovod_spark_runner.planning.call import plan_of
 from horovod_spark_runner.planning.figures import RankFigures, Shared, StepFigures
+from horovod_spark_runner.planning.launched import Crowded, Launched
 from horovod_spark_runner.planning.links import doubling_rounds, link_of, ring_seconds
-from horovod_spark_runner.planning.measurement import (
-    Crowded,
-    Launched,
-    Measurement,
-    combined,
-)
+from horovod_spark_runner.planning.measurement import Measurement, combined
 from horovod_spark_runner.planning.model import Cluster, StepTime, predict
 from horovod_spark_runner.planning.waiting import Lying, longer_by_sharing, waited_for_reader
 from horovod_spark_runner.planning.writing import seconds_of_all
