@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 
 from horovod_spark_runner import CheckpointOptions, InvalidInputError, LaunchOptions
+from horovod_spark_runner.report.runs.times import slow_ranks
+from horovod_spark_runner.rundir.directory import RunDirectory
 from tests.trainings import train
 
 pytestmark = [pytest.mark.mpi, pytest.mark.spark]
@@ -64,6 +68,32 @@ def test_a_torch_training_leaves_timeline_and_profile(small: Any, tmp_path: Path
     seconds = json.loads(line)["accounting"]["seconds"]
     assert all(0 < one < 5 for kind in ("compute", "exchange") for one in seconds[kind])
     assert "step" not in seconds
+
+
+def test_waiting_for_a_callback_of_another_rank_is_waiting(small: Any, tmp_path: Path) -> None:
+    """The first epoch's first step is left out: 15 steps, after which rank 1 takes 50 ms each."""
+
+    def make() -> Any:
+        import keras
+
+        class Slow(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+                    time.sleep(0.05)
+
+        return [Slow()]
+
+    train(small, tmp_path / "run", epochs=2, callbacks=make)
+    directory = RunDirectory(str(tmp_path / "run"))
+    accounts = directory.read_accounts(2)
+    seconds = [a["seconds"] for a in accounts if a is not None]
+    for name, waits in (("callbacks", (False, True)), ("exchange", (True, False))):
+        for rank, expected in enumerate(waits):
+            spent = sum(epoch[name][rank] for epoch in seconds)
+            assert (spent > 0.6) == expected, (name, rank, seconds)
+    slow = slow_ranks(accounts)
+    assert slow.last == {1: 2}
+    assert slow.waited > 0.3, "the mean of both ranks"
 
 
 def test_traces_that_cannot_be_are_refused(small: Any, tmp_path: Path) -> None:

@@ -108,6 +108,9 @@ def test_what_slow_ranks_cost() -> None:
     merged = slow_ranks([record(table(2, step=[3.0, 5.0]))])
     assert (merged.waited, merged.exchanged, merged.last) == (1.0, 0.0, {0: 1})
     assert slow_ranks([record(table(1, step=[3.0]))]).total == 0
+    # At an epoch's end, they wait for one whose callbacks take long there.
+    late = slow_ranks([record(table(2, exchange=[1.5, 1.0], agree=[2.0, 0.25], callbacks=[0, 2]))])
+    assert (late.waited, late.exchanged, late.last) == (1.125, 1.0, {1: 1})
 
 
 def test_accounts_lie_beside_metrics_and_are_none(tmp_path: Path) -> None:

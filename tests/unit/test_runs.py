@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 from horovod_spark_runner.commands.cli import main
+from horovod_spark_runner.report.runs.facts import read_facts
+from horovod_spark_runner.report.runs.page import run_page
+from horovod_spark_runner.report.runs.state import as_they_went, read_run
 from horovod_spark_runner.rundir.attempt import Attempt
 from horovod_spark_runner.rundir.checkpoint import CheckpointInfo, save_checkpoint
 from horovod_spark_runner.rundir.directory import RunDirectory
@@ -59,6 +62,29 @@ def test_show_tells_all_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "run python '/a b/t.py' again" in text
     assert f"run_dir={str(run.location)!r}" in text
     assert "goes on from step-00000024" in text
+
+
+def test_attempts_whose_driver_was_killed_are_told_by_what_they_left(tmp_path: Path) -> None:
+    """Nobody has closed them: the record says that they run, for no time."""
+    first = Attempt(1, 2, 100.0, 100.0, 0, 0, "running")
+    second = Attempt(2, 2, 200.0, 230.0, 64, 76, "finished")
+    ends = [103.0, 107.0, 215.0]
+    told, same = as_they_went([first, second], None, 76, ends)
+    assert same == second
+    assert (told.ending, told.started, told.ended) == ("interrupted", 100.0, 107.0)
+    assert (told.first_step, told.last_step) == (0, 64)
+    assert "its driver was killed" in told.cause
+    (alone,) = as_they_went([first], None, 60, [103.0])
+    assert (alone.ending, alone.ended, alone.last_step) == ("interrupted", 103.0, 60)
+    (alive,) = as_they_went([first], 150.0, 60, [103.0])
+    assert (alive.ending, alive.ended, alive.last_step) == ("running", 150.0, 60)
+    run = make_run(tmp_path / "run", "running", "finished")
+    assert [one.ending for one in read_run(run, 300.0, verify=False).attempts] == [
+        "interrupted",
+        "finished",
+    ]
+    run.add_call({"seconds": {"function": 30.0}, "workers": 2})
+    assert "time of all calls, those that were killed left out" in run_page(read_facts(run, 300.0))
 
 
 def test_a_metric_of_several_numbers_is_shown(

@@ -17,7 +17,7 @@ from ..page import Section, facts, folded, page, paragraph, preformatted, table
 from .curves import MOST_METRICS, metric_figures, pace_figures
 from .facts import RunFacts, read_facts
 from .predicted import predicted_contents, prediction_of
-from .state import RunSummary
+from .state import INTERRUPTED, RunSummary
 from .times import slow_ranks, time_contents
 
 # Settings that differ between two runs are shown up to this length.
@@ -91,7 +91,9 @@ def _facts(run: RunFacts) -> dict[str, Child]:
     if isinstance(rows, int):
         found["rows"] = f"{rows:,}"
     if run.seconds:
-        found["time of all calls"] = duration(run.seconds)
+        killed = any(one.ending == INTERRUPTED for one in state.attempts)
+        name = "time of all calls" + (", those that were killed left out" if killed else "")
+        found[name] = duration(run.seconds)
     rates = run.recorded("samples_per_second")[1]
     if rates:
         found["samples/s, last epoch"] = number(rates[-1])

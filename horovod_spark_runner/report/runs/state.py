@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 from ...errors import InvalidInputError, RunDirectoryError
@@ -21,6 +23,7 @@ from ...settings.training import CheckpointOptions
 from ...training.trained_model import read_model
 
 INTERRUPTED, UNFINISHED = "interrupted", "not finished"
+_LOST_DRIVER = "its driver was killed, or lost the storage; its time and steps are the least known"
 # Of a model: it is there, and no file of it is damaged.
 WHOLE = "whole"
 
@@ -114,24 +117,67 @@ def read_run(
         raise InvalidInputError(f"{directory.location} is no run directory: it has no config.json")
     notes = [] if configured else ["config.json is not there: the settings are not known."]
     settings = directory.read_config(notes.append)
-    attempts = [Attempt(**fields) for fields in directory.read_attempts(notes.append)]
+    written = [Attempt(**fields) for fields in directory.read_attempts(notes.append)]
     lock = read_lock(directory.lock)
     alive = not ended and lock is not None and seems_held(lock, now)
     holder = f"process {lock.get('pid')} on {lock.get('host')}" if alive and lock else ""
     fit = settings.get("fit", {})
+    lines = tuple(_checkpoint_lines(directory, settings, verify))
+    attempts = as_they_went(
+        written,
+        now if alive else None,
+        max((line.step for line in lines), default=0),
+        _epoch_ends(directory, max((line.epoch for line in lines), default=0)),
+    )
     return RunSummary(
         place=str(directory.location),
         state=RUNNING if alive else _ended_state(directory, attempts),
         holder=holder,
         epochs=int(fit.get("epochs", 0)),
         workers=int(settings.get("num_workers", 0)),
-        checkpoints=tuple(_checkpoint_lines(directory, settings, verify)),
+        checkpoints=lines,
         attempts=tuple(attempts),
         program=str(settings.get("program", "")),
         model=_model_state(directory, verify),
         events=str(directory.events) if directory.events.exists() else "",
         notes=tuple(notes),
     )
+
+
+def as_they_went(
+    attempts: Sequence[Attempt], now: float | None, step: int, epoch_ends: Sequence[float]
+) -> list[Attempt]:
+    """Return attempts with what is known of those that nobody has closed. Pure.
+
+    Args:
+        attempts: oldest first.
+        now: seconds since the epoch, if the last one may still run.
+        step: that of the newest checkpoint.
+        epoch_ends: when epochs ended, in seconds since the epoch.
+    """
+    found = []
+    for one, after in zip_longest(attempts, attempts[1:]):
+        if one.ending == RUNNING:
+            # The next one went on from a checkpoint of this.
+            last_step = max(one.last_step, step if after is None else after.first_step)
+            if after is None and now is not None:
+                one = replace(one, ended=max(one.ended, now), last_step=last_step)
+            else:
+                until = math.inf if after is None else after.started
+                one = replace(
+                    one,
+                    ended=max([one.ended, *(at for at in epoch_ends if at <= until)]),
+                    last_step=last_step,
+                    ending=INTERRUPTED,
+                    cause=_LOST_DRIVER,
+                )
+        found.append(one)
+    return found
+
+
+def _epoch_ends(directory: RunDirectory, epochs: int) -> list[float]:
+    told = [one.get("time") for one in directory.read_accounts(epochs) if one is not None]
+    return [float(at) for at in told if isinstance(at, (int, float))]
 
 
 def _model_state(directory: RunDirectory, verify: bool) -> str:
@@ -148,8 +194,7 @@ def _model_state(directory: RunDirectory, verify: bool) -> str:
 
 def _ended_state(directory: RunDirectory, attempts: Sequence[Attempt]) -> str:
     if attempts:
-        # An attempt that nobody could close any more: the driver was killed.
-        return INTERRUPTED if attempts[-1].ending == RUNNING else attempts[-1].ending
+        return attempts[-1].ending
     return FINISHED if directory.signature.exists() else UNFINISHED
 
 

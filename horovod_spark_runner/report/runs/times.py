@@ -50,6 +50,8 @@ RANK_PARTS = [part for part, _ in _RANK]
 MOST_ROWS = 24
 # Of an epoch's chart, what belongs to the run and not to the epoch is left out.
 _ONCE = {Kind.BUILD, Kind.FIRST_STEP}
+# In which ranks wait for each other.
+_MEETING = (Kind.EXCHANGE, Kind.STEP, Kind.AGREE)
 
 
 def grouped(
@@ -127,9 +129,10 @@ def _epochs(run: RunFacts) -> list[Markup]:
 class SlowRanks:
     """What the slowest ranks of each epoch cost the others.
 
-    All ranks leave a step together. So the rank that has spent least in it, or in its exchange,
-    was the last to come, and what the others have spent more, they have waited for it. Over an
-    epoch that is the least they have waited: the last one may be another in every step.
+    All ranks leave a step together, and what they agree on at an epoch's end. So the rank that has
+    spent least in steps, or in their exchange, and in agreeing was the last to come, and what the
+    others have spent more, they have waited for it. Over an epoch that is the least they have
+    waited: the last one may be another in every step.
 
     Attributes:
         waited: seconds, the mean of the ranks, at least.
@@ -157,8 +160,8 @@ def slow_ranks(accounts: Sequence[Account]) -> SlowRanks:
         mean = account.get("mean") or {kind: float(np.mean(v)) for kind, v in seconds.items()}
         least = float(each.min())
         known = Kind.EXCHANGE in mean and Kind.STEP not in mean
-        waited += mean.get(Kind.EXCHANGE, 0.0) + mean.get(Kind.STEP, 0.0) - least
-        exchanged += least if known else 0.0
+        waited += sum(mean.get(kind, 0.0) for kind in _MEETING) - least
+        exchanged += min(seconds[Kind.EXCHANGE]) if known else 0.0
         total += sum(value for kind, value in mean.items() if kind not in _ONCE)
         rank = int(account["ranks"][int(each.argmin())])
         last[rank] = last.get(rank, 0) + 1
@@ -167,7 +170,7 @@ def slow_ranks(accounts: Sequence[Account]) -> SlowRanks:
 
 def _waiting(seconds: Mapping[str, Sequence[float]]) -> list[float]:
     """Return for each rank the seconds in which it may have waited for others."""
-    kinds = [seconds[kind] for kind in (Kind.EXCHANGE, Kind.STEP) if kind in seconds]
+    kinds = [seconds[kind] for kind in _MEETING if kind in seconds]
     ranks = len(next(iter(seconds.values()), ()))
     return [sum(each) for each in zip(*kinds, strict=True)] if kinds else [0.0] * ranks
 
