@@ -2,7 +2,8 @@
 
 Keras pickles its objects as configurations and names of classes, which are known where those are
 imported. Workers import no module of the user's, so classes and functions go along. A loss is
-pickled as it is: the configuration of one that takes arguments of its own need not hold them.
+pickled as it is: the configuration of one that takes arguments of its own need not hold them, and
+those of some of Keras' own do not. What a copy would lack otherwise is refused.
 """
 
 from __future__ import annotations
@@ -92,8 +93,12 @@ def is_by_value(thing: Any) -> bool:
     return found is not thing
 
 
-def reduce_keras_object(value: Any) -> Any:
+def reduce_keras_object(value: Any, holders: Holders) -> Any:
     """Return how a Keras object is pickled, or ``NotImplemented`` where its own way will do.
+
+    Args:
+        value: any object.
+        holders: of what was pickled before, and will be beside it.
 
     Raises:
         pickle.PicklingError: a configuration does not tell all that an object was made with, or
@@ -108,15 +113,26 @@ def reduce_keras_object(value: Any) -> Any:
     cls: Any = type(value)
     if cls.__reduce__ is not saveable.__reduce__ or cls.__reduce_ex__ is not saveable.__reduce_ex__:
         return NotImplemented  # the user's own way
+    if isinstance(value, (keras.Layer, keras.optimizers.Optimizer)):
+        holders.note(value)
+    if isinstance(value, keras.losses.Loss):
+        return copyreg.__newobj__, (cls,), _state(value)  # type: ignore[attr-defined]
+    if isinstance(value, keras.optimizers.Optimizer) and value.built:
+        raise pickle.PicklingError(
+            f"{cls.__name__} was built for the weights of a model already, so that a copy would "
+            "begin anew; capture that model, and use its optimizer, or make a new one"
+        )
     parts = list(_parts(value))
+    for part in parts:
+        if inspect.isfunction(part):
+            continue
+        if is_by_value(type(part)):
+            _check_told(part)
+        else:
+            _check_kept(part, keras)
     custom = _custom_objects(parts, keras)
     if not custom:
         return NotImplemented
-    if isinstance(value, keras.losses.Loss):
-        return copyreg.__newobj__, (cls,), _state(value)  # type: ignore[attr-defined]
-    for part in parts:
-        if not inspect.isfunction(part) and is_by_value(type(part)):
-            _check_told(part)
     given = {key: _only(key, found, keras) for key, found in custom.items()}
     make, arguments = value.__reduce__()
     # A configuration may also name what is registered and not yet made.
@@ -200,11 +216,56 @@ def _check_told(value: Any) -> None:
         )
 
 
+def _check_kept(value: Any, keras: Any) -> None:
+    """Check that a copy of one of Keras' own objects would be the same.
+
+    Its configurations leave out arguments, such as the ``delta`` of a ``Huber`` (3.15), and what
+    was set afterwards.
+    """
+    cls, lost = type(value), ""
+    if isinstance(value, keras.optimizers.Optimizer):
+        if getattr(value, "_exclude_from_weight_decay", None) or getattr(
+            value, "_exclude_from_weight_decay_pattern", None
+        ):
+            lost = "what exclude_from_weight_decay was told"
+        elif value.built and isinstance(value, keras.optimizers.LossScaleOptimizer):
+            lost = "the values of its variables"  # of which Keras restores some
+    elif hasattr(value, "_fn_kwargs"):  # a loss or metric around a function
+        left_out = _left_out(value)
+        if getattr(value, "dtype", None) == keras.config.floatx():  # what is taken for none
+            left_out = [name for name in left_out if name != "dtype"]
+        lost = ", ".join(left_out)
+    if lost:
+        raise pickle.PicklingError(
+            f"a copy of {cls.__name__} would lack {lost}, as Keras does not store that; a model "
+            "that holds it has to be compiled in model_fn, and not before"
+        )
+
+
+def _left_out(value: Any) -> list[str]:
+    """Return the arguments of an object of Keras' that a copy would have at their defaults."""
+    try:
+        config = value.get_config()
+    except NotImplementedError:  # of what Keras makes for itself, and does not store
+        return []
+    given = getattr(value, "_fn_kwargs", {})
+    return [
+        one.name
+        for one in inspect.signature(type(value).__init__).parameters.values()
+        if one.name not in config
+        and one.default is not one.empty
+        and not _same(given.get(one.name, getattr(value, one.name, one.default)), one.default)
+    ]
+
+
 def _has_default(value: Any, one: inspect.Parameter) -> bool:
     """Tell whether an argument is known to be the one that is taken where none is given."""
-    found = getattr(value, one.name, getattr(value, f"_{one.name}", one.empty))
+    return _same(getattr(value, one.name, getattr(value, f"_{one.name}", one.empty)), one.default)
+
+
+def _same(found: Any, default: Any) -> bool:
     try:
-        return found is one.default or bool(found == one.default)
+        return found is default or bool(found == default)
     except Exception:  # an array of several, say
         return False
 
@@ -216,3 +277,53 @@ def _make_knowing(
 
     with keras.saving.custom_object_scope(given):
         return make(*arguments)
+
+
+class Holders:
+    """Which object holds each layer and optimizer of those that are pickled.
+
+    Each model, layer or optimizer is pickled by itself, so what two of them hold, or one holds that
+    is pickled beside it, would come out as two.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, Any] = {}
+
+    def note(self, value: Any) -> None:
+        """Take note of a Keras object.
+
+        Raises:
+            pickle.PicklingError: what it holds is, or is held by, another one.
+        """
+        for part in _kept_by(value):
+            holder = self._of.setdefault(id(part), value)
+            if holder is not value:
+                ways = " and ".join(_way(part, one) for one in (holder, value))
+                raise pickle.PicklingError(
+                    f"{_called(part)} is captured twice, {ways}, and would come out as two; "
+                    "capture one model that holds all, and take the others from it where they are "
+                    "used"
+                )
+
+
+def _kept_by(value: Any) -> Iterator[Any]:
+    """Yield an object, and the layers with variables and the optimizer that it holds."""
+    yield value
+    flatten = getattr(value, "_flatten_layers", None)
+    for part in [] if flatten is None else flatten(include_self=False, recursive=True):
+        if part.variables:
+            yield part
+    # Of mixed precision, one in another.
+    for name in ("optimizer", "inner_optimizer"):
+        value = getattr(value, name, None)
+        if not hasattr(value, "apply_gradients"):
+            return
+        yield value
+
+
+def _way(part: Any, holder: Any) -> str:
+    return "by itself" if part is holder else f"in {_called(holder)}"
+
+
+def _called(value: Any) -> str:
+    return f"{type(value).__name__} {getattr(value, 'name', '')!r}"

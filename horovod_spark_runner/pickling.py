@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import cloudpickle
 
-from .keras_objects import is_by_value, reduce_keras_object
+from .keras_objects import Holders, is_by_value, reduce_keras_object
 
 _CACHED = type(functools.lru_cache(lambda: None))
 
@@ -30,10 +30,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     Args:
         file: where to write.
         sources: let code bring its source along.
+        holders: of the Keras objects in what is pickled by itself and belongs together.
     """
 
-    def __init__(self, file: IO[bytes], *, sources: bool = False) -> None:
+    def __init__(
+        self, file: IO[bytes], *, sources: bool = False, holders: Holders | None = None
+    ) -> None:
         super().__init__(file, protocol=5)
+        self._holders = holders or Holders()
         # One object for each file, so that it is pickled once.
         self._sources: dict[str, _Source] | None = {} if sources else None
 
@@ -44,7 +48,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _cached, (value.__wrapped__, value.cache_parameters())
         if type(value) is functools.cached_property:  # which may hold a lock
             return functools.cached_property, (value.func,), {"attrname": value.attrname}
-        if (reduced := reduce_keras_object(value)) is not NotImplemented:
+        if (reduced := reduce_keras_object(value, self._holders)) is not NotImplemented:
             return reduced
         return super().reducer_override(value)
 
@@ -56,10 +60,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _code_in_file, (make, arguments, file)
 
 
-def pickled(value: Any, *, sources: bool = False) -> bytes:
+def pickled(value: Any, *, sources: bool = False, holders: Holders | None = None) -> bytes:
     """Return ``value`` as `Pickler` pickles it."""
     stream = io.BytesIO()
-    Pickler(stream, sources=sources).dump(value)
+    Pickler(stream, sources=sources, holders=holders).dump(value)
     return stream.getvalue()
 
 

@@ -21,6 +21,7 @@ import cloudpickle
 
 from .errors import InvalidInputError
 from .frameworks import head_starts
+from .keras_objects import Holders
 from .pickling import Pickler, pickled
 
 T = TypeVar("T")
@@ -34,10 +35,15 @@ _OWN_PACKAGE = __name__.partition(".")[0]
 _lock = threading.Lock()
 
 
-def dumps(value: Any) -> bytes:
-    """Return ``value`` pickled for the workers."""
+def dumps(value: Any, holders: Holders | None = None) -> bytes:
+    """Return ``value`` pickled for the workers.
+
+    Args:
+        value: what to pickle.
+        holders: of the Keras objects in what else is sent.
+    """
     with _lock, _own_modules_by_value():
-        return pickled(value, sources=True)
+        return pickled(value, sources=True, holders=holders)
 
 
 def dumps_without(value: Any, left_out: type[T]) -> tuple[bytes, list[T]]:
@@ -117,14 +123,15 @@ def dump_call(
 
 
 def check_picklable(named: dict[str, Any]) -> None:
-    """Check that every value can be sent to the workers.
+    """Check that every value can be sent to the workers, beside the others.
 
     Raises:
         InvalidInputError: one cannot; the message names it and the object inside to blame.
     """
+    holders = Holders()
     for name, value in named.items():
         try:
-            dumps(value)
+            dumps(value, holders)
         except Exception as error:
             raise InvalidInputError(unpicklable_message({name: value}, error)) from error
 

@@ -76,7 +76,7 @@ def test_waiting_for_a_callback_of_another_rank_is_waiting(small: Any, tmp_path:
     def make() -> Any:
         import keras
 
-        class Slow(keras.callbacks.Callback):  # type: ignore[misc]
+        class Slow(keras.callbacks.Callback):
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
                     time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import subprocess
@@ -246,3 +247,100 @@ def test_a_configuration_that_leaves_something_out_is_refused(made: Any, message
     named = r"(variable 'kept' captured by function|element 0 \(a tests).*"
     with pytest.raises(InvalidInputError, match=f"{named}{message}.*inside the function"):
         check_picklable({"model_fn": model_fn})
+
+
+def excluding(optimizer: Any) -> Any:
+    optimizer.exclude_from_weight_decay(var_names=["kernel"])
+    return optimizer
+
+
+def trained(optimizer: Any) -> Any:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: compiled(loss=keras.losses.Huber(delta=0.3)), "of Huber would lack delta,"),
+        (lambda: keras.metrics.CosineSimilarity(axis=0), "of CosineSimilarity would lack axis,"),
+        (
+            lambda: excluding(keras.optimizers.AdamW()),
+            "of AdamW would lack what exclude_from_weight_decay was told",
+        ),
+        (
+            lambda: compiled(optimizer=excluding(keras.optimizers.AdamW()), loss="mse"),
+            "of AdamW would lack what exclude_from_weight_decay was told",
+        ),
+        (lambda: trained("adam").optimizer, "Adam was built for the weights of a model already"),
+        (
+            lambda: trained(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())),
+            "of LossScaleOptimizer would lack the values of its variables",
+        ),
+    ],
+)
+def test_what_keras_does_not_store_of_its_own_objects_is_refused(made: Any, message: str) -> None:
+    """Each came out as another one, and the numbers with it."""
+    kept = made()
+
+    def model_fn() -> Any:
+        return kept
+
+    with pytest.raises(InvalidInputError, match=f"variable 'kept' captured .*{message}"):
+        check_picklable({"model_fn": model_fn})
+
+
+def test_what_keras_does_store_is_sent() -> None:
+    """With arguments that configurations hold, or a loss needs none for."""
+    for delta in (1.0, 0.3):
+        assert pickle.loads(dumps(keras.losses.Huber(delta=delta)))._fn_kwargs == {"delta": delta}
+    for name, made in {**vars(keras.losses), **vars(keras.metrics)}.items():
+        if isinstance(made, type) and issubclass(made, (keras.losses.Loss, keras.metrics.Metric)):
+            with contextlib.suppress(TypeError, ValueError):  # what needs arguments
+                assert type(pickle.loads(dumps(made()))) is made, name
+    auc = pickle.loads(dumps(keras.metrics.AUC(thresholds=[0.25, 0.5])))
+    np.testing.assert_allclose(auc.thresholds[1:-1], [0.25, 0.5])
+    for loss in ("huber", "cosine_similarity", keras.losses.Huber(), "mse"):
+        model = trained("adam")
+        model.compile("adamw", loss, metrics=["mae", "cosine_similarity", "accuracy"])
+        again = pickle.loads(dumps(model))
+        np.testing.assert_array_equal(again.get_weights()[0], model.get_weights()[0])
+
+
+def test_what_would_come_out_as_two_is_refused() -> None:
+    """A layer that is frozen beside its model, an encoder of two models, callbacks' own layers."""
+    encoder = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="shared")])
+    decoder = keras.Sequential([encoder, keras.layers.Dense(3)])
+    layer = encoder.layers[0]
+    trainer = trained("adam")
+    optimizer = trainer.optimizer
+
+    def frozen() -> Any:
+        layer.trainable = False
+        return encoder
+
+    def both() -> Any:
+        return encoder, decoder
+
+    def alone() -> Any:
+        return decoder, decoder.layers[0]
+
+    def callback() -> Any:
+        return layer
+
+    def again() -> Any:
+        return trainer, optimizer
+
+    twice = "is captured twice, .*(by itself|in Sequential).*, and would come out as two; capture"
+    for sent in ({"a": frozen}, {"a": both}, {"a": alone, "b": callback}):
+        with pytest.raises(InvalidInputError, match=twice):
+            check_picklable(sent)
+    with pytest.raises(InvalidInputError, match=r"captured twice|was built for the weights"):
+        check_picklable({"a": again})
+    check_picklable({"a": alone, "b": alone})
+    # Nothing of these can differ.
+    relu = keras.layers.ReLU()
+    models = [keras.Sequential([keras.Input((3,)), relu]) for _ in range(2)]
+    check_picklable({"a": lambda: models})
