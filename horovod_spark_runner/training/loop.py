@@ -339,11 +339,9 @@ class Training:
         if ends_watched:
             self._hooks.train_step_end(end, logs)
         self._reporter.step(progress, steps, logs, further * step.rows)
-        stop = requests[STOP]
-        if not stop:
-            # Callbacks may have taken longer on other ranks, which this one waits for here.
-            with self._clock.during(Kind.EXCHANGE):
-                stop = self._shares.stops(self._asked(), watched=ends_watched)
+        # Callbacks may have taken longer on other ranks, which this one waits for here.
+        with self._clock.during(Kind.EXCHANGE):
+            stop = requests[STOP] or self._shares.stops(self._asked(), watched=ends_watched)
         if stop:
             if not ends_watched:
                 self._note_rates()

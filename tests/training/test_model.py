@@ -11,6 +11,7 @@ import pytest
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.errors import DataError, ModelError
 from horovod_spark_runner.training.keras.binding import InputBinding, bind_outputs
+from horovod_spark_runner.training.keras.keras_state import keras_state, using_keras_state
 from horovod_spark_runner.training.keras.model import build_model, check_trainable
 from horovod_spark_runner.training.keras.optimizers import check_optimizers, find_optimizers
 from horovod_spark_runner.training.keras.outputs import call_outputs
@@ -53,6 +54,16 @@ def test_what_is_no_model_is_refused(value: Any, message: str) -> None:
 def test_a_model_object_is_refused_on_the_driver() -> None:
     with pytest.raises(ModelError, match="give the function that builds and compiles it"):
         model_source(sequential())
+
+
+def test_settings_that_stay_on_the_driver_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Ranks are processes of their own: a policy set in a notebook's first cell is not theirs."""
+    model_source(sequential)
+    assert not caplog.records
+    with using_keras_state({**keras_state(), "dtype_policy": "mixed_bfloat16"}):
+        model_source(sequential)
+    (told,) = caplog.messages
+    assert "(dtype_policy mixed_bfloat16) are not those of the ranks" in told
 
 
 def test_uncompiled() -> None:

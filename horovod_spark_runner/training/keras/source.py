@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +16,15 @@ from ...storage.filesystem import Location
 from ..engine import GRAPH_FILE
 from ..spec import ModelSource, check_model_fn, check_objects
 
+logger = logging.getLogger(__name__)
+
+# Keras' settings in a new process.
+_AT_FIRST = {
+    "floatx": "float32",
+    "dtype_policy": "float32",
+    "image_data_format": "channels_last",
+    "epsilon": 1e-7,
+}
 _NO_ARCHIVE = "model file %s is not a Keras archive (model.save('….keras'))"
 
 
@@ -45,7 +56,28 @@ def model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) ->
             f".keras or .json file, got {brief(model)}"
         )
     check_model_fn(model)
+    if settings := _settings_of_this_process():
+        logger.warning(
+            "Keras' settings of this process (%s) are not those of the ranks, on which model_fn "
+            "runs; set them in model_fn, if it does not do so",
+            settings,
+        )
     return ModelSource(function=model, custom_objects=custom_objects)
+
+
+def _settings_of_this_process() -> str:
+    """Return what is set here of Keras' own settings and is not what a new process begins with."""
+    keras = sys.modules.get("keras")
+    if keras is None or not hasattr(keras, "config"):  # while it is being imported
+        return ""
+    config = keras.config
+    found = {
+        "floatx": config.floatx(),
+        "dtype_policy": config.dtype_policy().name,
+        "image_data_format": config.image_data_format(),
+        "epsilon": config.epsilon(),
+    }
+    return ", ".join(f"{name} {found[name]}" for name in found if found[name] != _AT_FIRST[name])
 
 
 def check_given_callbacks(given: Any) -> None:
