@@ -209,7 +209,7 @@ def _check_told(value: Any) -> None:
             "takes, so a copy would be another one"
         )
     unknown = sorted(set(config) - {one.name for one in named})
-    if unknown and inspect.Parameter.VAR_KEYWORD not in kinds and named:
+    if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
         raise pickle.PicklingError(
             f"get_config() of {cls.__name__} holds {', '.join(unknown)}, which its __init__ does "
             "not take, so that no copy can be made; let it take **kwargs and pass them on"

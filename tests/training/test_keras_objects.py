@@ -222,6 +222,11 @@ class Narrow(keras.metrics.Metric):
         super().__init__(name=name)
 
 
+class Plain(keras.layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+
+
 @pytest.mark.parametrize(
     ("made", "message"),
     [
@@ -235,6 +240,7 @@ class Narrow(keras.metrics.Metric):
             "holds several functions called 'act'",
         ),
         (lambda: activated(gelu), "a function called 'gelu', as is one of Keras'"),
+        (Plain, "of Plain holds dtype, trainable, which its __init__ does not take"),
         (Narrow, r"get_config\(\) of Narrow holds dtype, which its __init__ does not take"),
     ],
 )
