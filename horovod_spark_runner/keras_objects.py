@@ -107,6 +107,8 @@ def reduce_keras_object(value: Any, holders: Holders) -> Any:
     keras: Any = sys.modules.get("keras")
     # There is no layer while Keras is being imported.
     bases = getattr(getattr(keras, "Layer", None), "__mro__", ())
+    if bases and isinstance(value, keras.callbacks.Callback):
+        return _reduce_callback(value)
     saveable: Any = next((base for base in bases if base.__name__ == "KerasSaveable"), None)
     if saveable is None or not isinstance(value, saveable):
         return NotImplemented
@@ -141,6 +143,18 @@ def reduce_keras_object(value: Any, holders: Holders) -> Any:
         if f'"{key}"' in text:
             given.setdefault(key, found)
     return _make_knowing, (given, make, arguments)
+
+
+def _reduce_callback(callback: Any) -> Any:
+    """Return how a callback is pickled: without the model of an earlier ``fit``, which it keeps."""
+    cls: Any = type(callback)
+    if cls.__reduce_ex__ is not object.__reduce_ex__ or vars(callback).get("_model") is None:
+        return NotImplemented
+    reduced = callback.__reduce_ex__(4)
+    if not isinstance(reduced, tuple) or len(reduced) < 3 or not isinstance(reduced[2], dict):
+        return NotImplemented
+    make, arguments, state = reduced[:3]
+    return make, arguments, {**state, "_model": None}, *reduced[3:]
 
 
 def _custom_objects(parts: Sequence[Any], keras: Any) -> dict[str, list[Any]]:

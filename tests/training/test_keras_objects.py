@@ -315,6 +315,29 @@ def test_what_keras_does_store_is_sent() -> None:
         np.testing.assert_array_equal(again.get_weights()[0], model.get_weights()[0])
 
 
+class Counting(keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs = 0
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.epochs += 1
+
+
+def test_callbacks_leave_the_model_of_an_earlier_fit_behind() -> None:
+    """They keep it, and it may be one of which no copy can be made."""
+    base = keras.layers.Dense(2)
+    model = keras.Sequential([keras.Input((3,)), base, keras.layers.Dense(1)])
+    model.compile("sgd", keras.losses.Huber(delta=0.3))
+    used = [Counting(), keras.callbacks.EarlyStopping("loss", restore_best_weights=True)]
+    model.fit(np.ones((4, 3)), np.ones((4, 1)), epochs=2, callbacks=used, verbose=0)
+    check_picklable({"model_fn": lambda: base, "callbacks": used})
+    counting, stopping = pickle.loads(dumps(used))
+    assert (counting.epochs, counting.model, stopping.model) == (2, None, None)
+    assert stopping.best == used[1].best
+    assert used[0].model is model
+
+
 def test_what_would_come_out_as_two_is_refused() -> None:
     """A layer that is frozen beside its model, an encoder of two models, callbacks' own layers."""
     encoder = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="shared")])
