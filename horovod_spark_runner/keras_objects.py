@@ -102,7 +102,8 @@ def reduce_keras_object(value: Any, holders: Holders) -> Any:
 
     Raises:
         pickle.PicklingError: a configuration does not tell all that an object was made with, or
-            which of several functions or classes of one name.
+            which of several functions or classes of one name; or it is an optimizer that was built
+            already, or shares a part with what was pickled before.
     """
     keras: Any = sys.modules.get("keras")
     # There is no layer while Keras is being imported.

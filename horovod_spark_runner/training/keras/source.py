@@ -70,13 +70,9 @@ def _settings_of_this_process() -> str:
     keras = sys.modules.get("keras")
     if keras is None or not hasattr(keras, "config"):  # while it is being imported
         return ""
-    config = keras.config
-    found = {
-        "floatx": config.floatx(),
-        "dtype_policy": config.dtype_policy().name,
-        "image_data_format": config.image_data_format(),
-        "epsilon": config.epsilon(),
-    }
+    from .keras_state import keras_state
+
+    found = {**keras_state(), "epsilon": keras.config.epsilon()}
     return ", ".join(f"{name} {found[name]}" for name in found if found[name] != _AT_FIRST[name])
 
 
