@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return 130
 
 
@@ -188,8 +189,9 @@ def _register_plan(commands: Commands) -> None:
         help="of a script: where to measure and to leave plan.json and plan.html (the training's "
         "run_dir, or plans/<time>)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--output", metavar="FILE", help="write a .json or .html file instead")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print JSON")
+    shown.add_argument("--output", metavar="FILE", help="write a .json or .html file instead")
     parser.set_defaults(run=".plan:command")
 
 

@@ -78,6 +78,10 @@ def script_of(target: str) -> Path | None:
             f"{target} is a notebook; call plan_training in it, with what run_training is given"
         )
     if path.is_file():
+        if path.suffix not in ("", ".py"):
+            raise InvalidInputError(
+                f"{target} is neither a Python script (.py) nor the directory of a run"
+            )
         return path
     if path.suffix == ".py" and not path.is_dir():
         raise InvalidInputError(f"there is no script {target}")

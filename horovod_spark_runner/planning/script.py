@@ -157,6 +157,8 @@ def plan_script(
             f"{script} has ended by sys.exit({failed.code!r}) before a training; arguments for it "
             "are given after --"
         )
+    if isinstance(failed, HorovodSparkError):  # which says what is wrong with what the script asks
+        raise InvalidInputError(f"{script}{_line(failed, script)}: {failed}") from failed
     raise InvalidInputError(
         f"{script} has failed before a training:\n{_told(failed, script)}"
     ) from failed
@@ -184,6 +186,13 @@ def _as_program(script: Path, arguments: Sequence[str]) -> Iterator[None]:
             yield
     finally:
         sys.argv, sys.path[:] = argv, path
+
+
+def _line(error: BaseException, script: Path) -> str:
+    """Return which line of a script an error has come from, for people."""
+    frames = traceback.extract_tb(error.__traceback__)
+    line = next((one.lineno for one in reversed(frames) if one.filename == str(script)), None)
+    return "" if line is None else f", line {line}"
 
 
 def _told(error: BaseException, script: Path) -> str:

@@ -254,6 +254,8 @@ class RunDirectory:
         for number, line in enumerate(lines, 1):
             try:
                 epoch = json.loads(line)
+                if epoch.get(_NUMBER) != number - 1:
+                    raise ValueError(f"its number is {epoch.get(_NUMBER)!r} and not {number - 1}")
                 told = {name: value for name, value in epoch.items() if name not in _OWN}
                 epochs.append(told | epoch.get(_NAMESAKES, {}))
             except (ValueError, AttributeError, TypeError) as error:
@@ -291,6 +293,8 @@ class RunDirectory:
     def read_config(self, say: Say = _nobody) -> dict[str, Any]:
         """Return the settings of the newest call; none if they cannot be read."""
         settings = _parsed(self.config, say, is_settings)
+        if settings == {}:
+            say("config.json holds no settings.")
         return settings if isinstance(settings, dict) else {}
 
     def write_attempts(self, attempts: Sequence[Mapping[str, Any]]) -> None:

@@ -160,6 +160,12 @@ class FitOptions(Settings):
             return (epoch + 1) % self.validation_freq == 0
         return epoch + 1 in self.validation_freq
 
+    def validations(self, first: int, end: int) -> int:
+        """Return how many of the epochs from ``first``, from 0, to before ``end`` validate."""
+        if isinstance(self.validation_freq, int):
+            return end // self.validation_freq - first // self.validation_freq
+        return sum(first < number <= end for number in set(self.validation_freq))
+
 
 @from_table
 @dataclass(frozen=True, kw_only=True)

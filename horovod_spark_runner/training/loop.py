@@ -112,7 +112,7 @@ class Training:
         self._traces = Traces(spec, self._rank, trainee.tracer())
         self._progress = Progress()
         self._rates: dict[str, float] = {}
-        self._reporter = ProgressReporter(self._rank, spec.fit.epochs, self._accounts)
+        self._reporter = ProgressReporter(self._rank, spec.fit, spec.validation, self._accounts)
         self._preempted = self._checked = self._save_due = False
 
     def _read(self, data: Manifest, *, training: bool = True) -> Epochs:

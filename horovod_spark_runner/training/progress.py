@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from ..data.manifest import Manifest
 from ..launch.shared.messages import Progress as ProgressReport
 from ..launch.worker.reporting import send
 from ..rundir.checkpoint import CheckpointInfo, LogValue
+from ..settings.training import FitOptions
 from .accounting import Accounts, Kind, mean_seconds
 from .logs import Logs, numbers, plain
 
@@ -60,20 +62,48 @@ class Progress:
         return self.epoch >= epochs or stopped
 
 
+@dataclass(frozen=True)
+class _Began:
+    """Where the pace of a training is measured from.
+
+    Attributes:
+        at: when, by the clock.
+        step: step of the whole run.
+        epoch: whole epochs by then.
+        validating: seconds spent validating by then.
+    """
+
+    at: float
+    step: int
+    epoch: int
+    validating: float
+
+
 class ProgressReporter:
     """Tells the driver about steps, not too often, and about epochs.
 
     Args:
         rank: only rank 0 tells.
-        epochs: epochs the run is to have.
+        fit: how long the run is to be, and after which epochs it validates.
+        validation: what it validates with; ``None`` if it does not.
         accounts: where this rank's time goes.
+        clock: seconds of a steady clock.
     """
 
-    def __init__(self, rank: int, epochs: int, accounts: Accounts) -> None:
+    def __init__(
+        self,
+        rank: int,
+        fit: FitOptions,
+        validation: Manifest | None,
+        accounts: Accounts,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._silent = rank != 0
-        self._epochs = epochs
+        self._fit = fit
         self._accounts = accounts
-        self._began: tuple[float, int] | None = None
+        self._validates = validation is not None
+        self._clock = clock
+        self._began: _Began | None = None
         self._last = 0.0
         self._rows = 0
         self._spent: dict[str, float] = {}
@@ -87,10 +117,11 @@ class ProgressReporter:
             logs: those of the step.
             rows: rows of its global batch.
         """
-        now = time.monotonic()
+        now = self._clock()
         self._rows += rows
         if self._began is None:  # after the first step, which takes a time of its own
-            self._began = now, progress.step
+            validating = self._accounts.seconds()[Kind.VALIDATION]
+            self._began = _Began(now, progress.step, progress.epoch, validating)
         if now - self._last >= PROGRESS_SECONDS and progress.epoch_step < steps:
             rate = self._rows / (now - self._last) if self._spent else None
             told = numbers(plain(logs))
@@ -98,7 +129,7 @@ class ProgressReporter:
 
     def epoch(self, progress: Progress, steps: int, rate: float) -> None:
         """Tell of the epoch just completed, at ``rate`` samples per second."""
-        logs, now = numbers(progress.history[-1]), time.monotonic()
+        logs, now = numbers(progress.history[-1]), self._clock()
         self._send(progress.epoch - 1, progress, steps, steps, logs, now, rate)
 
     def _send(
@@ -122,25 +153,41 @@ class ProgressReporter:
         send(
             ProgressReport(
                 epoch=epoch,
-                epochs=self._epochs,
+                epochs=self._fit.epochs,
                 step=step,
                 steps=steps,
                 run_step=progress.step,
                 metrics=logs,
                 samples_per_second=rate,
-                seconds_left=self._left(progress, steps, now),
+                seconds_left=self._left(progress, steps, now, spent[Kind.VALIDATION]),
                 waits=waits,
             )
         )
 
-    def _left(self, progress: Progress, steps: int, now: float) -> float | None:
-        """Return how long the rest of the run will take, at the pace since the first step."""
-        if self._began is None or progress.step <= self._began[1]:
+    def _left(
+        self, progress: Progress, steps: int, now: float, validating: float
+    ) -> float | None:
+        """Return how long the rest of the run will take, at the pace since the first step.
+
+        Validations that are to come take as long as those so far; until one was seen, nothing.
+
+        Args:
+            progress: how far the training has come.
+            steps: steps of an epoch.
+            now: by the clock.
+            validating: seconds this rank has spent validating.
+        """
+        began = self._began
+        if began is None or progress.step <= began.step:
             return None
-        began, first = self._began
+        validating -= began.validating
         done = progress.epoch * steps + progress.epoch_step
-        rest = max(0, self._epochs * steps - done)
-        return (now - began) / (progress.step - first) * rest
+        rest = max(0, self._fit.epochs * steps - done)
+        left = (now - began.at - validating) / (progress.step - began.step) * rest
+        seen = self._fit.validations(began.epoch, progress.epoch)
+        if self._validates and seen:
+            left += validating / seen * self._fit.validations(progress.epoch, self._fit.epochs)
+        return left
 
 
 def shares(seconds: Mapping[str, float]) -> dict[str, float]:

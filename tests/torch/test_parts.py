@@ -26,6 +26,7 @@ from horovod_spark_runner import (
     InvalidInputError,
     LocalSGD,
     ModelError,
+    TorchCallback,
     TorchEarlyStopping,
     TorchModel,
 )
@@ -40,6 +41,7 @@ from horovod_spark_runner.training.state import broadcast
 from horovod_spark_runner.training.sync.rounds import RoundsSynchroniser
 from horovod_spark_runner.training.torch.build import check_module
 from horovod_spark_runner.training.torch.feeding import input_feed
+from horovod_spark_runner.training.torch.hooks import made_callbacks
 from horovod_spark_runner.training.torch.initial_weights import load_initial_weights
 from horovod_spark_runner.training.torch.losses import Losses
 from horovod_spark_runner.training.torch.onnx_file import onnx_contents
@@ -51,7 +53,7 @@ from horovod_spark_runner.training.torch.optimizers import (
 )
 from horovod_spark_runner.training.torch.probe import check_means
 from horovod_spark_runner.training.torch.schedulers import Schedulers, planned_schedulers
-from horovod_spark_runner.training.torch.source import model_source
+from horovod_spark_runner.training.torch.source import check_given_callbacks, model_source
 from horovod_spark_runner.training.torch.targets import CLASSES, ELEMENTS
 from horovod_spark_runner.training.torch.trainee import TorchTrainee
 from horovod_spark_runner.training.torch.variables import TorchVariables, as_array, set_tensor
@@ -96,6 +98,38 @@ def test_a_function_says_that_it_is_for_pytorch() -> None:
 def test_what_a_torch_model_must_have(fields: Any, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         TorchModel(NET, **fields)
+
+
+def test_loss_and_optimizer_in_the_wrong_order_are_refused() -> None:
+    loss, optimizer = torch.nn.MSELoss(), torch.optim.SGD(NET.parameters(), lr=0.1)
+    TorchModel(NET, loss, optimizer)
+    for given in ((optimizer, loss), (optimizer, "MSELoss"), ("SGD", loss)):
+        with pytest.raises(ModelError, match=r"the order is TorchModel\(module, loss, optimizer"):
+            TorchModel(NET, *given)
+
+
+class Keras(TorchCallback):
+    def on_train_begin(self, module: torch.nn.Module) -> None: ...
+
+    def on_batch_of_mine(self) -> None: ...
+
+    def on_train_batch_end(self, batch: int, logs: Any) -> None: ...
+
+
+class Lightning(TorchCallback):
+    def on_train_epoch_start(self) -> None: ...
+
+
+def test_hooks_that_nobody_would_call_are_refused() -> None:
+    told = r"has a hook {}, which is never called; those of TorchCallback are on_train_begin, on_"
+    for callback, name in ((Keras(), "on_train_batch_end"), (Lightning(), "on_train_epoch_start")):
+        for given in (callback, [TorchEarlyStopping(), callback]):
+            with pytest.raises(InvalidInputError, match=told.format(name)):
+                check_given_callbacks(given)
+            with pytest.raises(InvalidInputError, match=told.format(name)):
+                made_callbacks(given)
+        with pytest.raises(InvalidInputError, match=told.format(name)):
+            made_callbacks(lambda: [callback])  # noqa: B023
 
 
 class Sharp(torch.optim.SGD):

@@ -379,3 +379,9 @@ def test_damaged_metrics_are_named(tmp_path: Path) -> None:
     file.write_text("{" + file.read_text())
     with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl is damaged"):
         directory.read_metrics()
+    directory.write_metrics([{"loss": 1.0}, {"loss": 0.5}])
+    first, last = file.read_text().splitlines(keepends=True)
+    for lines in (first + last + last, last, first + first):
+        file.write_text(lines)
+        with pytest.raises(RunDirectoryError, match=r"is no epoch \(its number is . and not .\)"):
+            directory.read_metrics()

@@ -47,6 +47,10 @@ from horovod_spark_runner.tune import tune
             "the script would run print, of whi",
         ),
         (f"{IMPORTS}run_training(None, print, run_dir='x')", "must be a Spark DataFrame, or the"),
+        (
+            f"{IMPORTS}def train():\n    run_training(None, print, batch_size='32')\ntrain()",
+            "train.py, line 4: batch_size must be a whole number of at least 1, got '32'\n",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_told(
@@ -60,6 +64,7 @@ def test_what_cannot_be_planned_is_told(
     assert words in shown.err
     assert not shown.out, "what a script prints is no part of the plan"
     assert "runpy" not in shown.err
+    assert "settings/" not in shown.err, "no traceback of what has found a mistake"
     assert before == (sys.argv, sys.path)
 
 
@@ -77,6 +82,7 @@ def test_a_script_is_run_as_a_program(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         (["nothing.py"], "there is no script nothing.py"),
         (["some.ipynb"], "is a notebook; call plan_training in it"),
+        (["{here}/plan.json"], "plan.json is neither a Python script (.py) nor the directory of a"),
         (["runs/x", "--sample-rows", "5"], "--sample-rows: a plan from a run measures nothing"),
         (["runs/x", "--noise-scale", "--plan-dir", "y"], "--noise-scale, --plan-dir: a plan from"),
         (["runs/x", "--", "--epochs", "3"], "arguments after --: a plan from a run"),
@@ -87,10 +93,28 @@ def test_a_script_is_run_as_a_program(tmp_path: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_what_makes_no_sense_is_refused(
-    capsys: pytest.CaptureFixture[str], given: list[str], words: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], words: str
 ) -> None:
-    assert main(["plan", *given]) == 1
+    (tmp_path / "plan.json").write_text("{}")
+    assert main(["plan", *(each.format(here=tmp_path) for each in given)]) == 1
     assert words in capsys.readouterr().err
+
+
+def test_one_way_of_showing_a_plan_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "runs/x", "--json", "--output", "plan.html"])
+    assert "not allowed with argument --json" in capsys.readouterr().err
+
+
+def test_an_interrupted_command_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(target: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("horovod_spark_runner.commands.plan.script_of", interrupted)
+    assert main(["plan", "runs/x"]) == 130
+    assert capsys.readouterr().err == "horovod-spark-runner: interrupted\n"
 
 
 class Measuring:

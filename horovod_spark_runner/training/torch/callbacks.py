@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +13,12 @@ from ...settings.kinds import check_choice, check_count, check_number
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+# What Keras and Lightning call their hooks.
+_HOOK = re.compile(
+    r"on_((fit|train|test|predict|validation)_?)?((batch|epoch)_?)?(begin|start|end)"
+)
 
 
 class TorchCallback:
@@ -68,6 +75,21 @@ class TorchCallback:
         Args:
             state: that of a checkpoint.
         """
+
+
+def check_hooks(callback: TorchCallback) -> None:
+    """Check that a callback has no hooks that nobody would call.
+
+    Raises:
+        InvalidInputError: one is called as in Keras or Lightning.
+    """
+    own = [name for name in vars(TorchCallback) if name.startswith("on_")]
+    for name in dir(type(callback)):
+        if _HOOK.fullmatch(name) and name not in own:
+            raise InvalidInputError(
+                f"{type(callback).__name__} has a hook {name}, which is never called; those of "
+                f"TorchCallback are {', '.join(own)}"
+            )
 
 
 @dataclass

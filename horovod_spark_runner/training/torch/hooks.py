@@ -12,7 +12,7 @@ from ...errors import InvalidInputError, brief
 from ...storage.arrays import Arrays
 from ..hooks import Hooks
 from ..logs import Logs, plain
-from .callbacks import TorchCallback
+from .callbacks import TorchCallback, check_hooks
 from .modes import Modes
 
 
@@ -23,11 +23,12 @@ def made_callbacks(given: Any) -> list[TorchCallback]:
         InvalidInputError: something is no callback.
     """
     if isinstance(given, TorchCallback):
-        return [given]
+        given = [given]
     made = list(given() if callable(given) else given)
     for callback in made:
         if not isinstance(callback, TorchCallback):
             raise InvalidInputError(f"callbacks gives {brief(callback)}, which is no TorchCallback")
+        check_hooks(callback)
     return made
 
 

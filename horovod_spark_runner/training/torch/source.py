@@ -66,9 +66,11 @@ def check_given_callbacks(given: object) -> None:
     Raises:
         InvalidInputError: it holds something else than callbacks of PyTorch trainings.
     """
-    from .callbacks import TorchCallback
+    from .callbacks import TorchCallback, check_hooks
 
-    if callable(given) or isinstance(given, TorchCallback):
+    if isinstance(given, TorchCallback):
+        given = [given]
+    if callable(given):
         return
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise InvalidInputError(
@@ -81,6 +83,7 @@ def check_given_callbacks(given: object) -> None:
                 f"callbacks holds {brief(callback)}, which is no TorchCallback: the training is "
                 "one of a PyTorch module"
             )
+        check_hooks(callback)
 
 
 def is_of_torch(value: object, name: str) -> bool:
