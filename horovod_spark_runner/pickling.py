@@ -12,7 +12,9 @@ from typing import IO, Any
 
 import cloudpickle
 
-from .keras_objects import Holders, is_by_value, reduce_keras_object
+from .captured.holders import Holders
+from .captured.parts import is_by_value
+from .captured.reduce import reduce_keras_object
 
 _CACHED = type(functools.lru_cache(lambda: None))
 
@@ -25,7 +27,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     cell, and of a file that was edited since or that another host does not have.
 
     Functions cached by `functools` have a cache of their own; Python pickles them as names in a
-    module. Of Keras objects, see `keras_objects`.
+    module. Of Keras objects, see `captured`.
 
     Args:
         file: where to write.

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
+from .captured.holders import Holders
 from .errors import InvalidInputError
 from .frameworks import head_starts
-from .keras_objects import Holders
 from .pickling import Pickler, pickled
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ PACKAGE = Path(horovod_spark_runner.__file__).parent
 # A module may import, at its top level, from its own room and from floors below; so folders form no
 # circle, and modules in a room must not, either.
 FLOORS: list[set[str]] = [
-    {"errors", "_version", "frameworks", "keras_objects", "machine", "quiet"},
+    {"errors", "_version", "frameworks", "captured", "machine", "quiet"},
     {"pickling"},
     {"settings", "serialize", "report"},
     {"storage"},

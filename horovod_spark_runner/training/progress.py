@@ -164,9 +164,7 @@ class ProgressReporter:
             )
         )
 
-    def _left(
-        self, progress: Progress, steps: int, now: float, validating: float
-    ) -> float | None:
+    def _left(self, progress: Progress, steps: int, now: float, validating: float) -> float | None:
         """Return how long the rest of the run will take, at the pace since the first step.
 
         Validations that are to come take as long as those so far; until one was seen, nothing.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 
-from ...keras_objects import living_objects
+from ...captured.parts import living_objects
 from .archive import LAMBDA, CustomPart
 
 # Arguments of keras.Layer that Keras adds to the configuration of every subclass.
