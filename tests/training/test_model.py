@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 from typing import Any
 
 import keras
@@ -10,8 +12,13 @@ import pytest
 
 from horovod_spark_runner.data.manifest import Column, Manifest
 from horovod_spark_runner.errors import DataError, ModelError
+from horovod_spark_runner.serialize import dumps
 from horovod_spark_runner.training.keras.binding import InputBinding, bind_outputs
-from horovod_spark_runner.training.keras.keras_state import keras_state, using_keras_state
+from horovod_spark_runner.training.keras.keras_state import (
+    fresh_keras_state,
+    keras_state,
+    using_keras_state,
+)
 from horovod_spark_runner.training.keras.model import build_model, check_trainable
 from horovod_spark_runner.training.keras.optimizers import check_optimizers, find_optimizers
 from horovod_spark_runner.training.keras.outputs import call_outputs
@@ -56,14 +63,39 @@ def test_a_model_object_is_refused_on_the_driver() -> None:
         model_source(sequential())
 
 
-def test_settings_that_stay_on_the_driver_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Ranks are processes of their own: a policy set in a notebook's first cell is not theirs."""
-    model_source(sequential)
-    assert not caplog.records
-    with using_keras_state({**keras_state(), "dtype_policy": "mixed_bfloat16"}):
-        model_source(sequential)
-    (told,) = caplog.messages
-    assert "(dtype_policy mixed_bfloat16) are not those of the ranks" in told
+def test_settings_of_the_drivers_process_hold_for_the_model() -> None:
+    """Ranks are processes of their own; a policy set in a notebook's first cell is theirs, too."""
+    assert model_source(sequential).function is sequential
+    settings = {"dtype_policy": "mixed_bfloat16", "epsilon": 1e-5, "floatx": "float16"}
+    with using_keras_state({**keras_state(), **settings}):
+        source = pickle.loads(dumps(model_source(sequential)))
+    before = keras_state()
+    with using_keras_state(before):
+        model = build_model(source)
+        assert model.layers[-1].compute_dtype == "bfloat16"
+        assert {**before, **settings} == keras_state()
+    assert keras_state() == before
+
+
+def test_keras_is_as_before_after_it_was_fresh() -> None:
+    """Names that users' layers were given on the driver are not given again, and seeds stay."""
+    keras.utils.set_random_seed(7)
+    keras.layers.Dense(1)
+    last = keras.layers.Dense(1).name
+    with fresh_keras_state():
+        assert keras.layers.Dense(1).name == "dense"
+        keras.config.set_epsilon(1e-3)
+    one = keras.layers.Dense(1)
+    assert one.name == f"dense_{int(last.rpartition('_')[2]) + 1}"
+    drawn = []
+    for within in (contextlib.nullcontext, fresh_keras_state):
+        with fresh_keras_state():
+            keras.utils.set_random_seed(7)
+            with within():
+                keras.layers.Dense(1).build((None, 1))
+            drawn.append(np.array(keras.random.normal((2,))))
+    np.testing.assert_array_equal(*drawn)
+    assert keras.config.epsilon() == 1e-7
 
 
 def test_uncompiled() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...errors import InvalidInputError, ModelError, brief
@@ -15,8 +15,6 @@ from ...storage.contents import Contents
 from ...storage.filesystem import Location
 from ..engine import GRAPH_FILE
 from ..spec import ModelSource, check_model_fn, check_objects
-
-logger = logging.getLogger(__name__)
 
 # Keras' settings in a new process.
 _AT_FIRST = {
@@ -56,24 +54,38 @@ def model_source(model: Any, custom_objects: Mapping[str, Any] | None = None) ->
             f".keras or .json file, got {brief(model)}"
         )
     check_model_fn(model)
-    if settings := _settings_of_this_process():
-        logger.warning(
-            "Keras' settings of this process (%s) are not those of the ranks, on which model_fn "
-            "runs; set them in model_fn, if it does not do so",
-            settings,
-        )
+    if (settings := _settings_of_this_process()) != _AT_FIRST:
+        model = _UnderSettings(model, settings)
     return ModelSource(function=model, custom_objects=custom_objects)
 
 
-def _settings_of_this_process() -> str:
-    """Return what is set here of Keras' own settings and is not what a new process begins with."""
+@dataclass(frozen=True)
+class _UnderSettings:
+    """A ``model_fn`` that is called under the settings of Keras that hold on the driver.
+
+    Attributes:
+        function: what is called.
+        settings: of `keras_state`.
+    """
+
+    function: Callable[[], Any]
+    settings: Mapping[str, Any]
+
+    def __call__(self) -> Any:
+        from .keras_state import set_keras_state
+
+        set_keras_state(self.settings)
+        return self.function()
+
+
+def _settings_of_this_process() -> Mapping[str, Any]:
+    """Return the settings of Keras' that hold here, as they do where ``model_fn`` is written."""
     keras = sys.modules.get("keras")
     if keras is None or not hasattr(keras, "config"):  # while it is being imported
-        return ""
+        return _AT_FIRST
     from .keras_state import keras_state
 
-    found = {**keras_state(), "epsilon": keras.config.epsilon()}
-    return ", ".join(f"{name} {found[name]}" for name in found if found[name] != _AT_FIRST[name])
+    return keras_state()
 
 
 def check_given_callbacks(given: Any) -> None:
