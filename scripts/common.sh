@@ -172,6 +172,9 @@ run_tests() {
         # ones come first, so that no lane has to wait for one at the end.
         set -- --numprocesses "$lanes" --dist loadfile --no-loadscope-reorder "$@"
     fi
+    if [ -n "${HSR_TEST_END:-}" ]; then # what has failed by then is told, and no more is begun
+        set -- --session-timeout "$((HSR_TEST_END - $(date +%s)))" "$@"
+    fi
     say "Tests"
     (cd "$ROOT" && python -m pytest --durations=20 "$@")
 }

@@ -1,0 +1,20 @@
+"""The cases that `test_conformance` leaves out: by far the most."""
+
+from __future__ import annotations
+
+import pytest
+
+from .case import Case
+from .run import CHECKS
+from .supervise import World, differences
+from .table import CASES
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(2400)]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("case", [*CASES[1::3], *CASES[2::3]], ids=lambda case: case.name)
+def test_case(worlds: dict[str, World], case: Case, check: str) -> None:
+    function, parts = CHECKS[check]
+    found = differences(case, worlds, function, *parts)
+    assert not found, "\n" + "\n".join(found)
