@@ -63,7 +63,7 @@ def _have_made(archive: Path) -> None:
         text=True,
         cwd=ROOT,
         env={**settings, "JDK_JAVA_OPTIONS": FAST, "PYSPARK_PYTHON": sys.executable},
-        timeout=240,
+        timeout=480,
     )
     assert aside.exists(), f"no archive of Spark's classes: {made.stderr[-2000:]}"
     aside.rename(archive)

@@ -26,7 +26,7 @@ def run_job(
         [sys.executable, str(HERE / "job.py"), master, str(run_dir), *given],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
         check=False,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable, **env},
     )

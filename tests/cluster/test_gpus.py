@@ -86,7 +86,7 @@ class Cluster:
             ],
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=480,
             check=False,
             env={**self._env, "SPARK_HOME": str(SPARK_HOME), "PYSPARK_PYTHON": sys.executable},
         )

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.mpi,
     pytest.mark.spark,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
 ]
 
 HERE = Path(__file__).parent
@@ -53,7 +53,7 @@ class Cluster(HostCluster):
 
 
 def answers_of(job: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    out, err = job.communicate(timeout=240)
+    out, err = job.communicate(timeout=480)
     assert job.returncode == 0, err[-4000:]
     answers: list[dict[str, Any]] = json.loads(out.splitlines()[-1])
     return answers

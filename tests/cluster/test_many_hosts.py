@@ -29,13 +29,13 @@ def run(cluster: HostCluster, *functions: str) -> list[dict[str, Any]]:
     options = {"num_workers": RANKS, "start_timeout": 120}
     requests = [json.dumps({"what": what, **options}) for what in functions]
     command = [sys.executable, JOB, cluster.master, *requests, *settings]
-    out, err = cluster.popen(command).communicate(timeout=280)
+    out, err = cluster.popen(command).communicate(timeout=560)
     assert out, err[-4000:]
     answers: list[dict[str, Any]] = json.loads(out.splitlines()[-1])
     return answers
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_thirty_two_ranks_on_eight_hosts(tmp_path: Path) -> None:
     with Hosts(tmp_path / "hosts", NAMES) as hosts:
         cluster = HostCluster(hosts, NAMES, tmp_path, cores=RANKS // len(NAMES))

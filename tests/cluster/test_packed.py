@@ -74,7 +74,7 @@ def test_ranks_in_the_packed_environment(master: str, tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
         check=False,
         env={
             **os.environ,

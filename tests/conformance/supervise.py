@@ -23,7 +23,7 @@ from .world import PARTS, keys_of
 
 ROOT = Path(__file__).resolve().parents[2]
 # Seconds: for the frameworks to be imported, for a case, and for the other ranks once one is done.
-START, CASE, OTHERS = 120.0, 120.0, 15.0
+START, CASE, OTHERS = 300.0, 300.0, 30.0
 _TAIL = 4000
 _PR_SET_PDEATHSIG = 1
 

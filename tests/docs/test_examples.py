@@ -77,7 +77,7 @@ def test_the_demo_once_all_is_set_up(tmp_path: Path) -> None:
         [str(ROOT / "scripts" / "demo"), "--run-dir", str(run_dir)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
         check=False,
         cwd=tmp_path,
         env=set_up_already(tmp_path / "venv"),

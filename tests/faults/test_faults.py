@@ -47,7 +47,7 @@ def assert_checkpoints_are_whole(run_dir: Path) -> None:
         verify_checkpoint(Location(folder))
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_sixteen_faults_in_one_call(frame: Any, undisturbed: Path, tmp_path: Path) -> None:
     """Every kind at a step that is always the same, and at one that is another each time."""
     half = STEPS // 2
@@ -77,7 +77,7 @@ def assert_little_is_lost(fault: Fault, next_step: int) -> None:
     assert (fault.step - 1) // EVERY * EVERY - EVERY <= next_step <= fault.step + 2
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_faults_that_only_show_by_silence(frame: Any, undisturbed: Path, tmp_path: Path) -> None:
     kinds = [*SILENT_KINDS, *HARMLESS_KINDS]
     faults = [Fault(10 + 11 * n, n % 2, kind) for n, kind in enumerate(kinds)]
@@ -121,12 +121,12 @@ def run_job(run_dir: Path, folder: Path, faults: list[Fault]) -> subprocess.Comp
     # What a user's exception ends is called again.
     command = job_command("local-cluster[2,1,1024]", run_dir, folder, faults, calls=2)
     job = start_job(command)
-    out, err = job.communicate(timeout=400)
+    out, err = job.communicate(timeout=800)
     return subprocess.CompletedProcess(command, job.returncode, out, err)
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_executors_and_drivers_killed_on_a_cluster(undisturbed: Path, tmp_path: Path) -> None:
     faults = [
         Fault(7, 1, "executor"),
@@ -175,7 +175,7 @@ def standalone(tmp_path: Path) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_run_shrinks_with_its_cluster_and_grows_back(
     frame: Any, standalone: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -202,7 +202,7 @@ def test_a_run_shrinks_with_its_cluster_and_grows_back(
                 env={**os.environ, "HSR_VENV": sys.prefix},
             )
             go_file(str(tmp_path), faults[1]).touch()
-        out, err = job.communicate(timeout=300)
+        out, err = job.communicate(timeout=600)
     finally:
         job.kill()
         subprocess.run([str(STANDALONE), "stop", f"{place}/more"], check=True)

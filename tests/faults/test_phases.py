@@ -96,7 +96,7 @@ def files_of(run_dir: Path) -> list[str]:
     return sorted(name.partition("tfevents")[0] for name in names)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_faults_while_something_else_is_done_than_steps(
     frame: Any, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -145,7 +145,7 @@ class Gate:
             }
             os.kill(victims[kind](ranks), signal.SIGKILL)
             self.killed.append(kind)
-            psutil.wait_procs(ranks, timeout=120)
+            psutil.wait_procs(ranks, timeout=240)
             os.close(held)
 
     def _await_ranks(self) -> list[psutil.Process]:
@@ -183,7 +183,7 @@ def _directory_of(rank: psutil.Process) -> Path:
     )
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_faults_while_ranks_are_launched(frame: Any, undisturbed: Path, tmp_path: Path) -> None:
     kinds = ["rank", "mpirun", "slot"]
     gate = Gate(tmp_path / "gate", kinds)
@@ -201,7 +201,7 @@ def test_faults_while_ranks_are_launched(frame: Any, undisturbed: Path, tmp_path
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_driver_that_is_killed_in_every_phase(undisturbed: Path, tmp_path: Path) -> None:
     """Also what writes the rows, which Spark starts again by itself."""
     rows = [fault(ROWS, (0, kind)) for kind in ("executor", "sigkill", "driver")]
@@ -213,7 +213,7 @@ def test_a_driver_that_is_killed_in_every_phase(undisturbed: Path, tmp_path: Pat
     # Rows need an executor to be killed; the others are quicker without.
     for master in ("local-cluster[1,2,1024]", *4 * ["local[2]"]):
         job = start_job(job_command(master, run_dir, tmp_path, faults, **options))
-        _, err = job.communicate(timeout=400)
+        _, err = job.communicate(timeout=800)
         codes.append(job.returncode)
     assert codes == [-9, -9, -9, -9, 0], err[-3000:]
     assert len(list(tmp_path.glob("rows-*"))) == len(rows)

@@ -56,7 +56,7 @@ class Injector(TorchCallback):
         self.step = state["step"]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_faults_in_a_training_of_a_module(spark: Any, tmp_path: Path) -> None:
     frame = make_frame(spark).cache()
 

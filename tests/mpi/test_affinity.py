@@ -43,7 +43,7 @@ def test_ranks_are_bound_where_they_take_up_all_cores() -> None:
         [sys.executable, "-c", SESSION, *map(str, host)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     two, one = json.loads(done.stdout.splitlines()[-1])

@@ -23,7 +23,7 @@ def test_a_real_examination() -> None:
     """This environment, with the allreduce, through the installed command."""
     command = Path(sys.executable).with_name("horovod-spark-runner")
     run = subprocess.run(
-        [str(command), "doctor"], capture_output=True, text=True, timeout=240, check=False
+        [str(command), "doctor"], capture_output=True, text=True, timeout=480, check=False
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "ok       Horovod is built for TensorFlow with MPI" in run.stdout

@@ -90,7 +90,7 @@ def test_the_driver_loads_no_framework(tmp_path: Path) -> None:
         [sys.executable, "-c", DRIVER, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=560,
         env=without("torch", "torchmetrics", "lightning"),
     )
     assert done.returncode == 0, done.stderr[-3000:]

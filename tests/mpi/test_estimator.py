@@ -408,7 +408,7 @@ def test_a_saved_pipeline_trains_in_a_fresh_process(
     place = tmp_path / "saved"
     Pipeline(stages=[assembler, estimator.setModelArgs({"units": 3})]).save(str(place))
     done = subprocess.run(
-        [sys.executable, "-c", FRESH, str(place)], capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", FRESH, str(place)], capture_output=True, text=True, timeout=480
     )
     assert "trained 2 ['a', 'b', 'label', 'features', 'prediction'] False" in done.stdout, (
         done.stderr[-3000:]
@@ -504,7 +504,7 @@ def test_a_search_around_a_pipeline_is_saved_with_all_its_models(
     loaded = type(found).load(str(place))
     assert loaded.bestModel.transform(classes).select("prediction").collect() == best
     done = subprocess.run(
-        [sys.executable, "-c", LOADED, str(place)], capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", LOADED, str(place)], capture_output=True, text=True, timeout=480
     )
     assert re.search(r"^\[\d\.0, \d\.0\] \[3, 3\] 2$", done.stdout, re.M), done.stderr[-3000:]
     assert "{'units': 5} False" in done.stdout

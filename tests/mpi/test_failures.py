@@ -521,7 +521,7 @@ def test_a_session_that_is_stopped_during_a_run(tmp_path: Path, how: str) -> Non
         [sys.executable, "-c", STOPPED_SESSION, str(tmp_path / "begun"), how],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
     )
     assert done.stdout.splitlines()[-1:] == ["the Spark session was stopped during the run"], (
         done.stderr[-2000:]

@@ -390,7 +390,7 @@ def test_a_search_that_was_killed_with_its_driver_goes_on(rows: Any, tmp_path: P
         [sys.executable, "-m", "tests.mpi.tune_cases", str(study)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]

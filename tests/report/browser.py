@@ -166,7 +166,7 @@ class Browser:
         profile = self._folder / "profile"
         command = [self._program, *OPTIONS, f"--user-data-dir={profile}", *arguments]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         finally:
             shutil.rmtree(profile, ignore_errors=True)
         assert done.returncode == 0, done.stderr[-2000:]

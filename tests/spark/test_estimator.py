@@ -293,5 +293,5 @@ SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getO
 from horovod_spark_runner import HorovodEstimator
 print(HorovodEstimator.load({place!r}).getModelFn(), "tensorflow" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.stdout.split() == ["no.such.module:make_model", "False"], done.stderr[-2000:]

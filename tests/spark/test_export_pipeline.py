@@ -80,7 +80,7 @@ def in_another_process(script: str, *arguments: str, rows: list[dict[str, Any]])
         text=True,
         env={**environment, "PATH": "", "ORT_DISABLE_TELEMETRY": "1"},
         check=False,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)

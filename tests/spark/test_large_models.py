@@ -35,7 +35,7 @@ def run(kind: str, rows: int, place: Path) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rows", SIZES)
 def test_few_copies_are_made_of_a_model(rows: int, tmp_path: Path) -> None:
     told = run("adopt", rows, tmp_path / "stage")
@@ -61,7 +61,7 @@ def test_few_copies_are_made_of_a_model(rows: int, tmp_path: Path) -> None:
     assert distant["copies"]["again"] < 0.5
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rows", SIZES)
 def test_a_trained_model_stays_out_of_the_driver(rows: int, tmp_path: Path) -> None:
     told = run("train", rows, tmp_path / "run")

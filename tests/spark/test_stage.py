@@ -303,7 +303,7 @@ def test_a_pipeline_in_a_process_that_has_only_the_package(
     PipelineModel([transformer]).save(str(tmp_path / "pipeline"))
     script = Path(__file__).with_name("load_stage.py")
     command = [sys.executable, str(script), kind, *(str(tmp_path / n) for n in ("pipeline", "b"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["predicted"] == [10.0, 10.0]

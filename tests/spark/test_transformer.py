@@ -323,7 +323,7 @@ def test_nothing_stays_in_the_temporary_directory(one: str, frame: Any) -> None:
 def test_a_transformer_outlives_its_session(one: str) -> None:
     script = Path(__file__).with_name("restarted_session.py")
     run = subprocess.run(
-        [sys.executable, str(script), one], capture_output=True, text=True, timeout=200
+        [sys.executable, str(script), one], capture_output=True, text=True, timeout=400
     )
     expected = [*["predicted", "10.0"] * 2, *["stopped"] * 3]
     assert run.stdout.split() == expected, run.stderr[-2000:]

@@ -107,9 +107,9 @@ def test_a_slot_that_leaves_without_a_word_is_gone() -> None:
         link = DriverLink(server.address, KEY)
         hello = told(3, Hello(), rank=1)
         link.send(hello)
-        assert server.events.get(timeout=5) == hello
+        assert server.events.get(timeout=20) == hello
         link.close()
-        gone = server.events.get(timeout=5)
+        gone = server.events.get(timeout=20)
         assert isinstance(gone.message, Gone)
         assert (gone.slot, gone.rank, gone.host) == (3, 1, "h")
 
@@ -120,7 +120,7 @@ def test_a_slot_that_says_good_bye_is_not() -> None:
         link.send(told(3, Hello()))
         link.send(told(3, Ended()))
         link.drain(1.0)
-        assert server.events.get(timeout=5) == told(3, Hello())
+        assert server.events.get(timeout=20) == told(3, Hello())
         time.sleep(0.2)
         assert server.events.empty()
 
@@ -143,7 +143,7 @@ def test_a_lost_connection_is_mended() -> None:
         link.close()
         assert link.reconnect()
         link.send(told(0, Back()))
-        assert server.events.get(timeout=5) == told(0, Back())
+        assert server.events.get(timeout=20) == told(0, Back())
     link.close()
     assert not link.reconnect()  # the driver is gone
 
@@ -263,13 +263,13 @@ def test_a_slot_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         stuck, other = DriverLink(server.address, KEY), DriverLink(server.address, KEY)
         for number, link in enumerate((stuck, other)):
             link.send(told(number, Hello()))
-            server.events.get(timeout=5)
+            server.events.get(timeout=20)
         stuck.send(told(0, CallWanted()))  # and takes nothing of it
         time.sleep(0.2)
         began = time.monotonic()
         server.broadcast(Stop("enough"))
         assert time.monotonic() - began < 10  # no matter in which order they are told
-        assert server.events.get(timeout=5).slot == 0
+        assert server.events.get(timeout=20).slot == 0
         assert next_of(other) == [Stop("enough")]
         stuck.close()
         other.close()
@@ -294,7 +294,7 @@ def test_a_slot_shows_life_while_it_waits_for_the_others(monkeypatch: pytest.Mon
         link = SlotLink(plan_for(server), 4)
         with link.living():
             for _ in range(3):
-                assert server.events.get(timeout=5) == Told(4, -1, link.host, Heartbeat())
+                assert server.events.get(timeout=20) == Told(4, -1, link.host, Heartbeat())
         link.close()
 
 
@@ -310,7 +310,7 @@ def test_a_slot_that_waits_for_its_answer_asks_again_on_a_new_connection(
         heard: list[Any] = []
 
         def asks() -> bool:
-            heard.append(server.events.get(timeout=5).message)
+            heard.append(server.events.get(timeout=20).message)
             return bool(heard[-1] == asking)
 
         until(asks)
@@ -361,7 +361,7 @@ def test_a_result_that_ends_too_early_is_none(tmp_path: Path) -> None:
         header = told(0, ResultFollows(100), rank=5)
         assert link.send_file(header, tmp_path / "result")
         link.close()
-        assert isinstance(server.events.get(timeout=5).message, Gone)
+        assert isinstance(server.events.get(timeout=20).message, Gone)
         assert server.result(5) is None
         assert server.result(6) is None
 
@@ -371,7 +371,7 @@ def test_a_result_that_spark_was_faster_than_is_waited_for(tmp_path: Path) -> No
     with ControlServer("127.0.0.1", KEY) as server:
         link = DriverLink(server.address, KEY)
         link.send(told(0, Hello()))
-        assert server.events.get(timeout=5) == told(0, Hello())
+        assert server.events.get(timeout=20) == told(0, Hello())
         header = told(0, ResultFollows(9), rank=5)
         threading.Timer(0.3, link.send_file, [header, tmp_path / "result"]).start()
         stream = server.result(5)
@@ -384,10 +384,10 @@ def test_a_slot_that_has_connected_again_is_not_gone() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         lost, link = DriverLink(server.address, KEY), DriverLink(server.address, KEY)
         lost.send(told(3, Hello()))
-        assert server.events.get(timeout=5) == told(3, Hello())
+        assert server.events.get(timeout=20) == told(3, Hello())
         # The driver has not heard that the first connection is lost.
         link.send(told(3, Back()))
-        assert server.events.get(timeout=5) == told(3, Back())
+        assert server.events.get(timeout=20) == told(3, Back())
         server.tell({3: Gather()})
         assert next_of(link) == [Gather()]
         until(lambda: lost.receive() or lost.fileno() is None)
@@ -416,7 +416,7 @@ def test_all_slots_are_served_by_one_thread() -> None:
         links = [DriverLink(server.address, KEY) for _ in range(60)]
         for number, link in enumerate(links):
             link.send(told(number, Hello()))
-        heard = {server.events.get(timeout=5).slot for _ in links}
+        heard = {server.events.get(timeout=20).slot for _ in links}
         assert heard == set(range(60))
         assert threading.active_count() == before
         server.tell({7: Stop("a"), 9: Stop("b")})
@@ -486,7 +486,7 @@ def test_lines_that_nobody_takes_are_dropped_and_counted() -> None:
     mailbox.wake()
     began = time.monotonic()
     with pytest.raises(queue.Empty):
-        mailbox.get(timeout=5)
+        mailbox.get(timeout=20)
     assert time.monotonic() - began < 4
     mailbox.wake()
     assert mailbox.drain() == []
@@ -498,7 +498,7 @@ def test_a_silent_slot_is_noticed() -> None:
         link.send(told(2, Started(), rank=5))
         link.send(told(2, Heartbeat()))
         for _ in range(2):
-            server.events.get(timeout=5)
+            server.events.get(timeout=20)
         assert server.silent_slots(5.0) == []
         time.sleep(0.15)
         assert server.silent_slots(0.1) == [Told(2, 5, "h", Silent(0.1))]
@@ -509,7 +509,7 @@ def test_a_driver_that_did_not_listen_meanwhile_judges_no_silence() -> None:
     with ControlServer("127.0.0.1", KEY) as server:
         link = DriverLink(server.address, KEY)
         link.send(told(3, Hello()))
-        server.events.get(timeout=5)
+        server.events.get(timeout=20)
         time.sleep(0.2)
         assert server.silent_slots(0.1)
         server.hear_anew()
@@ -654,7 +654,7 @@ def test_what_is_no_message_ends_its_connection_and_no_other(
         assert error in warning
         link = DriverLink(server.address, KEY)
         link.send(told(3, Hello()))
-        assert server.events.get(timeout=5) == told(3, Hello())
+        assert server.events.get(timeout=20) == told(3, Hello())
         link.close()
 
 

@@ -41,7 +41,7 @@ def test_what_is_missing_is_named(environment: Path) -> None:
     assert "pip install tensorflow" in done.stderr
 
 
-@pytest.mark.timeout(900)  # without a wheel in the cache it is built first
+@pytest.mark.timeout(1800)  # without a wheel in the cache it is built first
 def test_horovod_is_installed_by_the_command(environment: Path) -> None:
     """The wheel is the one for these versions of the frameworks and Open MPI."""
     wheel = run(

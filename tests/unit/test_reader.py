@@ -333,7 +333,7 @@ def read_limited(data: Dataset, limit: int, epochs: int) -> list[int]:
         input=data.manifest.to_json(),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
         # No allocator that reserves address space ahead, so that the limit is on what is in use.
         env={
             **os.environ,
