@@ -16,14 +16,14 @@ import pytest
 
 # Those that take more than a minute, the longest first.
 LONG = (
+    "tests/docs/test_examples.py",
     "tests/cluster/test_clusters.py",
     "tests/conformance/test_conformance.py",
-    "tests/docs/test_examples.py",
-    "tests/faults/test_network.py",
     "tests/mpi/test_tune.py",
-    "tests/cluster/test_driver_ends.py",
+    "tests/docs/test_readme.py",
     "tests/cluster/test_hosts.py",
-    "tests/faults/test_storage.py",
+    "tests/cluster/test_gpus.py",
+    "tests/cluster/test_driver_ends.py",
 )
 # Those of many cases, the longest first.
 THOROUGH = (
@@ -31,12 +31,15 @@ THOROUGH = (
     "tests/faults/test_faults.py",
     "tests/conformance/keras_suite/test_keras_own_tests.py",
     "tests/faults/test_phases.py",
+    "tests/mpi/test_compression.py",
+    "tests/faults/test_storage.py",
+    "tests/faults/test_network.py",
     "tests/spark/test_large_models.py",
     "tests/cluster/test_packed.py",
     "tests/cluster/test_many_hosts.py",
 )
 # What the longest of their tests may take.
-LAST_MINUTES = 20
+LAST_MINUTES = 15
 END = "HSR_TEST_END"
 LEFT_OUT = "left out for want of time"
 
