@@ -173,7 +173,8 @@ run_tests() {
         set -- --numprocesses "$lanes" --dist loadfile --no-loadscope-reorder "$@"
     fi
     if [ -n "${HSR_TEST_END:-}" ]; then # what has failed by then is told, and no more is begun
-        set -- --session-timeout "$((HSR_TEST_END - $(date +%s)))" "$@"
+        local left="$((HSR_TEST_END - $(date +%s)))"
+        set -- --session-timeout "$((left > 60 ? left : 60))" "$@"
     fi
     say "Tests"
     (cd "$ROOT" && python -m pytest --durations=20 "$@")

@@ -66,8 +66,8 @@ class _Optimizer:
                 one._exclude_from_weight_decay_cache = {}
         if self.built_for is not None:
             copy.build([variables[place] for place in self.built_for])
-            for variable, value in zip(copy.variables, self.values, strict=True):
-                variable.assign(value)
+        for variable, value in zip(copy.variables, self.values, strict=True):
+            variable.assign(value)
         return copy
 
 
@@ -114,7 +114,10 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def uncompiled(model: Any) -> Any:
-    """Return an object that is a model, to be saved, but for what it was compiled with."""
+    """Return an object that is a model, to be saved, but for what it was compiled with.
+
+    Another object with the same attributes: the user's own model is not changed meanwhile.
+    """
     shadow = object.__new__(type(model))
     left_out = {name: None for name in COMPILED if name in vars(model)}
     vars(shadow).update({**vars(model), **left_out, "compiled": False})
@@ -163,7 +166,7 @@ def _optimizer(model: Any, keras: Any) -> _Optimizer | None:
         pattern = getattr(one, _EXCLUDED_NAMES, None)
         found = _Excluded([keys[key] for key in named], pattern)
         excluded.append(found if named or pattern else None)
-    values = [] if built_for is None else [np.array(one) for one in optimizer.variables]
+    values = [np.array(one) for one in optimizer.variables]
     return _Optimizer(keras.optimizers.serialize(optimizer), built_for, values, excluded)
 
 

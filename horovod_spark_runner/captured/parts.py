@@ -49,18 +49,22 @@ def parts_of(value: Any, without: Collection[str] = ()) -> Iterator[Any]:
 
     Args:
         value: a Keras object.
-        without: names of its attributes that do not count.
+        without: names of its attributes that do not count, nor the same objects among others.
     """
-    own = vars(value)
-    left_out = [own[name] for name in without if name in own]
     for part in layers_of(value):
         yield part
-        for name, inner in list(vars(part).items()):
-            if part is not value or name not in without:
+        own = vars(part)
+        names = without if part is value else ()
+        # By name only what is no function, which a layer may hold as well.
+        left_out = [own[name] for name in names if hasattr(own.get(name), "get_config")]
+        for name, inner in list(own.items()):
+            # Keras wraps methods, such as build, and puts them on the object.
+            wrapped = inspect.isfunction(inner) and hasattr(type(part), name)
+            if name not in names and not wrapped:
                 yield from _held(inner, 3, left_out)
 
 
-def _held(value: Any, depth: int, left_out: Collection[Any]) -> Iterator[Any]:
+def _held(value: Any, depth: int, left_out: Collection[Any] = ()) -> Iterator[Any]:
     if any(value is one for one in left_out):
         return
     if inspect.isfunction(value):
@@ -75,7 +79,7 @@ def _held(value: Any, depth: int, left_out: Collection[Any]) -> Iterator[Any]:
             return
         yield value
         for inner in list(getattr(value, "__dict__", {}).values()) if depth else ():
-            yield from _held(inner, depth - 1, left_out)
+            yield from _held(inner, depth - 1)
 
 
 def is_custom(thing: Any) -> bool:

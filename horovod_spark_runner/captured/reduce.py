@@ -9,6 +9,7 @@ import pickle
 import re
 import sys
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from .compiled import COMPILED, Compiled, compiled_of, uncompiled
 from .holders import Holders
 from .kept import Kept, kept_of
 from .parts import by_name, is_custom, layers_of, parts_of
-from .told import check_parts
+from .told import check_custom, check_parts
 
 # Keras looks here first for functions, by their bare names.
 _BUILT_IN = ("activations", "constraints", "initializers", "losses", "metrics", "regularizers")
@@ -78,13 +79,16 @@ def reduce_keras_object(value: Any, holders: Holders) -> Any:
 def _reduce_saveable(value: Any, keras: Any) -> Any:
     compiled = compiled_of(value, keras)
     parts = list(parts_of(value, () if compiled is None else COMPILED))
-    check_parts(value, parts, keras)
-    if compiled is not None and value.optimizer is not None:
-        parts += parts_of(value.optimizer)
+    optimizer = [] if compiled is None or value.optimizer is None else parts_of(value.optimizer)
+    parts_of_both = [*parts, *optimizer]
     # The functions that it is compiled with may hold the model: these follow, once it is made.
     make, arguments = (value if compiled is None else uncompiled(value)).__reduce__()
     names = [] if compiled is None else list(compiled.names())
-    known = _known(parts, _configuration(arguments[0]) + json.dumps(names), keras)
+    known = _known(parts_of_both, _configuration(arguments[0]) + json.dumps(names), keras)
+    with keras.saving.custom_object_scope(known):
+        check_parts(value, parts, keras)
+        # Of Keras' own, what configurations lack goes along.
+        check_custom(parts_of_both[len(parts) :], keras)
     if isinstance(value, (keras.Layer, keras.metrics.Metric)):
         state = _State(known, kept_of(value, keras), compiled)
         return _make_knowing, (known, make, arguments), state, None, None, _restore
@@ -172,7 +176,7 @@ def _make_knowing(
 
     with keras.saving.custom_object_scope(dict(known)):
         copy = make(*arguments)
-    _count_names(copy, keras)
+    _count_names(copy)
     return copy
 
 
@@ -185,13 +189,13 @@ def _restore(copy: Any, state: _State) -> None:
             state.compiled.compile(copy, keras)
 
 
-def _count_names(copy: Any, keras: Any) -> None:
+def _count_names(copy: Any) -> None:
     """Let Keras name new layers as if it had named those of a copy here."""
-    last: dict[str, int] = {}
+    # There is no public way to look at them without counting on.
+    from keras.src.backend.common.global_state import get_global_attribute
+
+    counts = get_global_attribute("object_name_uids", defaultdict(int), set_to_default=True)
     for layer in layers_of(copy):
         told = _COUNTED.fullmatch(layer.name)
         if told and told["class"].replace("_", "") == type(layer).__name__.lower():
-            last[told["class"]] = max(last.get(told["class"], 0), int(told["number"] or 0))
-    for name, number in last.items():
-        while keras.backend.get_uid(name) <= number:
-            pass
+            counts[told["class"]] = max(counts[told["class"]], int(told["number"] or 0) + 1)

@@ -21,6 +21,8 @@ from ..rundir.directory import RunDirectory
 from ..storage.filesystem import Location
 from .output import output_file
 
+# What files of a run, or of models and rows, are called.
+_DATA = (".json", ".jsonl", ".html", ".keras", ".h5", ".pt", ".npz", ".parquet", ".log")
 # Of measuring, and so for scripts only: the options, and what they are called in `Asked`.
 _MEASURING = {"sample_rows": "--sample-rows", "noise_scale": "--noise-scale"}
 
@@ -78,7 +80,7 @@ def script_of(target: str) -> Path | None:
             f"{target} is a notebook; call plan_training in it, with what run_training is given"
         )
     if path.is_file():
-        if path.suffix not in ("", ".py"):
+        if path.suffix in _DATA:
             raise InvalidInputError(
                 f"{target} is neither a Python script (.py) nor the directory of a run"
             )

@@ -6,6 +6,7 @@ import contextlib
 import os
 import runpy
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Container, Iterator, Sequence
@@ -25,6 +26,7 @@ from .asked import Asked
 from .call import plan_request
 from .plan import TrainingPlan
 
+_PACKAGE = str(Path(__file__).parents[1])
 _TAKES = "a script is planned that calls run_training or HorovodEstimator.fit"
 
 
@@ -189,10 +191,20 @@ def _as_program(script: Path, arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _line(error: BaseException, script: Path) -> str:
-    """Return which line of a script an error has come from, for people."""
+    """Return which line of a script an error has come from, and of what it calls, for people."""
     frames = traceback.extract_tb(error.__traceback__)
-    line = next((one.lineno for one in reversed(frames) if one.filename == str(script)), None)
-    return "" if line is None else f", line {line}"
+    own = [place for place, one in enumerate(frames) if one.filename == str(script)]
+    if not own:
+        return ""
+    called = [one for one in frames[own[-1] + 1 :] if _is_users(one.filename)]
+    told = [f"line {frames[own[-1]].lineno}"]
+    told += [f"in {one.filename}, line {one.lineno}" for one in called]
+    return f", {', '.join(told)}"
+
+
+def _is_users(file: str) -> bool:
+    """Tell whether a file is the user's own, and neither installed nor part of this package."""
+    return not file.startswith((_PACKAGE, *sysconfig.get_paths().values(), "<"))
 
 
 def _told(error: BaseException, script: Path) -> str:

@@ -77,6 +77,36 @@ def test_settings_of_the_drivers_process_hold_for_the_model() -> None:
     assert keras_state() == before
 
 
+class Inner(keras.Model):
+    """Makes a layer when it is made, as what is captured is where it comes to."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+
+def test_captured_models_are_made_under_the_drivers_settings() -> None:
+    before = keras_state()
+    with using_keras_state({**before, "dtype_policy": "mixed_bfloat16"}):
+        model = Inner()
+        model(np.ones((2, 3), "float32"))
+        model.compile("sgd", "mse")
+        sent = dumps(model_source(lambda: model))
+    source = pickle.loads(sent)
+    assert keras_state() == before
+    with using_keras_state(before):
+        assert build_model(source).dense.compute_dtype == "bfloat16"
+    policy = keras.dtype_policies.DTypePolicyMap()
+    with using_keras_state(before):
+        keras.config.set_dtype_policy(policy)
+        with pytest.raises(ModelError, match="has no name by which"):
+            model_source(sequential)
+        keras.config.set_dtype_policy("float32")
+
+
 def test_keras_is_as_before_after_it_was_fresh() -> None:
     """Names that users' layers were given on the driver are not given again, and seeds stay."""
     keras.utils.set_random_seed(7)
@@ -85,8 +115,7 @@ def test_keras_is_as_before_after_it_was_fresh() -> None:
     with fresh_keras_state():
         assert keras.layers.Dense(1).name == "dense"
         keras.config.set_epsilon(1e-3)
-    one = keras.layers.Dense(1)
-    assert one.name == f"dense_{int(last.rpartition('_')[2]) + 1}"
+    assert keras.layers.Dense(1).name == f"dense_{int(last.rpartition('_')[2]) + 1}"
     drawn = []
     for within in (contextlib.nullcontext, fresh_keras_state):
         with fresh_keras_state():
@@ -94,7 +123,8 @@ def test_keras_is_as_before_after_it_was_fresh() -> None:
             with within():
                 keras.layers.Dense(1).build((None, 1))
             drawn.append(np.array(keras.random.normal((2,))))
-    np.testing.assert_array_equal(*drawn)
+    one, other = drawn
+    np.testing.assert_array_equal(one, other)
     assert keras.config.epsilon() == 1e-7
 
 

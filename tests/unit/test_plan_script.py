@@ -68,6 +68,16 @@ def test_what_cannot_be_planned_is_told(
     assert before == (sys.argv, sys.path)
 
 
+def test_a_mistake_in_what_a_script_calls_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    helper, script = tmp_path / "its_helper.py", tmp_path / "train-1.2"
+    helper.write_text(f"{IMPORTS}def train():\n    run_training(None, print, epochs=0)")
+    script.write_text("\nfrom its_helper import train\ntrain()")
+    assert main(["plan", str(script)]) == 1
+    assert f"{script}, line 3, in {helper}, line 4: epochs must be" in capsys.readouterr().err
+
+
 def test_a_script_is_run_as_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "beside.py").write_text("NAME = 'beside'")
     script = tmp_path / "train.py"

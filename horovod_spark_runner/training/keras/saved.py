@@ -59,7 +59,7 @@ class KerasFacts:
     self_contained: bool = False
     needs_source: bool = False
     run_eagerly: bool = False
-    state: Mapping[str, str] | None = None
+    state: Mapping[str, Any] | None = None
     keras: str = ""
     graph: str = ""
 
@@ -97,7 +97,7 @@ class KerasParts:
     source: ModelSource | None = None
     weights: Contents | None = field(default=None, repr=False)
     sample: bytes | None = field(default=None, repr=False)
-    state: Mapping[str, str] | None = None
+    state: Mapping[str, Any] | None = None
     eager: bool = False
     packed: Contents | None = field(default=None, repr=False)
     graph: str = ""

@@ -77,6 +77,42 @@ class _UnderSettings:
         set_keras_state(self.settings)
         return self.function()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In this order: what the function has captured is made under the settings, too.
+        return _under_settings, (_Begun(self.settings), self.function)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """Settings that hold once this is unpickled.
+
+    Attributes:
+        settings: of `keras_state`.
+        before: those that held before.
+    """
+
+    settings: Mapping[str, Any]
+    before: Mapping[str, Any] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _begin, (self.settings,)
+
+
+def _begin(settings: Mapping[str, Any]) -> _Begun:
+    from .keras_state import keras_state, set_keras_state
+
+    before = keras_state()
+    set_keras_state(settings)
+    return _Begun(settings, before)
+
+
+def _under_settings(begun: _Begun, function: Callable[[], Any]) -> _UnderSettings:
+    from .keras_state import set_keras_state
+
+    assert begun.before is not None
+    set_keras_state(begun.before)
+    return _UnderSettings(function, begun.settings)
+
 
 def _settings_of_this_process() -> Mapping[str, Any]:
     """Return the settings of Keras' that hold here, as they do where ``model_fn`` is written."""
@@ -85,7 +121,16 @@ def _settings_of_this_process() -> Mapping[str, Any]:
         return _AT_FIRST
     from .keras_state import keras_state
 
-    return keras_state()
+    settings = keras_state()
+    try:
+        keras.dtype_policies.get(settings["dtype_policy"])
+    except ValueError as error:
+        raise ModelError(
+            f"the dtype policy {settings['dtype_policy']!r} of this process has no name by which "
+            "it could be set on the ranks; call keras.config.set_dtype_policy in model_fn, and not "
+            "here"
+        ) from error
+    return settings
 
 
 def check_given_callbacks(given: Any) -> None:
