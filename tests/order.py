@@ -1,7 +1,7 @@
 """The order of the tests: files that take long first, so that no lane ends with one of them.
 
 Lanes take whole files, the next one in this order when theirs is nearly done. Last come those that
-go over what others test once in many more cases. Where there is no end of time, they are run as all
+go over in many more cases what others test once. Where there is no end of time, they are run as all
 others are; where ``HSR_TEST_END`` names one, in seconds since the epoch, none of their tests begins
 in the last minutes before it, and the summary names what was left out.
 """
@@ -16,24 +16,29 @@ import pytest
 
 # Those that take more than a minute, the longest first.
 LONG = (
-    "tests/docs/test_examples.py",
     "tests/cluster/test_clusters.py",
+    "tests/docs/test_readme.py",
+    "tests/mpi/test_estimator.py",
+    "tests/mpi/test_failures.py",
+    "tests/mpi/test_training.py",
+    "tests/cluster/test_hosts.py",
+    "tests/mpi/test_what_keras_users_bring.py",
+    "tests/mpi/test_ready.py",
+)
+# Those of many cases, and of what hardly changes: first what would be missed most.
+THOROUGH = (
+    "tests/docs/test_examples.py",
     "tests/conformance/test_conformance.py",
     "tests/mpi/test_tune.py",
-    "tests/docs/test_readme.py",
-    "tests/cluster/test_hosts.py",
-    "tests/cluster/test_gpus.py",
-    "tests/cluster/test_driver_ends.py",
-)
-# Those of many cases, the longest first.
-THOROUGH = (
-    "tests/conformance/test_more_cases.py",
     "tests/faults/test_faults.py",
+    "tests/conformance/test_more_cases.py",
     "tests/conformance/keras_suite/test_keras_own_tests.py",
     "tests/faults/test_phases.py",
-    "tests/mpi/test_compression.py",
     "tests/faults/test_storage.py",
     "tests/faults/test_network.py",
+    "tests/cluster/test_driver_ends.py",
+    "tests/mpi/test_compression.py",
+    "tests/cluster/test_gpus.py",
     "tests/spark/test_large_models.py",
     "tests/cluster/test_packed.py",
     "tests/cluster/test_many_hosts.py",
