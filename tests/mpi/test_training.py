@@ -409,7 +409,9 @@ def test_png_files_are_trained_on_from_parquet_and_predicted(
     predicted = trained.transform(frame).collect()
     assert np.mean([np.argmax(row.prediction) == row.digit for row in predicted]) > 0.85
     loaded = TFTransformer.from_run(str(tmp_path / "run"), transforms=transforms)
-    assert loaded.transform(frame).first().prediction == predicted[0].prediction
+    # The one row is alone in its batch, whose sums some processors add up in another order.
+    again = loaded.transform(frame).first().prediction
+    np.testing.assert_allclose(again, predicted[0].prediction, rtol=1e-5)
     with pytest.raises(DataError, match="trained with transforms of column 'png'"):
         TFTransformer.from_run(str(tmp_path / "run"))
     with pytest.raises(DataError, match="'png' is a scalar, but the model was trained on"):

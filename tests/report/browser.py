@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,9 +167,19 @@ class Browser:
     def _run(self, *arguments: str) -> str:
         profile = self._folder / "profile"
         command = [self._program, *OPTIONS, f"--user-data-dir={profile}", *arguments]
+        # Of its own, for what its processes may leave there; short, as it holds sockets.
+        temporary = tempfile.mkdtemp(prefix="c-")
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+            done = subprocess.run(
+                command,
+                env={**os.environ, "TMPDIR": temporary},
+                capture_output=True,
+                text=True,
+                timeout=240,
+                check=False,
+            )
         finally:
-            shutil.rmtree(profile, ignore_errors=True)
+            for folder in (profile, temporary):
+                shutil.rmtree(folder, ignore_errors=True)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
