@@ -230,15 +230,17 @@ def test_a_job_cancelled_through_spark(
 
 
 def allreduce_for_a_while(folder: str) -> float:
-    """Go on for longer than a slot takes to connect again; return the last sum."""
+    """Go on for as long as slots take to connect again, and a while; return the last sum."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
     hvd.init()
     Path(folder, f"{hvd.rank()}.pid").write_text(f"{os.getpid()} {own_task()}")
-    until = time.monotonic() + 9
+    until, over = time.monotonic() + 100, Path(folder, "over")
     total = 0.0
-    while not hvd.allreduce(tf.constant(float(time.monotonic() > until)), name="end"):
+    while not hvd.allreduce(
+        tf.constant(float(over.exists() or time.monotonic() > until)), name="end"
+    ):
         total = float(hvd.allreduce(tf.constant(1.0), name="x", op=hvd.Sum))
         print("goes on", flush=True)
         time.sleep(0.1)
@@ -278,6 +280,8 @@ def test_lost_connections_to_the_driver_harm_nothing(
         ):
             again.update(connections())
             time.sleep(0.05)
+        time.sleep(4)
+        (tmp_path / "over").touch()
 
     fault = Fault(tmp_path, 2, cut)
     fault.start()
