@@ -134,7 +134,7 @@ def _session_ports() -> set[int]:
 
 
 def await_nothing_left(
-    seconds: float = 10.0,
+    seconds: float = 30.0,
     *,
     session_over: bool = False,
     before: frozenset[str] | None = None,
