@@ -35,6 +35,13 @@ def run(
     return HorovodRunner(ranks, stream_logs=False, **options).run(function, *args).results
 
 
+def await_ready() -> None:
+    """Wait for a process that lends ranks: on a busy machine one may still be starting."""
+    deadline = time.monotonic() + 120
+    while run(parents)[0][1] != "horovod-ready":
+        assert time.monotonic() < deadline
+
+
 def await_end(pid: int, seconds: float = 15.0) -> None:
     deadline = time.monotonic() + seconds
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -297,6 +304,8 @@ WAYS = pytest.mark.parametrize(
 def test_a_child_of_a_rank_does_not_keep_the_run_from_ending(
     spark: Any, what: str, way: Callable[..., Any]
 ) -> None:
+    if way is with_framework:
+        await_ready()
     expected = {"be killed": "rank 0 .* killed by signal 9", "raise": "ValueError: while a child"}
     if what == "return":
         (child,) = run(way, fork_and, what)
@@ -325,4 +334,6 @@ def fork_and_leave(how: str) -> str:
 def test_a_forked_child_is_no_rank(
     spark: Any, how: str, code: int, way: Callable[..., Any]
 ) -> None:
+    if way is with_framework:
+        await_ready()
     assert run(way, fork_and_leave, how, ranks=2) == (f"of the parent, {code}",) * 2
