@@ -23,7 +23,7 @@ COMPILED = (
 )
 _CONFIG = "_compile_config"
 # Those of exclude_from_weight_decay: variables by identity, and a pattern of their names.
-_EXCLUDED, _EXCLUDED_NAMES = "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"
+EXCLUDED, EXCLUDED_NAMES = "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class _Optimizer:
         for one, excluded in zip(_chain(copy), self.excluded, strict=True):
             if excluded is not None:
                 keys = {one._var_key(variables[place]) for place in excluded.places}
-                setattr(one, _EXCLUDED, keys)
-                setattr(one, _EXCLUDED_NAMES, excluded.pattern)
+                setattr(one, EXCLUDED, keys)
+                setattr(one, EXCLUDED_NAMES, excluded.pattern)
                 one._exclude_from_weight_decay_cache = {}
         if self.built_for is not None:
             copy.build([variables[place] for place in self.built_for])
@@ -160,10 +160,10 @@ def _optimizer(model: Any, keras: Any) -> _Optimizer | None:
     excluded = []
     for one in _chain(optimizer):
         keys = {one._var_key(variable): place for place, variable in enumerate(model.variables)}
-        named = getattr(one, _EXCLUDED, None) or ()
+        named = getattr(one, EXCLUDED, None) or ()
         if any(key not in keys for key in named):
             return None
-        pattern = getattr(one, _EXCLUDED_NAMES, None)
+        pattern = getattr(one, EXCLUDED_NAMES, None)
         found = _Excluded([keys[key] for key in named], pattern)
         excluded.append(found if named or pattern else None)
     values = [np.array(one) for one in optimizer.variables]

@@ -6,6 +6,8 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
+from .parts import layers_of
+
 
 class Holders:
     """Which object holds each layer and optimizer of those that are pickled.
@@ -37,8 +39,7 @@ class Holders:
 def _kept_by(value: Any) -> Iterator[Any]:
     """Yield an object, and the layers with variables and the optimizer that it holds."""
     yield value
-    flatten = getattr(value, "_flatten_layers", None)
-    for part in [] if flatten is None else flatten(include_self=False, recursive=True):
+    for part in layers_of(value)[1:]:
         if part.variables:
             yield part
     # Of mixed precision, one in another.

@@ -79,16 +79,16 @@ def reduce_keras_object(value: Any, holders: Holders) -> Any:
 def _reduce_saveable(value: Any, keras: Any) -> Any:
     compiled = compiled_of(value, keras)
     parts = list(parts_of(value, () if compiled is None else COMPILED))
-    optimizer = [] if compiled is None or value.optimizer is None else parts_of(value.optimizer)
-    parts_of_both = [*parts, *optimizer]
+    optimizer = None if compiled is None else value.optimizer
+    optimizers = [] if optimizer is None else list(parts_of(optimizer))
     # The functions that it is compiled with may hold the model: these follow, once it is made.
     make, arguments = (value if compiled is None else uncompiled(value)).__reduce__()
     names = [] if compiled is None else list(compiled.names())
-    known = _known(parts_of_both, _configuration(arguments[0]) + json.dumps(names), keras)
+    known = _known([*parts, *optimizers], _configuration(arguments[0]) + json.dumps(names), keras)
     with keras.saving.custom_object_scope(known):
         check_parts(value, parts, keras)
         # Of Keras' own, what configurations lack goes along.
-        check_custom(parts_of_both[len(parts) :], keras)
+        check_custom(optimizers, keras)
     if isinstance(value, (keras.Layer, keras.metrics.Metric)):
         state = _State(known, kept_of(value, keras), compiled)
         return _make_knowing, (known, make, arguments), state, None, None, _restore

@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import pickle
 import random
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from .attributes import is_same, plain_attributes
+from .compiled import EXCLUDED, EXCLUDED_NAMES
 from .kept import FN_ARGUMENTS
 from .parts import is_by_value, is_custom
 
@@ -16,7 +17,7 @@ from .parts import is_by_value, is_custom
 _RESTORED = ("autocast", "batch_input_shape", "batch_size", "input_dim", "input_shape", "weights")
 
 
-def check_parts(value: Any, parts: Iterable[Any], keras: Any) -> None:
+def check_parts(value: Any, parts: Sequence[Any], keras: Any) -> None:
     """Check that copies of what an object is made of would be the same.
 
     Args:
@@ -27,7 +28,6 @@ def check_parts(value: Any, parts: Iterable[Any], keras: Any) -> None:
     Raises:
         pickle.PicklingError: one would not be.
     """
-    parts = list(parts)
     check_custom(parts, keras)
     for part in parts:
         if not inspect.isfunction(part) and not is_by_value(type(part)):
@@ -111,9 +111,7 @@ def _check_kept(value: Any, keras: Any, restored: Collection[str]) -> None:
     """
     cls, lost = type(value), ""
     if isinstance(value, keras.optimizers.Optimizer):
-        if getattr(value, "_exclude_from_weight_decay", None) or getattr(
-            value, "_exclude_from_weight_decay_pattern", None
-        ):
+        if any(getattr(value, name, None) for name in (EXCLUDED, EXCLUDED_NAMES)):
             lost = "what exclude_from_weight_decay was told"
         elif value.built and isinstance(value, keras.optimizers.LossScaleOptimizer):
             lost = "the values of its variables"  # of which Keras restores some

@@ -79,39 +79,38 @@ class _UnderSettings:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # In this order: what the function has captured is made under the settings, too.
-        return _under_settings, (_Begun(self.settings), self.function)
+        return _under_settings, (_Begun(self.settings), self.function, self.settings)
 
 
 @dataclass(frozen=True)
 class _Begun:
-    """Settings that hold once this is unpickled.
+    """Settings that hold once this is unpickled, which gives those from before.
 
     Attributes:
         settings: of `keras_state`.
-        before: those that held before.
     """
 
     settings: Mapping[str, Any]
-    before: Mapping[str, Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _begin, (self.settings,)
 
 
-def _begin(settings: Mapping[str, Any]) -> _Begun:
+def _begin(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     from .keras_state import keras_state, set_keras_state
 
     before = keras_state()
     set_keras_state(settings)
-    return _Begun(settings, before)
+    return before
 
 
-def _under_settings(begun: _Begun, function: Callable[[], Any]) -> _UnderSettings:
+def _under_settings(
+    before: Mapping[str, Any], function: Callable[[], Any], settings: Mapping[str, Any]
+) -> _UnderSettings:
     from .keras_state import set_keras_state
 
-    assert begun.before is not None
-    set_keras_state(begun.before)
-    return _UnderSettings(function, begun.settings)
+    set_keras_state(before)
+    return _UnderSettings(function, settings)
 
 
 def _settings_of_this_process() -> Mapping[str, Any]:
